@@ -99,7 +99,7 @@ fn a_host_killed_under_mixed_load_loses_and_duplicates_nothing() {
 
 #[test]
 fn every_kind_of_attack_is_stopped_by_its_own_limit() {
-    let (output, report) = bench(&["neighbours", "--turns", "100", "--attackers", "1"]);
+    let (output, report) = bench(&["neighbors", "--turns", "100", "--attackers", "1"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let stopped_by = [
         ("endless loops", "limit cpu_ms"),

@@ -372,7 +372,7 @@ async fn every_empty_listing_says_so() {
 }
 
 #[test]
-fn crates_of_one_name_in_a_shared_target_folder_are_built_apart() {
+fn crates_of_the_same_name_in_a_shared_target_folder_are_built_separately() {
     let folder = tempfile::tempdir().unwrap();
     let build = |place: &str| {
         let dir = folder.path().join(place);

@@ -398,7 +398,7 @@ async fn grants_tool_servers_and_webhooks_change_and_what_stays_is_not_disturbed
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn names_that_mean_nothing_are_warnings_everywhere() {
+async fn unknown_names_are_warnings_everywhere() {
     let folder = tempfile::tempdir().unwrap();
     tiny_model(folder.path());
     let file = folder.path().join("skep.toml");
@@ -412,7 +412,7 @@ async fn names_that_mean_nothing_are_warnings_everywhere() {
         "[grants] models: \"smal\" is neither a model nor an alias of this host; did you mean \"small\"?",
         "[grants] models: \"gpt-4\" is neither a model nor an alias of this host",
         "[grants] models: \"far/*\" grants the models of the upstream \"far\", which does not exist",
-        "[grants] models: \"sm*\" grants nothing; \"*\" stands for all models of this host, and \"NAME/*\" for those of an upstream",
+        "[grants] models: \"sm*\" grants nothing; \"*\" means all local models, and \"NAME/*\" those of an upstream",
         "[tenants.acme] models: \"big\" is neither a model nor an alias of this host",
         "[grants] tools: \"mcp:files/*\" grants tools of the MCP server \"files\", and there is no [mcp.files]",
     ];

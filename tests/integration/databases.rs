@@ -52,7 +52,7 @@ async fn a_host_and_its_database_server_are_killed_and_nothing_is_lost_or_double
     }
     assert_eq!(turns(&host, "one").await, 3);
 
-    // Another host is told that it cannot have the database.
+    // Another host gets an error, because the database is in use.
     let other = tempfile::tempdir().unwrap();
     let refused = Command::new(env!("CARGO_BIN_EXE_skep"))
         .args(["up", "--listen", "127.0.0.1:0", "--database", &server.url(), "--data"])
@@ -64,7 +64,7 @@ async fn a_host_and_its_database_server_are_killed_and_nothing_is_lost_or_double
     let said = String::from_utf8_lossy(&refused.stderr);
     assert!(!refused.status.success() && said.contains("another host uses the database"), "{said}");
 
-    // The host is killed; the next one goes on with the same agents and sessions.
+    // The host is killed; the next one continues with the same agents and sessions.
     process.kill();
     let (process, host) = up(&server, &data);
     assert_eq!(host.message("counter", "one", "increment n").await.0, 200);
@@ -158,7 +158,10 @@ async fn a_host_moves_to_postgresql_and_back_with_its_sessions_and_secrets() {
     process.terminate();
 
     let (moved, said) = db(&["import", &database, "--database", &server.url()]);
-    assert!(moved && said.contains("every table has as many rows") && said.contains("secrets.key"), "{said}");
+    assert!(
+        moved && said.contains("the row counts of all tables match") && said.contains("secrets.key"),
+        "{said}"
+    );
     let (again, said) = db(&["import", &database, "--database", &server.url()]);
     assert!(!again && said.contains("not empty"), "{said}");
     let (host, process) = start(&["--database", &server.url()]);

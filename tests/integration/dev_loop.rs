@@ -96,10 +96,7 @@ async fn a_change_is_built_and_deployed_and_a_failed_build_changes_nothing() {
 
     write("source.wasm", &second);
     let updated = wait_for(&process.stderr, "updated");
-    assert!(
-        updated.contains("dev version 2 in force") && updated.contains("s after the change"),
-        "{updated}"
-    );
+    assert!(updated.contains("dev version 2 active") && updated.contains("s after the change"), "{updated}");
     assert_eq!(said(&host, "levels").await, "logged");
 
     write("agent.toml", manifest("echo the oven is cold >&2; false").as_bytes());
@@ -109,11 +106,11 @@ async fn a_change_is_built_and_deployed_and_a_failed_build_changes_nothing() {
 
     write("agent.toml", manifest("cp source.wasm out.wasm").as_bytes());
     let unchanged = wait_for(&process.stderr, "unchanged");
-    assert!(unchanged.contains("dev: the build is version 2, which is already in force"), "{unchanged}");
+    assert!(unchanged.contains("dev: the build is version 2, which is already active"), "{unchanged}");
 
     write("source.wasm", &first);
     let updated = wait_for(&process.stderr, "updated");
-    assert!(updated.contains("dev version 3 in force"), "{updated}");
+    assert!(updated.contains("dev version 3 active"), "{updated}");
 }
 
 #[tokio::test]

@@ -279,7 +279,7 @@ async fn a_person_who_answered_is_not_asked_again_after_a_kill() {
     let (_, turn) = host.get(&format!("/v1/agents/asks/sessions/{session}/turns/1")).await;
     assert!(turn["data"].to_string().contains("User response: ann at ann@example.com"), "{turn}");
     assert_eq!(asked.lock().unwrap().len(), 1, "the answer is in the turn's journal");
-    // The client goes on to wait for a connection that is gone.
+    // The client keeps waiting for a connection that was closed.
     called.abort();
     process.kill();
 }

@@ -114,7 +114,7 @@ async fn two_models_are_served_and_one_is_loaded_and_unloaded_while_the_host_run
 }
 
 #[tokio::test]
-async fn a_model_that_does_not_fit_beside_the_others_is_refused_with_the_numbers_and_they_go_on() {
+async fn a_model_that_does_not_fit_is_refused_and_the_others_keep_running() {
     let folder = tempfile::tempdir().unwrap();
     let path = model_path().display().to_string();
     let settings = format!(

@@ -58,7 +58,7 @@ fn a_cut_connection_is_resumed_by_the_same_pull() {
 }
 
 #[test]
-fn contents_that_changed_meanwhile_are_pulled_anew() {
+fn files_that_changed_on_the_hub_are_downloaded_again() {
     let hub = ModelHub::start();
     hub.put("a/b/m.gguf", content(2 * MIB, 3));
     let cache = Cache::of(&hub);
@@ -91,7 +91,7 @@ fn a_wrong_hash_is_an_error_and_nothing_is_kept() {
 }
 
 #[test]
-fn gated_missing_and_offline_models_are_told_apart() {
+fn gated_missing_and_offline_models_have_different_errors() {
     let hub = ModelHub::start();
     hub.put("gated/model/m.gguf", content(MIB, 6));
     hub.put("a/b/m.gguf", content(1, 6));
@@ -156,7 +156,7 @@ fn all_parts_and_shards_are_pulled_with_one_progress() {
     let bytes: Vec<_> = listed["models"].as_array().unwrap().iter().map(|model| &model["bytes"]).collect();
     assert_eq!(json!(bytes), json!([2 * MIB + 7, 3 * MIB + 6]));
     assert_eq!(listed["total_bytes"], 5 * MIB + 13);
-    // A shard that is here is not fetched again when the pull goes on.
+    // A shard that is here is not fetched again when the pull resumes.
     cache.printed(&["model", "rm", "hf:a/shards", "--yes"]);
     let first = content(MIB + 1, 1);
     fs::create_dir_all(cache.home().join("hub/a--shards")).unwrap();
@@ -217,7 +217,7 @@ impl Drop for SmallDisk {
 }
 
 #[test]
-fn a_full_disk_is_said_before_and_while_pulling_and_the_pull_resumes() {
+fn a_full_disk_is_reported_before_and_while_pulling_and_the_pull_resumes() {
     let Some(disk) = SmallDisk::mount(48) else { return skipped_without("mount") };
     let hub = ModelHub::start();
     let model = content(20 * MIB, 8);

@@ -101,7 +101,7 @@ fn told(socket: &UnixDatagram) -> Vec<String> {
 }
 
 #[test]
-fn the_service_manager_is_told_when_the_host_is_ready_alive_and_stopping() {
+fn systemd_is_notified_of_ready_watchdog_and_stopping() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("notify").display().to_string();
     let abstract_name = format!("skep-test-{}", std::process::id());
@@ -128,7 +128,7 @@ fn the_service_manager_is_told_when_the_host_is_ready_alive_and_stopping() {
 }
 
 #[test]
-fn a_watchdog_of_another_process_hears_nothing() {
+fn a_watchdog_of_another_process_is_not_notified() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("notify").display().to_string();
     let socket = UnixDatagram::bind(&path).unwrap();

@@ -142,7 +142,7 @@ async fn tenants_see_their_own_requests_and_texts_need_a_key_for_them() {
     assert!(of_acme["key"].as_str().unwrap().starts_with("key-"), "{of_acme}");
     assert_eq!((&of_acme["has_body"], &of_globex["has_body"]), (&json!(true), &json!(false)));
     let path = |record: &Value| format!("/v1/requests/{}", record["id"].as_str().unwrap());
-    // An admin does not see texts without a key for them.
+    // An admin does not see prompts and answers without a key for them.
     assert_eq!(host.get(&path(&of_acme)).await, (200, of_acme.clone()));
     for refused in ["/v1/requests?bodies=true", "/v1/requests?q=plans"] {
         let (status, error) = host.get(refused).await;
@@ -172,7 +172,7 @@ async fn tenants_see_their_own_requests_and_texts_need_a_key_for_them() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_way_to_a_model_is_logged_and_a_deleted_session_takes_its_requests_along() {
+async fn every_request_to_a_model_is_logged_and_deleted_with_its_session() {
     let host = Logged::start("[requests]\nlog = \"full\"\n");
     host.deploy("desk", "generate").await;
     host.chat("hello").await;

@@ -1,4 +1,4 @@
-//! A host whose models another host computes: the same answers, fall-back, grants, and the bill.
+//! A host whose models another host computes: the same answers, fallback, grants, and usage reports.
 
 use crate::{
     harness::{Host, MODEL, client, content},
@@ -118,7 +118,7 @@ async fn a_model_of_another_host_answers_as_it_does_there() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_route_falls_back_and_says_who_answered_and_the_bill_names_it() {
+async fn a_route_falls_back_and_reports_the_model_that_answered() {
     let near = Host::start(None);
     let host = host_beside(&near);
     for (route, expected) in [("smart", format!("near/{MODEL}")), ("home", MODEL.to_owned())] {

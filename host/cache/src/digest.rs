@@ -1,8 +1,8 @@
 //! The names of pages: a digest of everything that a page depends on, under a key of the data folder.
 //!
 //! Invariant: two pages have the same name only if they have the same tenant and the same tokens from the first one on.
-//! That rests on SHA-256, because a page on disk has no tokens to compare. The key keeps the names from telling anything to
-//! somebody who has only the index.
+//! That rests on SHA-256, because a page on disk has no tokens to compare. The key ensures that the index alone reveals
+//! nothing.
 
 use sha2::{Digest as _, Sha256};
 
@@ -25,27 +25,27 @@ pub struct Owner {
 
 /// Computes the names of pages, tenants and owners under one secret key.
 #[derive(Clone)]
-pub struct Keys {
+pub struct PageNamer {
     secret: [u8; 32],
 }
 
-impl std::fmt::Debug for Keys {
+impl std::fmt::Debug for PageNamer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Keys")
+        f.write_str("PageNamer")
     }
 }
 
-impl Keys {
+impl PageNamer {
     pub fn new(secret: [u8; 32]) -> Self {
-        Keys { secret }
+        PageNamer { secret }
     }
 
-    /// Returns keys that nobody else has.
+    /// Returns a namer with a new random key.
     pub fn random() -> Self {
-        Keys { secret: rand::random() }
+        PageNamer { secret: rand::random() }
     }
 
-    /// Returns the digest of pages of these weights in this form.
+    /// Returns the digest of pages of these weights in this format.
     pub fn layout(&self, weights: &str, form: &str) -> Digest {
         self.digest("layout", &[weights.as_bytes(), form.as_bytes()])
     }
@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn a_prefix_depends_on_tenant_key_and_every_token_before_its_end() {
-        let keys = Keys::new([7; 32]);
+        let keys = PageNamer::new([7; 32]);
         let tokens: Vec<u32> = (0..50).collect();
         let names = keys.prefixes("a", &tokens, 16);
         assert_eq!(names.len(), 3, "the last two tokens are no page");
@@ -108,12 +108,12 @@ mod tests {
             assert_ne!(*one, other);
         }
         assert_ne!(keys.prefixes("b", &tokens, 16), names);
-        assert_ne!(Keys::new([8; 32]).prefixes("a", &tokens, 16), names);
+        assert_ne!(PageNamer::new([8; 32]).prefixes("a", &tokens, 16), names);
     }
 
     #[test]
     fn owners_differ_by_agent_and_session() {
-        let keys = Keys::random();
+        let keys = PageNamer::random();
         let owner = keys.owner(Some("a"), Some("s"));
         assert_eq!(owner, keys.owner(Some("a"), Some("s")));
         assert_eq!(owner.agent, keys.owner(Some("a"), Some("t")).agent);

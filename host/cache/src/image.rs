@@ -7,7 +7,7 @@
 //!     12      4  bytes of the header
 //!     16      8  bytes of the page
 //!     24      8  zero
-//!     32     32  layout digest: weights, form of the pages
+//!     32     32  layout digest: weights, format of the pages
 //!     64     32  prefix digest: tenant, tokens from the first to the page's last
 //!     96     32  checksum (SHA-256) of the bytes before it and of the page
 //! ```
@@ -42,7 +42,7 @@ pub enum ImageError {
     Layout,
     #[error("it holds other tokens")]
     Prefix,
-    #[error("its page has another length")]
+    #[error("its page has a different length")]
     Length,
     #[error("its checksum is wrong")]
     Checksum,

@@ -1,4 +1,4 @@
-//! KV page images on their way out of memory: their form, the digests that name them, and the tier on disk that keeps them.
+//! KV pages on disk: the format of page images, the digests that name them, and the disk tier that stores them.
 //!
 //! Invariant: an image is used only if its layout digest, its prefix digest and its checksum are the expected ones.
 //! Everything else (a damaged file, a torn write, a full disk) is a miss, and the page is computed. The crate knows bytes
@@ -11,10 +11,11 @@ mod disk_tier;
 mod image;
 pub mod metric;
 
-pub use digest::{Digest, Keys, Owner, TenantTag};
+pub use digest::{Digest, Owner, PageNamer, TenantTag};
 #[cfg(any(test, feature = "faults"))]
 pub use disk_tier::Faults;
 pub use disk_tier::{
-    Acceptance, DiskTier, LayoutId, PageRead, PageWrite, Pages, TierError, TierOptions, TierStatus, Which,
+    Acceptance, DiskTier, EraseFilter, LayoutId, PageRead, PageStream, PageWrite, TierError, TierOptions,
+    TierStatus,
 };
 pub use image::{HEADER_BYTES, Header, ImageError, MAX_PAYLOAD_BYTES};

@@ -15,7 +15,7 @@ pub const SDK: &str = "{{sdk}}";
 /// Text of an example's `Cargo.toml` before the path of the SDK, which differs by the depth of the crate.
 const SDK_IN_EXAMPLES: [&str; 2] = ["../../../guest-sdk", "../../guest-sdk"];
 
-/// Texts after which the name of the agent stands in commands and their output. A name alone may be another word.
+/// Texts that the name of the agent follows in commands and their output. A name alone may be another word.
 const BEFORE_NAME: [&str; 11] = [
     "cd examples/",
     "skep invoke ",

@@ -10,23 +10,23 @@ use skep_outbound::Url;
 use skep_runtime::Limits;
 use toml::{Table, Value};
 
-/// The value that is shown in place of a secret.
+/// The value that is shown instead of a secret.
 const HIDDEN: &str = "(hidden)";
 /// Sections whose settings can change while a host runs.
 const RELOADABLE: [&str; 12] = [
     "agents", "ai", "grants", "limits", "mcp", "model", "prices", "requests", "route", "tenants", "upstream",
     "webhook",
 ];
-/// Keys that name the entries of a list, the first of which an entry has is its name.
+/// Keys that can name an entry of a list; the first one that an entry has is its name.
 const NAMES: [&str; 5] = ["name", "url", "model", "source", "from"];
 
 /// The settings of a file, and the flags that override them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Written(BTreeMap<Place, Entry>);
+pub struct FileSettings(BTreeMap<SettingPath, Entry>);
 
-/// The place of a setting in a file.
+/// The path of a setting in a file.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct Place {
+struct SettingPath {
     /// The names of the sections from the outside in, with the names of entries of lists.
     path: Vec<String>,
     /// The key, which is empty for the names of a list's entries.
@@ -54,17 +54,18 @@ struct Section {
     entry: Option<String>,
 }
 
-impl Written {
+impl FileSettings {
     /// Reads the settings of a file.
     pub fn new(file: &Table) -> Self {
-        let mut written = Written::default();
+        let mut written = FileSettings::default();
         written.add(&Section { path: Vec::new(), header: String::new(), entry: None }, file);
         written
     }
 
     /// Replaces the value of a setting by that of a flag.
     pub fn set_flag(&mut self, section: Option<&str>, key: &str, value: &str, flag: &'static str) {
-        let place = Place { path: section.map(str::to_owned).into_iter().collect(), key: key.to_owned() };
+        let place =
+            SettingPath { path: section.map(str::to_owned).into_iter().collect(), key: key.to_owned() };
         let section = section.map(|name| format!("[{name}]")).unwrap_or_default();
         let digest = Sha256::digest(value).into();
         self.0.insert(place, Entry { section, shown: value.to_owned(), digest, flag: Some(flag) });
@@ -82,7 +83,7 @@ impl Written {
     /// Returns the settings in the order of their sections.
     pub fn settings(&self) -> Vec<Setting> {
         let settings = self.0.iter().filter(|(place, _)| !place.key.is_empty());
-        let shown = |(place, entry): (&Place, &Entry)| Setting {
+        let shown = |(place, entry): (&SettingPath, &Entry)| Setting {
             section: entry.section.clone(),
             key: place.key.clone(),
             value: entry.shown.clone(),
@@ -92,15 +93,15 @@ impl Written {
     }
 
     /// Returns the settings of this version that can change while the host runs, with the others of `started`.
-    pub fn reloaded(&self, started: &Written) -> Written {
+    pub fn reloaded(&self, started: &FileSettings) -> FileSettings {
         let fixed = started.0.iter().filter(|(place, _)| !place.is_reloadable());
         let new = self.0.iter().filter(|(place, _)| place.is_reloadable());
-        Written(fixed.chain(new).map(|(place, entry)| (place.clone(), entry.clone())).collect())
+        FileSettings(fixed.chain(new).map(|(place, entry)| (place.clone(), entry.clone())).collect())
     }
 
     /// Returns what is different in another version.
-    pub fn changes(&self, other: &Written) -> Vec<SettingChange> {
-        let places: BTreeSet<&Place> = self.0.keys().chain(other.0.keys()).collect();
+    pub fn changes(&self, other: &FileSettings) -> Vec<SettingChange> {
+        let places: BTreeSet<&SettingPath> = self.0.keys().chain(other.0.keys()).collect();
         let mut changes = Vec::new();
         for place in places {
             let (from, to) = (self.0.get(place), other.0.get(place));
@@ -119,8 +120,8 @@ impl Written {
     }
 
     /// Returns whether a section and all sections in it are the same in another version.
-    pub fn has_same(&self, other: &Written, section: &[&str]) -> bool {
-        let inside = |written: &Written| -> Vec<(Place, [u8; 32])> {
+    pub fn has_same(&self, other: &FileSettings, section: &[&str]) -> bool {
+        let inside = |written: &FileSettings| -> Vec<(SettingPath, [u8; 32])> {
             let inside = written.0.iter().filter(|(place, _)| {
                 place.path.iter().map(String::as_str).take(section.len()).eq(section.iter().copied())
             });
@@ -164,12 +165,12 @@ impl Written {
         let path: Vec<&str> = section.path.iter().map(String::as_str).collect();
         let shown = shown(&path, key, value);
         let digest = Sha256::digest(value.to_string()).into();
-        let place = Place { path: section.path.clone(), key: key.to_owned() };
+        let place = SettingPath { path: section.path.clone(), key: key.to_owned() };
         self.0.insert(place, Entry { section: section.to_string(), shown, digest, flag: None });
     }
 }
 
-impl Place {
+impl SettingPath {
     /// Returns whether the setting can change while the host runs.
     fn is_reloadable(&self) -> bool {
         match &self.path[..] {
@@ -259,8 +260,8 @@ fn without_secrets(address: &str) -> String {
 mod tests {
     use super::*;
 
-    fn written(text: &str) -> Written {
-        Written::new(&toml::from_str(text).expect("valid TOML"))
+    fn written(text: &str) -> FileSettings {
+        FileSettings::new(&toml::from_str(text).expect("valid TOML"))
     }
 
     fn changes(before: &str, after: &str) -> Vec<String> {

@@ -104,8 +104,8 @@ pub fn local_model(
     let (budget, progress) = (budget.clone(), progress.clone());
     // Nobody deletes the files of a model that a host has loaded.
     let in_use = Mutex::new(None);
-    let load = move |told: &LoadProgress| -> Result<Engine, String> {
-        let both = Both { told: told.clone(), shown: progress.clone() };
+    let load = move |shared: &LoadProgress| -> Result<Engine, String> {
+        let both = Both { shared: shared.clone(), shown: progress.clone() };
         let BudgetedModel { name, source, replicas, .. } = &budgeted;
         let held = catalog::hold(source, &both).map_err(|error| format!("{error:#}"))?;
         *in_use.lock().unwrap_or_else(PoisonError::into_inner) = Some(held);
@@ -121,32 +121,32 @@ pub fn local_model(
     }
 }
 
-/// Shows the progress of a load to the operator, and tells it to those who wait for the model.
+/// Reports the progress of a load to the operator and to requests that wait for the model.
 struct Both {
-    told: LoadProgress,
+    shared: LoadProgress,
     shown: Arc<dyn Progress + Send>,
 }
 
 struct BothSteps {
-    told: LoadProgress,
+    shared: LoadProgress,
     shown: Box<dyn Step>,
 }
 
 impl Progress for Both {
     fn begin(&self, what: &str, total_bytes: Option<u64>) -> Box<dyn Step> {
-        self.told.begin(what, total_bytes);
-        Box::new(BothSteps { told: self.told.clone(), shown: self.shown.begin(what, total_bytes) })
+        self.shared.begin(what, total_bytes);
+        Box::new(BothSteps { shared: self.shared.clone(), shown: self.shown.begin(what, total_bytes) })
     }
 
     fn count(&self, what: &str, total: u64) -> Box<dyn Step> {
-        self.told.begin(what, Some(total));
-        Box::new(BothSteps { told: self.told.clone(), shown: self.shown.count(what, total) })
+        self.shared.begin(what, Some(total));
+        Box::new(BothSteps { shared: self.shared.clone(), shown: self.shown.count(what, total) })
     }
 }
 
 impl Step for BothSteps {
     fn advance_to(&self, done: u64) {
-        self.told.advance_to(done);
+        self.shared.advance_to(done);
         self.shown.advance_to(done);
     }
 
@@ -191,7 +191,7 @@ mod tests {
             (vec![default("a"), default("b")], "two models have `default = true`"),
             (vec![alias("a", "b"), named("b")], "the alias \"b\" is also the name"),
             (vec![alias("a", "x"), alias("b", "x")], "the alias \"x\" is also the name"),
-            (vec![named("up/stream")], "which only models of other servers have"),
+            (vec![named("up/stream")], "which is reserved for the names of upstream models"),
         ] {
             let error = check(&models).expect_err(expected).to_string();
             assert!(error.contains(expected), "{error}");

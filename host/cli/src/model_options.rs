@@ -49,7 +49,7 @@ impl ModelOptions {
         ModelOptions { source: source.into(), ..ModelOptions::default() }
     }
 
-    /// Parses `SOURCE` or `NAME=SOURCE`. A path that exists is never taken apart.
+    /// Parses `SOURCE` or `NAME=SOURCE`. A path that exists is never split.
     pub fn parse(text: &str) -> Self {
         match text.split_once('=') {
             Some((name, source)) if check_name(name).is_ok() && !std::path::Path::new(text).exists() => {

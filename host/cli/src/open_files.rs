@@ -31,7 +31,7 @@ fn needed(max_connections: usize) -> u64 {
     (max_connections as u64).saturating_add(OTHER_FILES)
 }
 
-/// Raises the soft limit and returns the limit now in force; `None` means unlimited.
+/// Raises the soft limit and returns the limit that now applies; `None` means unlimited.
 #[cfg(unix)]
 fn raised() -> Option<u64> {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};

@@ -19,10 +19,10 @@ use skep_store::Durability;
 
 use crate::catalog;
 use crate::database_flag::DatabaseAddress;
+use crate::file_settings::FileSettings;
 use crate::kv_disk::KvDiskOptions;
 use crate::model_options::ModelOptions;
 use crate::upstreams::RemoteOptions;
-use crate::written::Written;
 
 /// Options of a host.
 #[derive(Debug, Clone)]
@@ -70,7 +70,7 @@ pub struct Source {
     /// The file that the host was started with.
     pub file: Option<PathBuf>,
     /// The settings of the file and the flags.
-    pub written: Written,
+    pub written: FileSettings,
     /// Reads the file again and applies the same flags.
     pub reread: Option<Reread>,
 }

@@ -19,7 +19,7 @@ pub struct Abilities {
 }
 
 impl Abilities {
-    /// Returns the abilities of a model of this process: constraints hold any model to a form.
+    /// Returns the abilities of a model of this process: constraints make any model follow a schema.
     pub(crate) fn local(reasoning: Option<bool>) -> Self {
         Abilities { tools: true, json_schema: true, images: false, reasoning, tokens: true, max_output: None }
     }

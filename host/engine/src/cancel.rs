@@ -1,4 +1,4 @@
-//! A flag that tells a computation whether anyone still waits for its result. Rendering and encoding a long
+//! A flag that shows a computation whether anyone still waits for its result. Rendering and encoding a long
 //! prompt check it between their steps.
 
 use crate::EngineError;

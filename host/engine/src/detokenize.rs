@@ -11,7 +11,7 @@ use skep_model::{TokenDecoder, Tokenizer};
 
 /// The text of one generation.
 #[derive(Clone)]
-pub(crate) struct Detokeniser {
+pub(crate) struct Detokenizer {
     decoder: TokenDecoder,
     stops: StopStrings,
 }
@@ -23,10 +23,10 @@ pub(crate) struct Delta {
     pub stopped: Option<String>,
 }
 
-impl Detokeniser {
+impl Detokenizer {
     /// Creates the text of a generation, in which only the special tokens `kept` are text.
     pub fn new(tokenizer: &Arc<Tokenizer>, kept: Arc<[u32]>, stops: Vec<String>) -> Self {
-        Detokeniser {
+        Detokenizer {
             decoder: TokenDecoder::keeping(tokenizer.clone(), kept),
             stops: StopStrings::new(stops),
         }
@@ -140,23 +140,23 @@ mod tests {
     fn characters_of_several_tokens_are_emitted_whole() {
         let tokenizer = Arc::new(crate::tests::fixture::byte_tokenizer());
         let text = "naïve café 🐝 – ende";
-        let mut detokeniser = Detokeniser::new(&tokenizer, Arc::default(), vec!["– e".to_string()]);
+        let mut detokenizer = Detokenizer::new(&tokenizer, Arc::default(), vec!["– e".to_string()]);
         let (mut joined, mut stopped) = (String::new(), None);
         for byte in text.bytes() {
-            let delta = detokeniser.push(u32::from(byte));
+            let delta = detokenizer.push(u32::from(byte));
             joined += &delta.text;
             stopped = stopped.or(delta.stopped);
         }
-        joined += &detokeniser.finish().text;
+        joined += &detokenizer.finish().text;
         assert_eq!((joined.as_str(), stopped.as_deref()), ("naïve café 🐝 ", Some("– e")));
     }
 
     #[test]
     fn an_incomplete_character_at_the_end_is_replaced() {
         let tokenizer = Arc::new(crate::tests::fixture::byte_tokenizer());
-        let mut detokeniser = Detokeniser::new(&tokenizer, Arc::default(), Vec::new());
-        assert_eq!(detokeniser.push(u32::from("é".as_bytes()[0])).text, "");
-        assert_eq!(detokeniser.finish().text, "\u{FFFD}");
+        let mut detokenizer = Detokenizer::new(&tokenizer, Arc::default(), Vec::new());
+        assert_eq!(detokenizer.push(u32::from("é".as_bytes()[0])).text, "");
+        assert_eq!(detokenizer.finish().text, "\u{FFFD}");
     }
 
     #[test]

@@ -24,7 +24,7 @@ use crate::speculation::Speculator;
 use crate::step::{self, Committed, RowUse};
 use crate::submission::Submission;
 use crate::timeline::{Phase, StepTimer, StepWork};
-use crate::{EngineError, ModelInfo, PageOwner, PagesOf};
+use crate::{EngineError, EraseScope, ModelInfo, PageOwner};
 
 /// The interval at which an idle loop probes whether its broken executor works again.
 const PROBE_INTERVAL: Duration = Duration::from_millis(250);
@@ -54,7 +54,7 @@ pub(crate) enum Command {
     },
     /// Forgets pages that wait to be copied to the disk.
     Forget {
-        pages: PagesOf,
+        pages: EraseScope,
         done: oneshot::Sender<()>,
     },
     /// Ends every request and the loop, and notifies `done` once the executor is freed.

@@ -1,4 +1,4 @@
-//! The errors of a generation. Every variant tells the caller what to do next: wait, shorten the prompt,
+//! The errors of a generation. Every variant implies what the caller can do next: wait, shorten the prompt,
 //! correct a parameter, or abandon the request. The module knows nothing of HTTP statuses or WIT variants; the
 //! crates that have them translate.
 
@@ -61,11 +61,11 @@ pub enum EngineError {
 pub enum UpstreamFault {
     /// It cannot be reached, fails, or takes too long to begin; another model may answer.
     Unavailable,
-    /// It has no room at the moment; another model may answer.
+    /// It is busy at the moment; another model may answer.
     Busy { retry_after_ms: u32 },
     /// It refuses the request, which would be refused again.
     Refused,
-    /// The answer broke off after some of it had been told.
+    /// The answer was cut off after a part of it had been sent.
     CutOff,
     /// The answer does not follow the upstream's protocol.
     Malformed,

@@ -14,15 +14,15 @@ use crate::constraint::{CompileShares, ConstraintCompiler, SchemaNotes};
 use crate::draft::GrammarDrafter;
 use crate::generation_span::GenerationSpan;
 use crate::keyed_hash::KeyedHash;
-use crate::observation::{Attempts, Observed, Observer, Said};
+use crate::observation::{Attempts, Observed, Observer, PromptMessage};
 use crate::replica::{Replica, SendError};
 use crate::rollback::ChecksCache;
 use crate::router::{Placement, Router};
 use crate::stream::{self, EventReceiver, SpentTokens, TokenStream};
 use crate::submission::Submission;
 use crate::{
-    Constraint, EngineError, EngineOptions, EngineStats, EngineTimes, GenerateRequest, ModelInfo, PageOwner,
-    PagesOf, Priority,
+    Constraint, EngineError, EngineOptions, EngineStats, EngineTimes, EraseScope, GenerateRequest, ModelInfo,
+    PageOwner, Priority,
 };
 
 /// Replaces default deadlines that are too far away to be a point in time.
@@ -146,7 +146,7 @@ impl Engine {
 
     /// Tells an observer of a request. The prompt becomes text only if the observer reads it.
     fn observed(&self, observer: &dyn Observer, prompt: &[u32]) -> Observed {
-        let said = || Said::prompt(self.tokenizer().decode(prompt, false).into());
+        let said = || PromptMessage::prompt(self.tokenizer().decode(prompt, false).into());
         let mut said = std::iter::once_with(said);
         Observed::begin(observer, &self.shared.info.name, &mut said, Attempts::default())
     }
@@ -157,7 +157,7 @@ impl Engine {
             return Err(EngineError::ShuttingDown);
         }
         let max_tokens = request.validate(&shared.info, shared.sequence_limit)?;
-        let placement = shared.router.place(&request)?;
+        let placement = shared.router.assign(&request)?;
         let (mut matcher, mut drafter, mut checks) = (None, None, None);
         let mut warnings = Arc::default();
         if let Some(constraint) = &request.constraint {
@@ -200,14 +200,14 @@ impl Engine {
                 Err(SendError::Gone(returned)) => returned,
             };
             shared.router.forget(replica);
-            let placement = shared.router.place(&submission.request)?;
+            let placement = shared.router.assign(&submission.request)?;
             replica = placement.replica;
             (submission.slot, submission.load) = (placement.queue, placement.load);
         }
     }
 
     /// Forgets pages that wait to be copied to the disk.
-    pub async fn forget_pages(&self, pages: &PagesOf) {
+    pub async fn forget_pages(&self, pages: &EraseScope) {
         join_all(self.shared.replicas.iter().map(|replica| replica.forget(pages))).await;
     }
 

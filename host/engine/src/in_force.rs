@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock};
 
-/// The value of a setting that is in force now. Clones share it. Those that have read it keep what they read.
+/// The current value of a setting that can change. Clones share it. Those that have read it keep what they read.
 pub struct InForce<T>(Arc<RwLock<Arc<T>>>);
 
 impl<T> InForce<T> {
@@ -11,7 +11,7 @@ impl<T> InForce<T> {
         Arc::new(value).into()
     }
 
-    /// Returns the value that is in force now.
+    /// Returns the current value.
     pub fn now(&self) -> Arc<T> {
         self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -20,7 +20,7 @@ impl<T> InForce<T> {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(value);
     }
 
-    /// Returns the same value, apart from later replacements.
+    /// Returns a copy of the value that later replacements do not affect.
     pub fn pinned(&self) -> Self {
         self.now().into()
     }

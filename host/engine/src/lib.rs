@@ -16,7 +16,7 @@ mod agent_metrics;
 mod cancel;
 pub mod chat;
 mod constraint;
-mod detokenise;
+mod detokenize;
 mod disk_pages;
 mod distribution;
 mod draft;
@@ -61,7 +61,7 @@ mod validator;
 pub use abilities::Abilities;
 pub use cancel::Cancel;
 pub use constraint::{CheckedValue, SchemaNotes};
-pub use disk_pages::PagesOf;
+pub use disk_pages::EraseScope;
 pub use distribution::Counts;
 pub use error::{EngineError, UpstreamFault};
 pub use event::{FinishReason, Finished, RolledBack, Timing, Token, TokenEvent, TokenLogprob, Usage};
@@ -75,14 +75,15 @@ pub use model_set::{
     WeakModelSet, check_name,
 };
 pub use observation::{
-    Attempt, Attempts, BegunAttempt, Called, Ending, Observation, Observer, RequestObserver, Said,
+    Attempt, Attempts, Ending, Observation, Observer, PendingAttempt, PromptMessage, RequestObserver,
+    ToolCallRef,
 };
 pub use options::{DraftLimits, EngineOptions, Routing, Speculation};
 pub use request::{
     Affinity, AnswerMarkup, BeforeCalls, CallMarkup, CallPart, CallableTool, Constraint, GenerateRequest,
     ObjectMarkup, ParameterMarkup, PartsMarkup, Priority, Thinking, ToolCallForm,
 };
-pub use skep_cache::{DiskTier, TierError, TierOptions, TierStatus, Which};
+pub use skep_cache::{DiskTier, EraseFilter, TierError, TierOptions, TierStatus};
 pub use skep_model::{ModelDigest, Sampling, SpecialTokens};
 pub use stats::{EngineStats, EngineTimes, PageOwner};
 pub use stream::TokenStream;

@@ -1,7 +1,7 @@
-//! The one seam for models: a model that an engine of this process computes, or one that another server does.
+//! The interface of all models: those that an engine of this process runs, and those of other servers.
 //!
 //! Callers ask a [`Model`] for answers, and everything above it (grants, budgets, journals, prices) is the same
-//! for both. A [`RemoteModel`] gets messages and returns events; it has no tokens that mean anything here, so
+//! for both. A [`RemoteModel`] gets messages and returns events; its tokens mean nothing here, so
 //! conversations keep its answers as text.
 
 use std::borrow::Cow;
@@ -14,9 +14,9 @@ use crate::chat::{
     ChatMessage, ChatOptions, ChatStream, Dialect, Input, Opening, RemoteAnswer, RemoteStream, Transcript,
     chat, continue_text, encode_chat, estimated_tokens, fitting, observed, refuse_images, said,
 };
-use crate::{Abilities, Cancel, Engine, EngineError, Priority, Said};
+use crate::{Abilities, Cancel, Engine, EngineError, Priority, PromptMessage};
 
-/// The context that a remote model is assumed to have if nobody told it. Its server refuses what is too long.
+/// Context length that is assumed for a remote model if none is configured. Its server refuses longer prompts.
 const UNKNOWN_CONTEXT: usize = 1 << 20;
 
 /// A model that answers. Clones share it.
@@ -31,7 +31,7 @@ pub enum Model {
 pub struct RemoteInfo {
     /// The name that callers use, which contains the name of the upstream: `NAME/model`.
     pub name: String,
-    /// Names the server and the model, because there are no weights to look at.
+    /// Identifies the server and the model, because there are no weights to hash.
     pub digest: ModelDigest,
     pub context_length: Option<usize>,
     pub created_unix_s: u64,
@@ -41,7 +41,7 @@ pub struct RemoteInfo {
 pub trait RemoteModel: Send + Sync {
     fn info(&self) -> &RemoteInfo;
 
-    /// Returns the names of the models that may answer, if they are others than the model itself.
+    /// Returns the names of the models that may answer, if they differ from the model itself.
     fn members(&self) -> Vec<String> {
         Vec::new()
     }
@@ -205,7 +205,7 @@ impl Model {
 
     /// Continues a text as it is, without a template. Not every remote model can.
     pub fn complete(&self, text: &str, options: ChatOptions) -> Result<ChatStream, EngineError> {
-        let mut asked = std::iter::once(Said::prompt(text.into()));
+        let mut asked = std::iter::once(PromptMessage::prompt(text.into()));
         observed(self.name(), &mut asked, options, |options| match self {
             Model::Local(engine) => continue_text(engine, text, options),
             Model::Remote(remote) => {
@@ -270,7 +270,7 @@ fn ask(remote: &dyn RemoteModel, input: Input, options: ChatOptions) -> Result<C
             return Err(EngineError::ContextOverflow { limit, prompt, requested });
         }
     }
-    // The caller's mark only says whether anyone waits for the start. From here on, dropping the stream cancels.
+    // The caller's flag only says whether anyone waits for the start. From here on, dropping the stream cancels.
     let options = ChatOptions { cancel: Cancel::default(), ..options };
     Ok(ChatStream::remote(RemoteAnswer::new(remote.ask(input, options))))
 }
@@ -353,7 +353,11 @@ mod tests {
     }
 
     impl Observer for Notes {
-        fn asked(&self, model: &str, said: &mut dyn Iterator<Item = Said<'_>>) -> Box<dyn RequestObserver> {
+        fn request_started(
+            &self,
+            model: &str,
+            said: &mut dyn Iterator<Item = PromptMessage<'_>>,
+        ) -> Box<dyn RequestObserver> {
             let said: Vec<String> = said.map(|said| said.text.into_owned()).collect();
             self.add(format!("asked {model}: {}", said.join(", ")));
             Box::new(self.clone())
@@ -361,11 +365,11 @@ mod tests {
     }
 
     impl RequestObserver for Notes {
-        fn note(&mut self, observation: Observation<'_>) {
+        fn observe(&mut self, observation: Observation<'_>) {
             self.add(format!("{observation:?}"));
         }
 
-        fn ended(self: Box<Self>, ending: Ending<'_>, _spent_tokens: usize, attempts: Vec<Attempt>) {
+        fn request_ended(self: Box<Self>, ending: Ending<'_>, _spent_tokens: usize, attempts: Vec<Attempt>) {
             let ending = match ending {
                 Ending::Finished { reason, .. } => reason.to_owned(),
                 Ending::Failed(error) => error.code().to_owned(),
@@ -415,7 +419,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_model_that_sees_nothing_refuses_an_image_by_its_place() {
+    async fn a_model_without_vision_refuses_an_image_and_names_its_position() {
         let echo = Echo::new(None);
         let source = ImageSource::Url("https://a.example/cat.png".to_owned().into());
         let image = Image { at: 0, part: 2, source, detail: None };

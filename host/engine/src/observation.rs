@@ -1,4 +1,4 @@
-//! Observation of requests to models: what was asked, what came back, and how it ended.
+//! Observation of requests to models: the messages, the answer, and the result.
 //!
 //! A request is observed once, where it enters the engine: an answer of a chat at [`crate::Model`], the continuation of
 //! a text at [`crate::Engine`]. An observer must not block, because it is called on the path of the answer.
@@ -16,21 +16,25 @@ const MAX_ATTEMPTS: usize = 64;
 /// Observes requests.
 pub trait Observer: Debug + Send + Sync {
     /// Returns the observer of a request to `model`. `said` are the messages of the request, the newest first.
-    fn asked(&self, model: &str, said: &mut dyn Iterator<Item = Said<'_>>) -> Box<dyn RequestObserver>;
+    fn request_started(
+        &self,
+        model: &str,
+        said: &mut dyn Iterator<Item = PromptMessage<'_>>,
+    ) -> Box<dyn RequestObserver>;
 }
 
 /// Observes one request.
 pub trait RequestObserver: Send {
-    fn note(&mut self, observation: Observation<'_>);
+    fn observe(&mut self, observation: Observation<'_>);
 
-    /// Takes the end of the request. `spent_tokens` is the number of output tokens that were produced, which is an
+    /// Records the end of the request. `spent_tokens` is the number of output tokens that were produced, which is an
     /// estimate unless the request was finished.
-    fn ended(self: Box<Self>, ending: Ending<'_>, spent_tokens: usize, attempts: Vec<Attempt>);
+    fn request_ended(self: Box<Self>, ending: Ending<'_>, spent_tokens: usize, attempts: Vec<Attempt>);
 }
 
 /// A message of a request, or the text that it continues.
 #[derive(Debug, Clone)]
-pub struct Said<'a> {
+pub struct PromptMessage<'a> {
     /// The speaker, or `prompt` for a text to continue.
     pub role: &'static str,
     pub text: Cow<'a, str>,
@@ -39,19 +43,19 @@ pub struct Said<'a> {
     pub name: Option<&'a str>,
     /// The call that a tool answers.
     pub call_id: Option<&'a str>,
-    pub calls: Vec<Called<'a>>,
+    pub calls: Vec<ToolCallRef<'a>>,
 }
 
-impl<'a> Said<'a> {
+impl<'a> PromptMessage<'a> {
     /// Returns a text that the model continues.
     pub(crate) fn prompt(text: Cow<'a, str>) -> Self {
-        Said { role: "prompt", text, reasoning: None, name: None, call_id: None, calls: Vec::new() }
+        PromptMessage { role: "prompt", text, reasoning: None, name: None, call_id: None, calls: Vec::new() }
     }
 }
 
 /// A call of a tool.
 #[derive(Debug, Clone, Copy)]
-pub struct Called<'a> {
+pub struct ToolCallRef<'a> {
     pub id: &'a str,
     pub name: &'a str,
     /// JSON, as the model wrote it.
@@ -69,7 +73,7 @@ pub enum Observation<'a> {
     },
     Reasoning(&'a str),
     Text(&'a str),
-    Called(Called<'a>),
+    ToolCall(ToolCallRef<'a>),
 }
 
 /// The end of a request.
@@ -104,7 +108,7 @@ pub struct Attempts(Option<Arc<Mutex<Vec<Attempt>>>>);
 
 /// An attempt that has begun. Dropping it notes that it was cancelled.
 #[derive(Debug)]
-pub struct BegunAttempt {
+pub struct PendingAttempt {
     attempts: Attempts,
     upstream: Option<String>,
     model: String,
@@ -117,8 +121,8 @@ impl Attempts {
         Attempts(Some(Arc::default()))
     }
 
-    pub fn begin(&self, upstream: Option<&str>, model: &str) -> BegunAttempt {
-        BegunAttempt {
+    pub fn begin(&self, upstream: Option<&str>, model: &str) -> PendingAttempt {
+        PendingAttempt {
             attempts: self.clone(),
             upstream: upstream.map(str::to_owned),
             model: model.to_owned(),
@@ -141,7 +145,7 @@ impl Attempts {
     }
 }
 
-impl BegunAttempt {
+impl PendingAttempt {
     pub fn ended(mut self, outcome: &'static str, status: Option<u16>) {
         self.note(outcome, status);
     }
@@ -154,7 +158,7 @@ impl BegunAttempt {
     }
 }
 
-impl Drop for BegunAttempt {
+impl Drop for PendingAttempt {
     fn drop(&mut self) {
         if !self.ended {
             self.note("cancelled", None);
@@ -174,10 +178,10 @@ impl Observed {
     pub fn begin(
         observer: &dyn Observer,
         model: &str,
-        said: &mut dyn Iterator<Item = Said<'_>>,
+        said: &mut dyn Iterator<Item = PromptMessage<'_>>,
         attempts: Attempts,
     ) -> Self {
-        Observed { observer: Some(observer.asked(model, said)), attempts, spent_tokens: 0 }
+        Observed { observer: Some(observer.request_started(model, said)), attempts, spent_tokens: 0 }
     }
 
     /// Sets the number of output tokens produced so far.
@@ -185,9 +189,9 @@ impl Observed {
         self.spent_tokens = tokens;
     }
 
-    pub fn note(&mut self, observation: Observation<'_>) {
+    pub fn observe(&mut self, observation: Observation<'_>) {
         if let Some(observer) = &mut self.observer {
-            observer.note(observation);
+            observer.observe(observation);
         }
     }
 
@@ -200,7 +204,7 @@ impl Observed {
 
     pub fn end(&mut self, ending: Ending<'_>) {
         if let Some(observer) = self.observer.take() {
-            observer.ended(ending, self.spent_tokens, self.attempts.take());
+            observer.request_ended(ending, self.spent_tokens, self.attempts.take());
         }
     }
 }

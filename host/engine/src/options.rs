@@ -75,7 +75,7 @@ pub enum Routing {
 /// The speculative decoding of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Speculation {
-    /// Drafts only what the form of an output predicts.
+    /// Drafts only what the output format predicts.
     Off,
     /// Also drafts the tokens that followed the same tokens earlier in the prompt or the output.
     PromptLookup(DraftLimits),

@@ -21,7 +21,9 @@ use crate::speculation::Speculator;
 use crate::submission::Submission;
 use crate::telemetry::Telemetry;
 use crate::timeline::StepTimer;
-use crate::{EngineError, EngineOptions, EngineStats, EngineTimes, ModelInfo, PageOwner, PagesOf, Priority};
+use crate::{
+    EngineError, EngineOptions, EngineStats, EngineTimes, EraseScope, ModelInfo, PageOwner, Priority,
+};
 
 /// The reason that a request did not reach the loop.
 pub(crate) enum SendError {
@@ -95,7 +97,7 @@ impl Replica {
     }
 
     /// Forgets pages that wait to be copied to the disk.
-    pub async fn forget(&self, pages: &PagesOf) {
+    pub async fn forget(&self, pages: &EraseScope) {
         let (done, forgotten) = oneshot::channel();
         let mut command = Command::Forget { pages: pages.clone(), done };
         // The channel is full only for moments, because a loop empties it before each step.

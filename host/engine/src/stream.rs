@@ -93,12 +93,12 @@ fn observe(observed: &mut Observed, event: &Result<TokenEvent, EngineError>) {
     match event {
         Ok(TokenEvent::Started { prompt_tokens, cached_tokens }) => {
             let (prompt_tokens, cached_tokens) = (*prompt_tokens, *cached_tokens);
-            observed.note(Observation::Started { prompt_tokens, cached_tokens });
+            observed.observe(Observation::Started { prompt_tokens, cached_tokens });
         }
         Ok(TokenEvent::PromptLogprobs(_)) => {}
-        Ok(TokenEvent::Token(token)) => observed.note(Observation::Text(&token.text)),
+        Ok(TokenEvent::Token(token)) => observed.observe(Observation::Text(&token.text)),
         Ok(TokenEvent::Finished(Finished { reason, text_rest, usage, timing, .. })) => {
-            observed.note(Observation::Text(text_rest));
+            observed.observe(Observation::Text(text_rest));
             observed.end(Ending::Finished { reason: reason.as_str(), usage, timing });
         }
         Err(error) => observed.fail(error),

@@ -7,10 +7,10 @@ use std::{fmt, sync::Arc};
 
 /// The settings of a host, which can be read again while it runs.
 pub trait Configuration: fmt::Debug + Send + Sync {
-    /// Returns the settings that are in force, without secrets.
+    /// Returns the active settings, without secrets.
     fn show(&self) -> Config;
 
-    /// Reads the settings again and puts those into force that can change while the host runs. Settings that are not
+    /// Reads the settings again and applies those that can change while the host runs. Settings that are not
     /// valid change nothing.
     fn reload(&self) -> BoxFuture<'_, Result<ConfigReload, ReloadError>>;
 }

@@ -12,14 +12,14 @@ use utoipa::{Path as _, ToSchema, openapi::OpenApi};
 
 const ABOUT: &str = "The HTTP API of a Skep host: agents with sessions, the routes of OpenAI, Anthropic and Workers AI \
     for models, and the host's administration. A host may require a key; then each route needs a role.\n\nTimes are in milliseconds since \
-    1970 unless they say otherwise. Objects may get further fields, and words further values; a client ignores those that it does not \
+    1970 unless they say otherwise. Objects may gain fields, and enumerations may gain values; clients must ignore those that they do not \
     know. Every answer has an `x-request-id`. A host with too many connections answers 503 before it reads a request.\n\n\
     An agent may have routes of its own, which `GET /v1/agents` lists; `components.pathItems.AgentRoute` describes them.";
 
 const TAGS: [(&str, &str); 17] = [
     ("agents", "Deployed agents and their versions"),
     ("sessions", "Sessions of agents and their messages"),
-    ("turns", "Messages to agents and what becomes of them"),
+    ("turns", "Turns: messages to agents and their results"),
     ("approvals", "Calls that wait for a person"),
     ("logs", "Log lines of agents"),
     ("schedules", "Schedules that wake sessions"),

@@ -1,4 +1,4 @@
-// Sets the theme before the first paint, so that no page flashes in the wrong colours: as the person chose, otherwise as the system says.
+// Sets the theme before the first paint, so that no page flashes in the wrong colors: as the person chose, otherwise as the system says.
 // It is a plain script, because modules run only after the document has been parsed.
 (function () {
   var root = document.documentElement;

@@ -1,4 +1,4 @@
-//! The time at which a turn has to finish. Its clock stands still while a person at the turn's client is asked.
+//! The time at which a turn has to finish. Its clock stops while a person at the turn's client is asked.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -41,7 +41,7 @@ impl Deadline {
         if clock.asked > 0 { clock.at + clock.since.elapsed() } else { clock.at }
     }
 
-    /// Returns how long the clock has stood still.
+    /// Returns how long the clock has been stopped.
     pub(crate) fn paused(&self) -> Duration {
         let clock = self.clock();
         if clock.asked > 0 { clock.paused + clock.since.elapsed() } else { clock.paused }

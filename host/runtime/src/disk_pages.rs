@@ -1,6 +1,6 @@
 //! KV pages on disk: they are erased with the sessions and agents that they were computed for.
 
-use skep_engine::{DiskTier, ModelSet, PagesOf, TierStatus, WeakModelSet};
+use skep_engine::{DiskTier, EraseScope, ModelSet, TierStatus, WeakModelSet};
 use std::sync::Arc;
 
 /// The tier on disk, if the host has one.
@@ -19,7 +19,7 @@ impl DiskPages {
     }
 
     /// Erases pages, those included that wait to be written. Returns the number of pages that were on disk.
-    pub(crate) async fn erase(&self, pages: PagesOf) -> u64 {
+    pub(crate) async fn erase(&self, pages: EraseScope) -> u64 {
         let Some(tier) = self.tier.clone() else { return 0 };
         if let Some(models) = self.models.upgrade() {
             for engine in models.engines() {
@@ -36,6 +36,6 @@ impl DiskPages {
 
     pub(crate) async fn erase_session(&self, agent: &str, session: &str) {
         let (agent, session) = (agent.to_owned(), session.to_owned());
-        self.erase(PagesOf::Session { agent, session }).await;
+        self.erase(EraseScope::Session { agent, session }).await;
     }
 }

@@ -33,10 +33,10 @@ pub enum RuntimeError {
     #[error("there is no response {id:?}; it was not stored, or it was deleted or has expired")]
     ResponseNotFound { id: String },
     #[error(
-        "the responses before this one are too many to continue: at most {most}, and at most {most_mb} MiB; begin anew with what matters of them as `input`"
+        "the chain of previous responses is too long: at most {most} responses of {most_mb} MiB in total can be continued; start a new chain and send the relevant parts as `input`"
     )]
     ResponseChainTooLong { most: u64, most_mb: u64 },
-    #[error("the response cannot be stored, because stored responses take up their {} MiB; delete some, send `store: false`, or raise `max_stored_mb` under [responses] in skep.toml", .most >> 20)]
+    #[error("the response cannot be stored because the limit of {} MiB of stored responses is reached; delete some, send `store: false`, or raise `max_stored_mb` under [responses] in skep.toml", .most >> 20)]
     ResponsesFull { most: u64 },
     #[error("there is no file {id:?}; GET /v1/files lists the files")]
     FileNotFound { id: String },
@@ -48,7 +48,7 @@ pub enum RuntimeError {
     KeyNotFound { id: String },
     #[error("the API key cannot be created: {message}")]
     InvalidKey { message: String },
-    #[error("the database has written nothing for {waited_s} s; its disk is slow, or its file is locked")]
+    #[error("no write has completed for {waited_s} s; the database's disk is slow or its file is locked")]
     StoreStalled { waited_s: u64 },
     #[error("the API key is not accepted: {reason}")]
     KeyRefused { reason: &'static str },
@@ -113,9 +113,7 @@ pub enum RuntimeError {
          deny`, or cancel the turn; a message that is sent with `?detach=true` or with an idempotency key is queued behind it"
     )]
     WaitingForApproval { approval: String },
-    #[error(
-        "the report would have more than {limit} rows; hint: begin it with a later `since`, or choose another `by`"
-    )]
+    #[error("the report would have more than {limit} rows; hint: use a later `since` or another `by`")]
     UsageTooLong { limit: u32 },
     #[error("{message}")]
     InvalidMessage { message: String },

@@ -17,7 +17,7 @@ pub(crate) const CALL_KEY: &str = "\u{1}tool ";
 pub struct Invocation {
     /// The tenant that sends the message. KV pages are never shared between tenants.
     pub principal: String,
-    /// Id of the API key that sent the message, for the bill.
+    /// Id of the API key that sent the message, for usage reports.
     pub key: Option<String>,
     pub agent: String,
     /// The host's id of the session, which must belong to this tenant; see
@@ -155,7 +155,7 @@ pub enum RunEvent {
     Thinking {
         text: String,
     },
-    /// A crash cut off an answer of another server, and the same request is made again. The text of the generation
+    /// A crash cut off an answer of another server, and the same request is repeated. The text of the generation
     /// that was sent so far is void.
     GenerationRestarted,
     /// Sent after each generation.
@@ -220,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn outcomes_decode_from_the_current_and_the_earlier_form() {
+    fn outcomes_decode_from_the_current_and_the_earlier_format() {
         let usage = Usage {
             prompt_tokens: 1,
             cached_tokens: 2,

@@ -85,7 +85,7 @@ pub use batch::response::{
 };
 pub use batch::{
     AGENT_MODEL, BatchAnswer, BatchItem, BatchOutcome, BatchPhase, BatchPrompt, BatchRequest, BatchResult,
-    BatchResults, BatchStatus, BatchTerms, ItemCounts, LiveAnswer, NewBatch, Said, ScoredToken,
+    BatchResults, BatchStatus, BatchTerms, ItemCounts, LiveAnswer, NewBatch, PartialAnswer, ScoredToken,
 };
 pub use clock::Clock;
 pub use compute::{Compute, QUICK_BYTES};
@@ -119,8 +119,8 @@ pub use skep_engine::{ModelSet, Timing, Usage};
 pub use skep_outbound::Origins;
 pub use skep_outbound::{ServedTool, ToolHints, ToolServer, ToolServerError};
 pub use skep_store::{
-    DiskUse, Held, ListedSession, LogFilter, OpenWork, QueuedWork, RequestFilter, RequestRange, SessionPlace,
-    SessionSearch,
+    DiskUse, Held, ListedSession, LogFilter, OpenWork, QueuedWork, RequestFilter, RequestRange,
+    SessionCursor, SessionSearch,
 };
 pub use summary::{
     AgentDetail, AgentSummary, AgentVersion, ConversationSummary, FailedAgent, LogLine, MessagePage,

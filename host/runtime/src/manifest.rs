@@ -62,7 +62,7 @@ pub struct InferenceToml {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cut_off: Option<CutOffMode>,
     /// Whether a conversation continues with the model that the agent names now, instead of the one that it began
-    /// with. Its tokens are then made again from its messages.
+    /// with. Its messages are then tokenized again.
     #[serde(default)]
     pub follow_model: bool,
 }
@@ -71,7 +71,7 @@ pub struct InferenceToml {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CutOffMode {
-    /// The same request is made again, and costs again.
+    /// The same request is repeated, and costs again.
     #[default]
     Again,
     /// The generation fails as interrupted.

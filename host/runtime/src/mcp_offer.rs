@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn what_names_no_tool_or_one_that_changes_things_is_refused() {
+    fn offers_without_a_tool_or_with_a_writing_tool_are_refused() {
         let offer = |text: &str| toml::from_str::<McpToml>(text).expect("valid TOML");
         let resource = offer("[resources.a]\nuri = \"notes://all\"\ntool = \"read\"");
         assert_eq!(resource.check_tools(&[("read", true)], true), Ok(()));

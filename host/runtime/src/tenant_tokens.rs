@@ -1,5 +1,5 @@
 //! Tokens that a tenant uses without an agent: requests that name a model directly count toward its
-//! daily budgets and its bill too.
+//! daily budgets and its usage too.
 //!
 //! They are recorded in the background when a generation ends, so that nobody who waits for an
 //! answer waits for the write.
@@ -7,7 +7,7 @@
 use crate::{
     BudgetUsedUp, RuntimeError, WorstCase,
     token_budget::{DayShare, TokenBudgets, TokenSpend},
-    usage::{Amount, ModelUse, NoMoney, RequestUse, Source},
+    usage::{Amount, BudgetRefusal, ModelUse, RequestUse, Source},
 };
 use skep_engine::{
     EngineError, TokenEvent, Usage,
@@ -17,7 +17,7 @@ use skep_store::Store;
 use std::sync::Arc;
 
 /// Retry delay when what is left of a budget is reserved for others.
-const RETRY_PROMISED_MS: u32 = 1_000;
+const RETRY_RESERVED_MS: u32 = 1_000;
 
 /// The rest of a tenant's daily budgets, which were not used up when this was created.
 #[derive(Clone)]
@@ -31,7 +31,7 @@ pub struct TenantBudget {
 pub struct TenantTokens {
     budget: TenantBudget,
     model: String,
-    promised: Amount,
+    reserved: Amount,
     produced: usize,
     used: RequestUse,
 }
@@ -51,18 +51,18 @@ impl TenantBudget {
         Ok(TenantBudget { share: Arc::new(share), source, store: store.clone() })
     }
 
-    /// Reserves the most that a request to a model can cost. Fails if a budget in money has less left, or
+    /// Reserves the maximum cost of a request to a model. Fails if a budget in money has less left, or
     /// if the model has no price and there is such a budget.
     pub fn meter(&self, model: &str, worst: WorstCase) -> Result<TenantTokens, RuntimeError> {
-        let promised = self.share.money.promise(model, worst, worst.output_tokens);
-        let promised = promised.map_err(|none| match none {
-            NoMoney::UsedUp(why) => RuntimeError::from(why),
-            NoMoney::Unknown(why) => RuntimeError::from(why),
-            NoMoney::Promised => EngineError::Busy { retry_after_ms: RETRY_PROMISED_MS }.into(),
+        let reserved = self.share.money.reserve(model, worst, worst.output_tokens);
+        let reserved = reserved.map_err(|none| match none {
+            BudgetRefusal::UsedUp(why) => RuntimeError::from(why),
+            BudgetRefusal::NoPrice(why) => RuntimeError::from(why),
+            BudgetRefusal::Reserved => EngineError::Busy { retry_after_ms: RETRY_RESERVED_MS }.into(),
         })?;
         let (budget, model) = (self.clone(), model.to_owned());
         let used = RequestUse::default();
-        Ok(TenantTokens { budget, model, promised: promised.amount, produced: 0, used })
+        Ok(TenantTokens { budget, model, reserved: reserved.amount, produced: 0, used })
     }
 }
 
@@ -79,7 +79,7 @@ impl TenantTokens {
             ChatEvent::Started { prompt_tokens, cached_tokens } => {
                 self.used.started(*prompt_tokens, *cached_tokens);
             }
-            // The bill names the model that answers, not the route that chose it.
+            // Usage reports name the model that answers, not the route that chose it.
             ChatEvent::Routed(routed) => self.model.clone_from(&routed.model),
             ChatEvent::Finished(outcome) => self.finished(&outcome.usage),
             _ => {}
@@ -125,7 +125,7 @@ impl Drop for TenantTokens {
     fn drop(&mut self) {
         let TenantBudget { share, source, store } = &self.budget;
         let counts = self.used.counts();
-        share.money.settle(self.promised, &self.model, &counts);
+        share.money.settle(self.reserved, &self.model, &counts);
         let mut models = ModelUse::default();
         models.add(&self.model, &counts);
         let spend = TokenSpend::new(share, self.produced as u64, source, &models);
@@ -134,7 +134,7 @@ impl Drop for TenantTokens {
         }
         // Counted before the write, so that the next request is refused even if the write is
         // pending.
-        spend.counted();
+        spend.add_to_day();
         let store = store.clone();
         let writing = async move {
             if let Err(error) = store.count_use(spend.row(), spend.usage()).await {

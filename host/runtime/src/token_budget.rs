@@ -10,7 +10,7 @@ use crate::{
     error::Budget,
     name::setting_of,
     options::Rules,
-    usage::{ModelUse, MoneyBudgets, MoneyShare, NoMoney, Promise, Source},
+    usage::{BudgetRefusal, ModelUse, MoneyBudgets, MoneyShare, ReservedCost, Source},
 };
 use skep_engine::InForce;
 use skep_store::{Store, TokenUse, UsageCounts, UsageRow};
@@ -27,7 +27,7 @@ pub(crate) enum NoTokens {
     /// A budget in money cannot pay for a model without a price.
     NoPrice(PriceUnknown),
     /// The rest is reserved for others, who may release it.
-    Promised,
+    Reserved,
 }
 
 /// The budgets of a host. Clones share the same budgets.
@@ -64,7 +64,7 @@ struct Tally {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Held {
     /// Tokens reserved for running generations.
-    promised: u64,
+    reserved: u64,
     produced: u64,
 }
 
@@ -108,11 +108,11 @@ impl TokenSpend {
     }
 
     /// Counts what was used after its rows were written.
-    pub(crate) fn counted(&self) {
+    pub(crate) fn add_to_day(&self) {
         if let Some(used) = &self.used {
-            self.share.counted(used);
+            self.share.add_to_day(used);
         }
-        self.share.money.counted(&self.usage);
+        self.share.money.add_to_day(&self.usage);
     }
 }
 
@@ -132,7 +132,7 @@ impl TokenBudgets {
     }
 
     /// Returns the share for work of a tenant, either with an agent that has this daily limit or
-    /// directly with a model. The share keeps the budgets and prices that are in force now.
+    /// directly with a model. The share keeps the budgets and prices that apply now.
     pub(crate) fn share(&self, tenant: &str, agent: Option<(&str, u32)>) -> DayShare {
         let mut accounts = Vec::with_capacity(2);
         if let Some((name, limit)) = agent {
@@ -194,43 +194,43 @@ impl DayShare {
     }
 
     /// Reserves tokens and money for a request to a model: at most the worst case, and at least one token.
-    pub(crate) fn promise_request(&self, model: &str, worst: WorstCase) -> Result<Promise, NoTokens> {
-        let promised = self.money.promise(model, worst, 1)?;
-        match self.promise(promised.output_tokens) {
-            Ok(output_tokens) => Ok(Promise { output_tokens, ..promised }),
+    pub(crate) fn reserve_request(&self, model: &str, worst: WorstCase) -> Result<ReservedCost, NoTokens> {
+        let reserved = self.money.reserve(model, worst, 1)?;
+        match self.reserve(reserved.output_tokens) {
+            Ok(output_tokens) => Ok(ReservedCost { output_tokens, ..reserved }),
             Err(none) => {
-                self.money.settle(promised.amount, model, &UsageCounts::default());
+                self.money.settle(reserved.amount, model, &UsageCounts::default());
                 Err(none)
             }
         }
     }
 
     /// Reserves at most `asked` tokens, and at least one.
-    fn promise(&self, asked: u32) -> Result<u32, NoTokens> {
+    fn reserve(&self, asked: u32) -> Result<u32, NoTokens> {
         self.check_tokens().map_err(NoTokens::UsedUp)?;
         let mut today = self.budgets.today();
         let room = self.accounts.iter().map(|(account, limit)| {
             let Tally { used, held } = today.tally(account);
-            limit.saturating_sub(used + held.promised + held.produced)
+            limit.saturating_sub(used + held.reserved + held.produced)
         });
         let tokens = room.min().unwrap_or(u64::MAX).min(asked.into());
         if tokens == 0 && asked > 0 {
-            return Err(NoTokens::Promised);
+            return Err(NoTokens::Reserved);
         }
-        self.hold(&mut today, |held| held.promised += tokens);
+        self.hold(&mut today, |held| held.reserved += tokens);
         Ok(tokens as u32)
     }
 
     /// Reserves what was reserved before a restart, regardless of the budgets.
-    pub(crate) fn reserve_again(&self, model: &str, worst: WorstCase) -> Promise {
-        self.hold(&mut self.budgets.today(), |held| held.promised += u64::from(worst.output_tokens));
-        self.money.promise_again(model, worst)
+    pub(crate) fn reserve_again(&self, model: &str, worst: WorstCase) -> ReservedCost {
+        self.hold(&mut self.budgets.today(), |held| held.reserved += u64::from(worst.output_tokens));
+        self.money.reserve_again(model, worst)
     }
 
     /// Replaces a generation's reservation with the tokens that it produced.
-    pub(crate) fn settle(&self, promised: u32, produced: u32) {
+    pub(crate) fn settle(&self, reserved: u32, produced: u32) {
         self.hold(&mut self.budgets.today(), |held| {
-            held.promised -= u64::from(promised);
+            held.reserved -= u64::from(reserved);
             held.produced += u64::from(produced);
         });
     }
@@ -243,7 +243,7 @@ impl DayShare {
     }
 
     /// Counts the tokens after their row was written.
-    fn counted(&self, used: &TokenUse) {
+    fn add_to_day(&self, used: &TokenUse) {
         let mut today = self.budgets.today();
         let produced = std::mem::take(&mut self.held().produced);
         self.change(&mut today, |held| held.produced -= produced);
@@ -283,24 +283,24 @@ impl DayShare {
     }
 }
 
-impl From<NoMoney> for NoTokens {
-    fn from(none: NoMoney) -> Self {
+impl From<BudgetRefusal> for NoTokens {
+    fn from(none: BudgetRefusal) -> Self {
         match none {
-            NoMoney::UsedUp(why) => NoTokens::UsedUp(why),
-            NoMoney::Unknown(why) => NoTokens::NoPrice(why),
-            NoMoney::Promised => NoTokens::Promised,
+            BudgetRefusal::UsedUp(why) => NoTokens::UsedUp(why),
+            BudgetRefusal::NoPrice(why) => NoTokens::NoPrice(why),
+            BudgetRefusal::Reserved => NoTokens::Reserved,
         }
     }
 }
 
 impl Drop for DayShare {
     fn drop(&mut self) {
-        let Held { promised, produced } = *self.held();
-        if promised + produced == 0 {
+        let Held { reserved, produced } = *self.held();
+        if reserved + produced == 0 {
             return;
         }
         self.change(&mut self.budgets.today(), |held| {
-            held.promised -= promised;
+            held.reserved -= reserved;
             held.produced -= produced;
         });
     }
@@ -326,7 +326,7 @@ mod tests {
     async fn spend(store: &Store, share: &DayShare, tokens: u64) {
         let used = share.used(tokens).expect("some");
         store.count_use(Some(used.clone()), Vec::new()).await.expect("written");
-        share.counted(&used);
+        share.add_to_day(&used);
     }
 
     #[tokio::test]
@@ -334,15 +334,15 @@ mod tests {
         let store = Store::for_tests().await.expect("a database in memory");
         let budgets = budgets(&store, &Clock::at(0)).await;
         let (one, two) = (budgets.share("acme", Some(("a", 10))), budgets.share("acme", Some(("a", 10))));
-        assert!(matches!(one.promise(7), Ok(7)));
-        assert!(matches!(two.promise(7), Ok(3)), "only the rest can be reserved");
-        assert!(matches!(two.promise(1), Err(NoTokens::Promised)));
+        assert!(matches!(one.reserve(7), Ok(7)));
+        assert!(matches!(two.reserve(7), Ok(3)), "only the rest can be reserved");
+        assert!(matches!(two.reserve(1), Err(NoTokens::Reserved)));
         one.settle(7, 5);
-        assert!(matches!(two.promise(7), Ok(2)));
+        assert!(matches!(two.reserve(7), Ok(2)));
         two.settle(5, 5);
-        assert!(matches!(two.promise(7), Err(NoTokens::UsedUp(_))), "nothing is left to be released");
+        assert!(matches!(two.reserve(7), Err(NoTokens::UsedUp(_))), "nothing is left to be released");
         drop(one);
-        assert!(matches!(two.promise(7), Ok(5)), "the other turn did not end, so its tokens are released");
+        assert!(matches!(two.reserve(7), Ok(5)), "the other turn did not end, so its tokens are released");
     }
 
     #[tokio::test]
@@ -358,7 +358,7 @@ mod tests {
         again.share("acme", Some(("b", 10))).check().expect("another agent has its own");
         let share = again.share("acme", Some(("a", 10)));
         clock.advance(DAY_MS);
-        assert!(matches!(share.promise(20), Ok(10)), "a new day");
+        assert!(matches!(share.reserve(20), Ok(10)), "a new day");
     }
 
     #[tokio::test]
@@ -370,9 +370,9 @@ mod tests {
         let tenant_tokens_per_day = BTreeMap::from([("acme".to_owned(), 45)]);
         let options = RuntimeOptions { tenant_tokens_per_day, ..RuntimeOptions::default() };
         budgets.0.rules.replace(Rules::from(&options));
-        assert!(matches!(budgets.share("acme", None).promise(20), Ok(5)), "40 of 45 are used");
-        assert!(matches!(running.promise(50), Ok(50)), "a turn keeps the budget with which it began");
-        assert!(matches!(budgets.share("local", None).promise(500), Ok(500)), "the default budget is gone");
+        assert!(matches!(budgets.share("acme", None).reserve(20), Ok(5)), "40 of 45 are used");
+        assert!(matches!(running.reserve(50), Ok(50)), "a turn keeps the budget with which it began");
+        assert!(matches!(budgets.share("local", None).reserve(500), Ok(500)), "the default budget is gone");
     }
 
     #[tokio::test]
@@ -384,7 +384,7 @@ mod tests {
         {
             spend(&store, &budgets.share(tenant, Some(("a", 1_000))), limit - 1).await;
             let itself = budgets.share(tenant, None);
-            assert!(matches!(itself.promise(9), Ok(1)), "{tenant}");
+            assert!(matches!(itself.reserve(9), Ok(1)), "{tenant}");
             spend(&store, &itself, 1).await;
             let error = budgets.share(tenant, Some(("b", 1_000))).check().expect_err(tenant).to_string();
             assert!(error.contains(line), "{error}");

@@ -1,4 +1,4 @@
-//! The client that waits for a turn, if it can be told and asked things while the turn runs.
+//! The client that waits for a turn, if it can receive notifications and questions while the turn runs.
 
 use serde_json::Value;
 use std::{fmt, pin::Pin};

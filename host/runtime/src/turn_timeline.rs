@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_running_generation_tells_how_far_it_has_come() {
+    fn a_running_generation_reports_its_progress() {
         let live = LiveTimeline::default();
         live.start(0);
         live.begin(1, "generate", false);

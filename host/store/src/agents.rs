@@ -1,6 +1,6 @@
 //! Deployed agents, their versions and their components.
 //!
-//! Each deployment is a separate version, and one version of an agent is in force. A component is stored once
+//! Each deployment is a separate version, and one version of an agent is active. A component is stored once
 //! under its digest, even if several versions share it, and is removed with the last of them.
 
 use crate::{
@@ -37,7 +37,7 @@ pub struct VersionRow {
 }
 
 impl Store {
-    /// Stores a deployment as the agent's next version and puts it into force. The agent's sessions are kept.
+    /// Stores a deployment as the agent's next version and activates it. The agent's sessions are kept.
     /// `schedules` replace those of the previous version.
     pub async fn put_agent(
         &self,
@@ -62,7 +62,7 @@ impl Store {
         }
     }
 
-    /// Puts a stored version into force, with its schedules. Returns whether the version exists.
+    /// Activates a stored version, with its schedules. Returns whether the version exists.
     pub async fn activate_version(
         &self,
         agent: &str,
@@ -78,7 +78,7 @@ impl Store {
         .await
     }
 
-    /// Returns the version in force of every agent, by name.
+    /// Returns the active version of every agent, by name.
     pub async fn agents(&self) -> Result<Vec<VersionRow>, StoreError> {
         let rows = query(
             "SELECT agents.name, deployments.version, manifest, digest, deployed_at_ms, deployed_by, TRUE
@@ -222,7 +222,7 @@ async fn activate_version(
     version: u64,
     schedules: &[NewSchedule],
 ) -> Result<bool, StoreError> {
-    let failed = || StoreError::while_it("put a version into force");
+    let failed = || StoreError::while_it("activated a version");
     let put = query(
         "UPDATE agents SET version = ?2 WHERE name = ?1 AND NOT deleted
          AND EXISTS (SELECT 1 FROM deployments WHERE agent = ?1 AND version = ?2)",

@@ -316,7 +316,7 @@ async fn a_deletion_cut_off_by_a_crash_completes_or_never_started() {
 }
 
 #[tokio::test]
-async fn an_agent_whose_deletion_was_cut_off_is_gone_and_can_be_redeployed() {
+async fn an_agent_whose_deletion_was_interrupted_is_deleted_and_can_be_redeployed() {
     for crash_at in 0.. {
         let folder = tempfile::tempdir().unwrap();
         let mut store = with_session(folder.path(), 600).await;

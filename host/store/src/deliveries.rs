@@ -198,7 +198,7 @@ let (key, attempt, wake_ms) = (*key, *attempt, *wake_ms);
     }
 
     /// Marks a started delivery as dead.
-    pub async fn bury_delivery(&self, key: DeliveryKey, error: &str) -> Result<(), StoreError> {
+    pub async fn dead_letter_delivery(&self, key: DeliveryKey, error: &str) -> Result<(), StoreError> {
         self.write((key, error.to_owned()), |connection, (key, error)| {
             Box::pin(async move {
                 let key = *key;

@@ -3,7 +3,7 @@
 //!
 //! Invariant: every table that has a session is named here; a test compares this file with the schema. Rows
 //! that refer to these rows are removed with them. Turns that wait or run stay: they were accepted later, and
-//! start the session anew. Everything else that was written after the deletion started stays too.
+//! start the session again. Everything else that was written after the deletion started stays too.
 
 use crate::{
     Store, StoreError,

@@ -31,7 +31,7 @@ pub enum StoreError {
     )]
     NotEmpty { table: String, rows: u64 },
     #[error(
-        "the two databases have different tables: {reason}; nothing was written\n  hint: bring both to this version with \
+        "the tables of the two databases differ: {reason}; nothing was written\n  hint: bring both to this version with \
          `skep db migrate`"
     )]
     DifferentTables { reason: String },
@@ -137,7 +137,7 @@ impl StoreError {
         matches!(self, Self::Full { .. })
     }
 
-    /// Returns whether the write may succeed on PostgreSQL if its transaction is made again.
+    /// Returns whether the write may succeed on PostgreSQL if its transaction is retried.
     pub(crate) fn is_passing(&self) -> bool {
         match self {
             Self::Query { source, .. } => is_passing(source),
@@ -179,7 +179,7 @@ fn is_full(error: &sqlx::Error) -> bool {
     plain_code(error) == Some(SQLITE_FULL) || sql_state(error) == Some("53100")
 }
 
-/// Returns whether the same transaction may succeed if it is made again, because the connection was lost, the server
+/// Returns whether the same transaction may succeed if it is retried, because the connection was lost, the server
 /// shut down or is not ready, or another transaction was in the way.
 pub(crate) fn is_passing(error: &sqlx::Error) -> bool {
     match sql_state(error) {

@@ -138,7 +138,7 @@ async fn dead_deliveries_are_listed_and_redelivered_unless_undeliverable() {
     store.publish(&event("1", vec![webhook(), never]), 10).await.unwrap();
     let delivery = due(&store, 10).await.remove(0);
     store.begin_delivery(delivery.key, 4).await.unwrap();
-    store.bury_delivery(delivery.key, "HTTP 500").await.unwrap();
+    store.dead_letter_delivery(delivery.key, "HTTP 500").await.unwrap();
     let dead = store.dead_deliveries(None, 10).await.unwrap();
     let errors: Vec<_> = dead.iter().map(|delivery| delivery.error.as_deref().unwrap()).collect();
     assert_eq!(errors, ["no order_id", "HTTP 500"]);

@@ -95,7 +95,7 @@ pub use for_tests::TEST_SERVER;
 pub use inspecting::{DatabaseReport, ServerReport, inspect_file, inspect_server};
 pub use journal::{MAX_RECORD_BYTES, Record};
 pub use keys::{SessionFolder, TurnKey};
-pub use listings::{ListedSession, ListedTurn, SessionPlace, SessionSearch};
+pub use listings::{ListedSession, ListedTurn, SessionCursor, SessionSearch};
 pub use logs::{LogEntry, LogFilter, LogRow};
 pub use moving::{RowProgress, TableRows};
 pub use open_work::{DiskUse, OpenWork, QueuedWork};

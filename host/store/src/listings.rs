@@ -16,12 +16,12 @@ pub struct SessionSearch {
     /// A part of the id.
     pub text: Option<String>,
     /// Lists only sessions after this one in the listing.
-    pub after: Option<SessionPlace>,
+    pub after: Option<SessionCursor>,
 }
 
 /// The place of a session in the listing, which moves with each turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SessionPlace {
+pub struct SessionCursor {
     pub updated_at_ms: u64,
     pub key: i64,
 }
@@ -33,7 +33,7 @@ pub struct ListedSession {
     pub session: String,
     pub turns: u64,
     pub created_at_ms: u64,
-    pub place: SessionPlace,
+    pub cursor: SessionCursor,
 }
 
 /// A turn in the listing.
@@ -95,7 +95,7 @@ impl Store {
             session: row.get(1),
             turns: row.get::<i64>(2) as u64,
             created_at_ms: row.get::<i64>(3) as u64,
-            place: SessionPlace { updated_at_ms: row.get::<i64>(4) as u64, key: row.get(5) },
+            cursor: SessionCursor { updated_at_ms: row.get::<i64>(4) as u64, key: row.get(5) },
         };
         Ok(found.iter().map(listed).collect())
     }
@@ -201,7 +201,7 @@ mod tests {
         let ids = |found: &[ListedSession]| found.iter().map(|one| one.session.clone()).collect::<Vec<_>>();
         let first = store.recent_sessions(&all, 2).await.unwrap();
         assert_eq!(ids(&first), ["acme/one", "two"]);
-        let next = SessionSearch { after: Some(first[1].place), ..all.clone() };
+        let next = SessionSearch { after: Some(first[1].cursor), ..all.clone() };
         assert_eq!(ids(&store.recent_sessions(&next, 9).await.unwrap()), ["one", "three"]);
         let local =
             SessionSearch { folder: Some(SessionFolder::of(None)), text: Some("one".into()), ..all.clone() };

@@ -155,7 +155,7 @@ async fn old_requests_are_removed_by_age_and_the_oldest_of_a_tenant_by_size() {
 }
 
 #[tokio::test]
-async fn a_deleted_session_or_agent_takes_its_requests_along() {
+async fn a_deleted_session_or_agent_is_deleted_with_its_requests() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open_for_tests(&folder.path().join("skep.db")).await.unwrap();
     let agent = AgentRow {

@@ -1,6 +1,6 @@
 //! The log of requests to models: what was asked of which model, how it ended, and what was said.
 //!
-//! It is a log and not the bill, which `usage` counts: its writes are outside of the commits of turns, and its oldest
+//! It is a log and not the accounting, which `usage` counts: its writes are outside of the commits of turns, and its oldest
 //! rows are removed when it is full. Bodies are in a table of their own, so that rows without them are read quickly.
 
 use crate::{
@@ -19,7 +19,7 @@ const SEARCHED_ROWS: i64 = 2_000;
 const SEARCHES: usize = 5;
 /// Bytes of bodies after which a page ends.
 const PAGE_BYTES: usize = 8 << 20;
-/// Size of a row in the table and its indexes, besides its texts.
+/// Size of a row in the table and its indexes, besides its prompt and answer.
 const ROW_BYTES: usize = 200;
 
 /// One request to a model.
@@ -212,7 +212,7 @@ impl Store {
             RequestRange::Before(_) => " ORDER BY r.key DESC LIMIT ",
             RequestRange::After(_) => " ORDER BY r.key LIMIT ",
         });
-        // One more tells whether there is a next page.
+        // One more shows whether there is a next page.
         select.push_bind(i64::from(limit) + 1);
         let rows = select.build().fetch_all(&self.readers).await.map_err(failed())?;
         let (mut bytes, mut taken) = (0, 0);

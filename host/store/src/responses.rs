@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_does_not_fit_is_not_stored() {
+    async fn data_over_the_limit_is_not_stored() {
         let store = Store::for_tests().await.unwrap();
         let room = |bytes, share| ResponseRoom { bytes, share };
         assert!(!store.put_response(new("a", None, Some(b"answer")), room(12, None)).await.unwrap());

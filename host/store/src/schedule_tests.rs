@@ -104,7 +104,7 @@ async fn manifest_schedules_follow_the_version_and_keep_their_due_time_if_unchan
     assert!(store.activate_version(AGENT, 2, &first).await.unwrap());
     assert_eq!(listed().await, [own("changed", 10), own("gone", 10), own("kept", 10)]);
     assert!(!store.activate_version(AGENT, 9, &[]).await.unwrap());
-    assert_eq!(listed().await.len(), 3, "a version that is not put into force changes nothing");
+    assert_eq!(listed().await.len(), 3, "a version that is not activated changes nothing");
     store.delete_agent(AGENT).await.unwrap();
     assert!(store.schedules(None, 10).await.unwrap().is_empty());
 }

@@ -119,7 +119,7 @@ pub struct TurnCommit {
     pub token_use: Option<TokenUse>,
     /// The models that the turn used.
     pub usage: Vec<UsageRow>,
-    /// The timeline of the turn, in a form that only its reader knows.
+    /// The timeline of the turn, in a format that only its reader knows.
     pub timeline: Vec<u8>,
 }
 

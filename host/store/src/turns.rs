@@ -27,7 +27,7 @@ pub struct NewTurn {
     pub agent: String,
     pub session: String,
     pub idempotency_key: Option<String>,
-    /// The digest of the component in force.
+    /// The digest of the active component.
     pub digest: String,
     pub input: Vec<u8>,
     /// The seed of everything random in the turn.
@@ -109,7 +109,7 @@ pub struct TurnFailure {
     pub token_use: Option<TokenUse>,
     /// The models that the turn used before it failed.
     pub usage: Vec<UsageRow>,
-    /// The timeline of the turn, in a form that only its reader knows.
+    /// The timeline of the turn, in a format that only its reader knows.
     pub timeline: Vec<u8>,
 }
 
@@ -136,7 +136,7 @@ impl Store {
         self.write(turn, |connection, turn| Box::pin(accept(connection, turn))).await
     }
 
-    /// Starts a turn that waited, with the component that is now in force.
+    /// Starts a turn that waited, with the component that is now active.
     pub async fn start_turn(&self, turn: TurnKey, number: u64, digest: String) -> Result<(), StoreError> {
         self.write((turn, number, digest), |connection, (turn, number, digest)| {
             Box::pin(start(connection, *turn, *number, digest))

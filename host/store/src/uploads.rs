@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_file_is_read_as_it_was_stored_and_gone_when_deleted() {
+    async fn a_file_is_read_as_it_was_stored_and_not_found_after_deletion() {
         let store = Store::for_tests().await.unwrap();
         for (id, bytes) in [("large", PART_BYTES * 2 + 1), ("empty", 0)] {
             let file = file(id, bytes);
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_crash_left_of_a_file_is_invisible_and_removed() {
+    async fn a_partial_file_after_a_crash_is_invisible_and_removed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("skep.db");
         let store = Store::open_for_tests(&path).await.unwrap();

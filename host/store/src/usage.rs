@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_deleted_session_stays_on_its_agents_bill() {
+    async fn usage_of_a_deleted_session_stays_with_its_agent() {
         let store = filled().await;
         let before = by(&store, UsageBy::Agent, all()).await;
         store.delete_session("a", "acme/s").await.expect("deleted");

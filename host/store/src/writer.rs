@@ -247,7 +247,7 @@ impl Task {
             if !error.is_passing() {
                 return ended;
             }
-            tracing::warn!(%error, "a transaction is made again");
+            tracing::warn!(%error, "retrying a transaction");
             connection.drop_connection();
             taken.drain(..).rev().for_each(|write| waiting.push_front(write));
             if begun.elapsed() >= RETRY_TIME {

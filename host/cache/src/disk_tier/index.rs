@@ -2,11 +2,11 @@
 //!
 //! Invariants:
 //! - The page before a page is in the index, so a page is evicted only when none follows it.
-//! - Each page has an owner or a page after it. An owner stands at the last page of each of its prefixes, so that it owns
-//!   all pages before it. Pages that nobody owns any more are erased: deleting a session erases exactly what no other
+//! - Each page has an owner or a page after it. An owner is recorded at the last page of each of its prefixes, so that it
+//!   owns all pages before it. Pages that nobody owns any more are erased: deleting a session erases exactly what no other
 //!   session of its tenant still has.
 //!
-//! The module decides what is where and touches no file; its callers do what the returned [`Changes`] say.
+//! The module decides where pages are stored and touches no file; its callers apply the returned [`Changes`].
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -31,7 +31,7 @@ pub(super) struct Slot {
 
 /// The pages to remove.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Which {
+pub enum EraseFilter {
     All,
     Tenant(TenantTag),
     /// The pages that only sessions of this agent have.
@@ -40,10 +40,10 @@ pub enum Which {
     Session(Owner),
 }
 
-/// The changes that follow in the files.
+/// The changes to make in the files.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Changes {
-    /// Slots whose page is gone.
+    /// Slots whose page was removed.
     pub removed: Vec<Slot>,
     /// Pages whose record has changed.
     pub rewritten: Vec<PageKey>,
@@ -216,7 +216,7 @@ impl Index {
         changes
     }
 
-    /// Makes `parent` the last page of owners whose pages after it are gone.
+    /// Makes `parent` the last page of owners whose later pages were removed.
     fn move_up(&mut self, owners: Vec<Owner>, parent: Option<PageKey>, changes: &mut Changes) {
         if let Some(parent) = parent {
             owners.into_iter().for_each(|owner| self.own(parent, owner));
@@ -224,19 +224,20 @@ impl Index {
         }
     }
 
-    /// Removes what only the given owners have.
-    pub fn forget(&mut self, which: Which, slot_bytes: impl Fn(LayoutId) -> u64) -> Changes {
+    /// Removes the pages that only the given owners have.
+    pub fn forget(&mut self, which: EraseFilter, slot_bytes: impl Fn(LayoutId) -> u64) -> Changes {
         let mut changes = Changes::default();
         let owners: Vec<Owner> = match which {
-            Which::All | Which::Tenant(_) => {
-                let goes = |entry: &Entry| which == Which::All || which == Which::Tenant(entry.tenant);
+            EraseFilter::All | EraseFilter::Tenant(_) => {
+                let goes =
+                    |entry: &Entry| which == EraseFilter::All || which == EraseFilter::Tenant(entry.tenant);
                 let gone = self.entries.iter().filter(|(_, entry)| goes(entry)).map(|(key, _)| *key);
                 let gone: Vec<PageKey> = gone.collect();
                 gone.into_iter().for_each(|key| self.remove(key, &slot_bytes, &mut changes));
                 return changes;
             }
-            Which::Session(owner) => vec![owner],
-            Which::Agent(agent) => {
+            EraseFilter::Session(owner) => vec![owner],
+            EraseFilter::Agent(agent) => {
                 self.by_owner.keys().filter(|owner| owner.agent == agent).copied().collect()
             }
         };

@@ -37,23 +37,23 @@ fn slots(changes: &Changes) -> Vec<u32> {
 }
 
 #[test]
-fn a_deleted_session_takes_only_what_no_other_session_has() {
+fn a_deleted_session_erases_only_its_own_pages() {
     let mut index = Index::default();
     path(&mut index, &[1, 2, 3, 4], TENANT, owner(1));
     path(&mut index, &[1, 2, 5], TENANT, owner(2));
     path(&mut index, &[1, 2], TENANT, owner(3));
-    let gone = index.forget(Which::Session(owner(1)), bytes);
+    let gone = index.forget(EraseFilter::Session(owner(1)), bytes);
     assert_eq!(slots(&gone), [3, 4]);
     index.check();
-    assert_eq!(slots(&index.forget(Which::Session(owner(2)), bytes)), [5]);
+    assert_eq!(slots(&index.forget(EraseFilter::Session(owner(2)), bytes)), [5]);
     index.check();
-    assert_eq!(slots(&index.forget(Which::Session(owner(3)), bytes)), [1, 2]);
+    assert_eq!(slots(&index.forget(EraseFilter::Session(owner(3)), bytes)), [1, 2]);
     assert_eq!(index.len(), 0);
-    assert_eq!(index.forget(Which::Session(owner(3)), bytes), Changes::default());
+    assert_eq!(index.forget(EraseFilter::Session(owner(3)), bytes), Changes::default());
 }
 
 #[test]
-fn a_session_that_goes_on_stands_only_at_its_last_page() {
+fn a_continued_session_owns_only_its_last_page() {
     let mut index = Index::default();
     path(&mut index, &[1, 2], TENANT, owner(1));
     path(&mut index, &[1, 2, 3], TENANT, owner(1));
@@ -61,7 +61,7 @@ fn a_session_that_goes_on_stands_only_at_its_last_page() {
     assert_eq!(index.record(&key(3)).unwrap().1.owners, [owner(1)]);
     // Another conversation of the session branches off.
     path(&mut index, &[1, 4], TENANT, owner(1));
-    assert_eq!(slots(&index.forget(Which::Session(owner(1)), bytes)), [1, 2, 3, 4]);
+    assert_eq!(slots(&index.forget(EraseFilter::Session(owner(1)), bytes)), [1, 2, 3, 4]);
 }
 
 #[test]
@@ -70,11 +70,11 @@ fn agents_and_tenants_are_removed_as_a_whole() {
     path(&mut index, &[1, 2], TENANT, owner(1));
     path(&mut index, &[1, 3], TENANT, Owner { agent: 2, session: 7 });
     path(&mut index, &[8, 9], TenantTag(2), owner(1));
-    assert_eq!(slots(&index.forget(Which::Agent(2), bytes)), [3]);
+    assert_eq!(slots(&index.forget(EraseFilter::Agent(2), bytes)), [3]);
     index.check();
-    assert_eq!(slots(&index.forget(Which::Tenant(TenantTag(2)), bytes)), [8, 9]);
+    assert_eq!(slots(&index.forget(EraseFilter::Tenant(TenantTag(2)), bytes)), [8, 9]);
     index.check();
-    assert_eq!(slots(&index.forget(Which::All, bytes)), [1, 2]);
+    assert_eq!(slots(&index.forget(EraseFilter::All, bytes)), [1, 2]);
     assert_eq!(index.bytes_by_tenant().count(), 0);
 }
 
@@ -106,9 +106,9 @@ fn a_page_has_a_bounded_number_of_owners() {
     }
     assert_eq!(index.record(&key(1)).unwrap().1.owners.len(), MAX_OWNERS);
     for number in 0..7 {
-        assert_eq!(slots(&index.forget(Which::Session(owner(number)), bytes)), [0; 0]);
+        assert_eq!(slots(&index.forget(EraseFilter::Session(owner(number)), bytes)), [0; 0]);
     }
-    assert_eq!(slots(&index.forget(Which::Session(owner(7)), bytes)), [1]);
+    assert_eq!(slots(&index.forget(EraseFilter::Session(owner(7)), bytes)), [1]);
 }
 
 #[test]
@@ -143,7 +143,7 @@ fn an_index_loads_what_can_be_reached_and_is_owned() {
 }
 
 #[test]
-fn a_damaged_page_takes_those_after_it_along() {
+fn a_damaged_page_is_removed_with_its_successors() {
     let mut index = Index::default();
     path(&mut index, &[1, 2, 3, 4], TENANT, owner(1));
     path(&mut index, &[1, 5], TENANT, owner(2));

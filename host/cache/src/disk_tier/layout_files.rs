@@ -1,7 +1,7 @@
 //! The two files of one layout: a slot for each page, and a record for each slot.
 //!
 //! Invariant: a slot's record is written after its page and emptied before its page changes, so a process that is killed
-//! leaves either a record with its whole page or no record. What a power cut tears is found by its checksum. The files can
+//! leaves either a record with its whole page or no record. Torn writes after a power cut are detected by checksum. The files can
 //! be read by their user alone.
 
 use std::fs::{File, OpenOptions};
@@ -107,7 +107,7 @@ impl LayoutFiles {
         self.index.write_all_at(&EMPTY, record_at(slot))
     }
 
-    /// Gives the bytes of a slot back to the file system, or overwrites them where it cannot take them.
+    /// Deallocates the bytes of a slot in the file system, or overwrites them if that is not supported.
     pub fn erase_page(&self, slot: u32) -> io::Result<()> {
         let (at, bytes) = (u64::from(slot) * self.slot_bytes(), self.slot_bytes());
         let end = self.pages.metadata()?.len().min(at + bytes);

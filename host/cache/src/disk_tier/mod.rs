@@ -1,9 +1,9 @@
-//! The tier on disk: pages that outlive memory and the process, in large files of slots in the data folder.
+//! The disk tier: pages that outlive memory and the process, in large files of slots in the data folder.
 //!
 //! One thread writes and one reads; callers only queue, and both queues are bounded. A page that does not fit into a queue
 //! is not written, and one that cannot be read in time is computed. Budgets hold for all layouts together.
 //!
-//! Invariant: nothing that goes wrong on the disk reaches a caller as anything but a missing page.
+//! Invariant: callers see every fault of the disk as a missing page.
 
 #[cfg(any(test, feature = "faults"))]
 mod faults;
@@ -25,15 +25,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::{Digest, Keys, Owner, TenantTag};
+use crate::{Digest, Owner, PageNamer, TenantTag};
 
 #[cfg(any(test, feature = "faults"))]
 pub use faults::Faults;
+pub use index::{EraseFilter, LayoutId};
 use index::{Index, PageKey};
-pub use index::{LayoutId, Which};
 use layout_files::LayoutFiles;
 use reader::ReadJob;
-pub use reader::{PageRead, Pages};
+pub use reader::{PageRead, PageStream};
 use space::ReadRate;
 use writer::Command;
 
@@ -73,13 +73,13 @@ pub struct TierStatus {
     pub used_bytes: u64,
     pub pages: u64,
     pub tenants: u64,
-    /// Pages that were there when the tier was opened.
+    /// Pages that were found when the tier was opened.
     pub pages_at_start: u64,
     pub written_bytes: u64,
     pub written_pages: u64,
     pub read_bytes: u64,
     pub read_pages: u64,
-    /// Pages that made room for others.
+    /// Pages that were evicted for others.
     pub evicted_pages: u64,
     /// Pages that were removed with their sessions, agents or tenants, or by a purge.
     pub erased_pages: u64,
@@ -113,7 +113,7 @@ pub struct DiskTier {
 /// The state that callers and both threads share.
 struct Shared {
     options: TierOptions,
-    keys: Keys,
+    keys: PageNamer,
     state: Mutex<State>,
     rate: ReadRate,
     queued_write_bytes: AtomicU64,
@@ -173,7 +173,7 @@ impl DiskTier {
         Ok(tier)
     }
 
-    pub fn keys(&self) -> &Keys {
+    pub fn keys(&self) -> &PageNamer {
         &self.shared.keys
     }
 
@@ -202,7 +202,7 @@ impl DiskTier {
             .count()
     }
 
-    /// Returns whether `bytes` more would be taken for writing now.
+    /// Returns whether `bytes` more would be accepted for writing now.
     pub fn accepts(&self, bytes: u64) -> Acceptance {
         let shared = &self.shared;
         let failed = *shared.failed.lock().unwrap_or_else(PoisonError::into_inner);
@@ -241,7 +241,7 @@ impl DiskTier {
     }
 
     /// Starts to read pages, in order. Returns `None` if too many reads wait.
-    pub fn read(&self, layout: LayoutId, prefixes: Vec<Digest>) -> Option<Pages> {
+    pub fn read(&self, layout: LayoutId, prefixes: Vec<Digest>) -> Option<PageStream> {
         let payload_bytes = self.shared.state().layouts.get(layout.0)?.files.head.payload_bytes;
         let (job, pages) = ReadJob::new(layout, prefixes, payload_bytes as u64);
         let bytes = job.bytes();
@@ -259,8 +259,8 @@ impl DiskTier {
         self.shared.rate.estimate(bytes.saturating_add(waiting), Instant::now())
     }
 
-    /// Erases pages from the disk, after what is queued was written. Returns their number once they are gone.
-    pub fn forget(&self, which: Which) -> u64 {
+    /// Erases pages from the disk, after queued pages were written. Returns their number once they are erased.
+    pub fn forget(&self, which: EraseFilter) -> u64 {
         let (done, gone) = channel();
         self.answer(Command::Forget { which, done }, &gone).unwrap_or(0)
     }

@@ -1,4 +1,4 @@
-//! Opening the folder of the tier: its key, and the index of what an earlier process left there.
+//! Opens the folder of the tier: reads its key and the index that an earlier process wrote.
 
 use std::fs::{DirBuilder, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
@@ -11,7 +11,7 @@ use super::index::{Index, LayoutId, Slot};
 use super::layout_files::{LayoutFiles, MAX_SLOTS, slot_bytes};
 use super::record::Head;
 use super::{Layout, Shared, State, TierError, TierOptions, Totals};
-use crate::{Digest, Keys};
+use crate::{Digest, PageNamer};
 
 const KEY_FILE: &str = "key";
 
@@ -32,7 +32,7 @@ pub(super) fn open(options: TierOptions) -> Result<Shared, TierError> {
     let totals = Totals { pages_at_start: AtomicU64::new(state.index.len() as u64), ..Totals::default() };
     Ok(Shared {
         options,
-        keys: Keys::new(secret),
+        keys: PageNamer::new(secret),
         state: Mutex::new(state),
         rate: super::ReadRate::default(),
         queued_write_bytes: AtomicU64::new(0),
@@ -89,7 +89,7 @@ fn read_state(folder: &Path) -> io::Result<State> {
         match LayoutFiles::head_of(&path) {
             Some(head) => heads.push(head),
             None => {
-                tracing::warn!(path = %path.display(), "removed an index of KV pages that is not readable");
+                tracing::warn!(path = %path.display(), "removed an unreadable index of KV pages");
                 std::fs::remove_file(&path)?;
                 let pages = path.with_extension("pages");
                 if pages.exists() {

@@ -23,7 +23,7 @@ pub(super) struct ReadJob {
 
 /// The pages of a read, as they arrive, in order. Dropping it ends the read.
 #[derive(Debug)]
-pub struct Pages(Receiver<Vec<u8>>);
+pub struct PageStream(Receiver<Vec<u8>>);
 
 /// The state of a read.
 #[derive(Debug, PartialEq, Eq)]
@@ -36,9 +36,9 @@ pub enum PageRead {
 }
 
 impl ReadJob {
-    pub fn new(layout: LayoutId, prefixes: Vec<Digest>, payload_bytes: u64) -> (ReadJob, Pages) {
+    pub fn new(layout: LayoutId, prefixes: Vec<Digest>, payload_bytes: u64) -> (ReadJob, PageStream) {
         let (pages, received) = sync_channel(READ_AHEAD);
-        (ReadJob { layout, prefixes, payload_bytes, pages }, Pages(received))
+        (ReadJob { layout, prefixes, payload_bytes, pages }, PageStream(received))
     }
 
     pub fn bytes(&self) -> u64 {
@@ -46,7 +46,7 @@ impl ReadJob {
     }
 }
 
-impl Pages {
+impl PageStream {
     /// Returns the next page if it has arrived.
     pub fn poll(&mut self) -> PageRead {
         match self.0.try_recv() {
@@ -108,7 +108,7 @@ fn read(shared: &Shared, key: PageKey, damaged: &SyncSender<Command>) -> Option<
         Err(problem) => {
             // The slot may have got another page meanwhile.
             if shared.state().index.slot(&key) == Some(slot) {
-                tracing::warn!(slot, problem, "a KV page on disk is damaged; it is computed again");
+                tracing::warn!(slot, problem, "a KV page on disk is damaged and will be recomputed");
                 // If the queue is full, the next reader finds it again.
                 let _ = damaged.try_send(Command::Damaged { key });
             }

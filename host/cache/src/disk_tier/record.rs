@@ -1,6 +1,6 @@
-//! The record of one slot: what its page is, and for whom it was computed.
+//! The record of one slot: the digest and the owners of its page.
 //!
-//! Invariant: a record that was not written whole, or that stands at the place of another slot, reads as an empty one.
+//! Invariant: a record that was not written whole, or was written for another slot, reads as empty.
 
 use sha2::{Digest as _, Sha256};
 
@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_record_is_read_only_whole_and_in_its_place() {
+    fn a_record_is_read_only_complete_and_from_its_own_slot() {
         let owner = |number| Owner { agent: number, session: number + 1 };
         let record = Record {
             prefix: Digest([3; 32]),

@@ -4,11 +4,11 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Time of a read before its first byte, until it was measured.
+/// Assumed latency of a read, until it has been measured.
 const READ_LATENCY_S: f64 = 0.002;
-/// Bytes a second of a read before it was measured: those of a slow solid-state disk.
+/// Assumed read rate in bytes per second, until it has been measured: that of a slow solid-state disk.
 const READ_BYTES_PER_S: f64 = 200e6;
-/// A measured rate counts this long. Then the disk gets another chance.
+/// Lifetime of a measured rate. Afterwards the default is assumed again.
 const MEASURED_FOR: Duration = Duration::from_secs(30);
 /// Weight of the newest read in the moving average.
 const NEWEST: f64 = 0.25;
@@ -20,8 +20,8 @@ pub(super) fn writable_bytes(folder: &Path, min_free_percent: u8) -> u64 {
     writable_blocks(used, found.f_bavail, min_free_percent).saturating_mul(found.f_frsize)
 }
 
-/// Returns how many of the available blocks may be written. Blocks that only the superuser may use count for nothing,
-/// as in `df`: they can be most of the disk.
+/// Returns how many of the available blocks may be written. Blocks reserved for the superuser are not counted, as in
+/// `df`: they can be most of the disk.
 fn writable_blocks(used: u64, available: u64, min_free_percent: u8) -> u64 {
     let kept = used.saturating_add(available) / 100 * u64::from(min_free_percent);
     available.saturating_sub(kept)

@@ -152,7 +152,7 @@ fn pages_of_a_lost_key_are_removed() {
 }
 
 #[test]
-fn what_only_a_deleted_session_had_is_gone_from_the_files() {
+fn pages_of_a_deleted_session_are_erased_from_the_files() {
     let folder = tempfile::tempdir().unwrap();
     let (tier, form) = open(folder.path());
     let one = write(&tier, form, "t", "one", &tokens(1, 4));
@@ -163,7 +163,7 @@ fn what_only_a_deleted_session_had_is_gone_from_the_files() {
     drop(tier);
     // The model need not be there for a deletion.
     let tier = DiskTier::open(options(folder.path())).unwrap();
-    assert_eq!(tier.forget(Which::Session(tier.keys().owner(Some("agent"), Some("one")))), 2);
+    assert_eq!(tier.forget(EraseFilter::Session(tier.keys().owner(Some("agent"), Some("one")))), 2);
     for (prefix, stays) in
         [(one[0], true), (one[1], true), (one[2], false), (one[3], false), (other[3], true)]
     {
@@ -171,7 +171,7 @@ fn what_only_a_deleted_session_had_is_gone_from_the_files() {
     }
     let form = layout(&tier, "form");
     assert_eq!(read(&tier, form, &other).len(), 4);
-    assert_eq!(tier.forget(Which::Tenant(tier.keys().tenant("t"))), 4);
+    assert_eq!(tier.forget(EraseFilter::Tenant(tier.keys().tenant("t"))), 4);
     assert!(one.iter().chain(&other).all(|prefix| !is_on_disk(folder.path(), *prefix)));
     let status = tier.status();
     assert_eq!((status.pages, status.used_bytes, status.erased_pages), (0, 0, 6));
@@ -235,7 +235,7 @@ fn a_full_disk_loses_nothing_but_pages() {
 }
 
 #[test]
-fn a_read_that_nobody_waits_for_ends_and_a_slow_disk_is_known() {
+fn an_abandoned_read_ends_and_a_slow_disk_is_detected() {
     let folder = tempfile::tempdir().unwrap();
     let (tier, form) = open(folder.path());
     let prefixes = write(&tier, form, "t", "s", &tokens(1, 40));
@@ -252,7 +252,7 @@ fn a_read_that_nobody_waits_for_ends_and_a_slow_disk_is_known() {
 }
 
 #[test]
-fn a_page_without_the_one_before_it_is_not_written() {
+fn a_page_without_its_predecessor_is_not_written() {
     let folder = tempfile::tempdir().unwrap();
     let (tier, form) = open(folder.path());
     let prefixes = tier.keys().prefixes("t", &tokens(1, 3), 16);

@@ -1,4 +1,4 @@
-//! The thread that changes the files: it writes pages at a bounded rate, makes room for them, and erases them.
+//! The thread that changes the files: it writes pages at a bounded rate, and evicts and erases pages.
 //!
 //! Invariant: only this thread changes files after the tier was opened. It holds the lock of the state only while it
 //! decides, never while it writes.
@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
-use super::index::{Changes, PageKey, Slot, Which};
+use super::index::{Changes, EraseFilter, PageKey, Slot};
 use super::layout_files::LayoutFiles;
 use super::record::Record;
 use super::space::{Pace, writable_bytes};
@@ -21,13 +21,13 @@ pub(super) enum Command {
     Write(Box<PageWrite>),
     Mark { key: PageKey, owner: Owner },
     Damaged { key: PageKey },
-    Forget { which: Which, done: Sender<u64> },
+    Forget { which: EraseFilter, done: Sender<u64> },
     Flush { done: Sender<()> },
 }
 
-/// Why a page was not written.
+/// The reason that a page was not written.
 enum Refusal {
-    /// The page before it is not there, or there is no room.
+    /// The page before it is missing, or there is no space.
     Dropped,
     Failed(io::Error),
 }
@@ -116,7 +116,7 @@ fn write(shared: &Shared, page: PageWrite) -> Result<u64, Refusal> {
     let (files, slot) = taken.ok_or(Refusal::Dropped)?;
     let header = Header { layout: files.head.layout, prefix, payload_bytes: files.head.payload_bytes };
     if let Err(error) = put(shared, &files, slot, &header, &bytes) {
-        // What was written so far has no record, and is given back.
+        // The bytes written so far have no record, and are deallocated.
         let _ = files.erase_page(slot);
         shared.state().layouts[layout.0].free.push(slot);
         return Err(Refusal::Failed(error));
@@ -142,13 +142,13 @@ fn put(shared: &Shared, files: &LayoutFiles, slot: u32, header: &Header, bytes: 
     if bytes.len() != header.payload_bytes {
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,
-            "the page has another length than its layout",
+            "the page's length does not match its layout",
         ));
     }
     files.write_page(slot, &header.encode(bytes), bytes)
 }
 
-/// Evicts pages until there is room for `bytes`. `keep` is not evicted.
+/// Evicts pages until there is space for `bytes`. `keep` is not evicted.
 fn make_room(shared: &Shared, bytes: u64, keep: Option<PageKey>) -> Result<(), Refusal> {
     loop {
         let used = shared.state().used_bytes;
@@ -183,7 +183,7 @@ fn has_free_disk(shared: &Shared, bytes: u64) -> bool {
     writable_bytes(&shared.options.folder, shared.options.min_free_percent) >= bytes
 }
 
-fn forget(shared: &Shared, which: Which) -> io::Result<u64> {
+fn forget(shared: &Shared, which: EraseFilter) -> io::Result<u64> {
     let changes = change(shared, |state| {
         let State { index, layouts, .. } = state;
         Some(index.forget(which, State::slot_bytes(layouts)))
@@ -252,7 +252,7 @@ fn fail(shared: &Shared, refusal: Refusal) {
         if failed.is_none_or(|at| at.elapsed() >= super::AFTER_FAILURE) {
             tracing::warn!(
                 folder = %shared.options.folder.display(),
-                "cannot write KV pages: {error}; nothing is written for {} s",
+                "cannot write KV pages: {error}; pausing writes for {} s",
                 super::AFTER_FAILURE.as_secs()
             );
         }

@@ -229,7 +229,7 @@ fn local(path: &Path) -> Result<ResolvedModel> {
     let name = if path.is_dir() { path.file_name() } else { path.file_stem() };
     match name.and_then(|name| name.to_str()) {
         Some(name) => Ok(ResolvedModel { name: name.to_owned(), path }),
-        None => bail!("{} has no name that a request could use; rename it", path.display()),
+        None => bail!("{}: requests cannot use this file name; rename the file", path.display()),
     }
 }
 

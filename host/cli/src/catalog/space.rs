@@ -29,7 +29,7 @@ pub fn require(folder: &Path, bytes: u64, what: &str) -> Result<()> {
     }
 }
 
-/// Tells whether a write failed because there is no room for it: a full disk, a quota, or a limit on the size of files.
+/// Returns whether a write failed for lack of space: a full disk, a quota, or a limit on the size of files.
 pub fn is_exhausted(error: &io::Error) -> bool {
     matches!(
         error.kind(),

@@ -106,7 +106,7 @@ impl Client {
         Ok(list.data)
     }
 
-    /// Puts a version into force; without a number, the one before the version in force.
+    /// Activates a version; without a number, the one before the active version.
     pub async fn rollback(&self, agent: &str, version: Option<u64>) -> Result<Agent> {
         let request = self.request(Method::POST, &["v1", "agents", agent, "rollback"])?;
         self.json(request.json(&Rollback { version })).await
@@ -142,9 +142,9 @@ impl Client {
     pub async fn follow(&self, agent: &str, session: &str, turn: &str) -> Result<TurnStream> {
         let mut path = turn_path(agent, session, turn).to_vec();
         path.push("events");
-        let place =
+        let turn =
             StreamedTurn { agent: agent.to_owned(), session: session.to_owned(), id: Some(turn.to_owned()) };
-        Ok(TurnStream::new(self.answer(self.request(Method::GET, &path)?).await?, place))
+        Ok(TurnStream::new(self.answer(self.request(Method::GET, &path)?).await?, turn))
     }
 
     /// Sends a message and streams the events of its turn. Dropping the stream cancels the turn.
@@ -161,8 +161,8 @@ impl Client {
         idempotency_key: Option<&str>,
     ) -> Result<TurnStream> {
         let request = self.message(agent, session, text)?.header(header::ACCEPT, "text/event-stream");
-        let place = StreamedTurn { agent: agent.to_owned(), session: session.to_owned(), id: None };
-        Ok(TurnStream::new(self.answer(with_key(request, idempotency_key)).await?, place))
+        let turn = StreamedTurn { agent: agent.to_owned(), session: session.to_owned(), id: None };
+        Ok(TurnStream::new(self.answer(with_key(request, idempotency_key)).await?, turn))
     }
 
     fn message(&self, agent: &str, session: &str, text: &str) -> Result<RequestBuilder> {

@@ -18,9 +18,9 @@ pub struct RequestQuery {
     pub error: Option<String>,
     pub since_ms: Option<u64>,
     pub until_ms: Option<u64>,
-    /// Selects requests whose texts contain this one.
+    /// Selects requests whose prompt or answer contains this text.
     pub search: Option<String>,
-    /// Whether the records have their texts.
+    /// Whether the records include prompts and answers.
     pub bodies: bool,
 }
 

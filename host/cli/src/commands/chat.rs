@@ -28,7 +28,7 @@ pub struct Args {
     /// Session to talk in; the agent remembers each session separately
     #[arg(long, short, default_value = "chat")]
     session: String,
-    /// Start a session of its own instead of continuing one; its name begins with chat-
+    /// Start a new session (named chat-...) instead of continuing one
     #[arg(long, conflicts_with = "session")]
     new: bool,
     #[command(flatten)]

@@ -19,8 +19,8 @@ pub enum Command {
 
 /// Check a skep.toml as the start of a host would, without starting one
 ///
-/// An error names the line and what would be valid. Names that mean nothing, such as a granted model that the host would not
-/// serve, are warnings: they do not keep a host from starting. No model is loaded or downloaded, and nothing is connected.
+/// An error names the line and what would be valid. Unknown names, such as a granted model that the host would not serve, are
+/// warnings: they do not keep a host from starting. No model is loaded or downloaded, and nothing is connected.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -32,7 +32,7 @@ pub struct CheckArgs {
     file: PathBuf,
 }
 
-/// Show the settings that are in force in a running host, or those of a file; secrets are not shown
+/// Show the settings of a running host, or those of a file; secrets are not shown
 ///
 /// Settings that are not listed have their default, see: skep up --help
 #[derive(Debug, clap::Args)]
@@ -111,7 +111,7 @@ async fn reload(args: ReloadArgs) -> Result<()> {
     }
     let ConfigReload { file, changed, needs_restart, warnings, .. } = reloaded;
     match changed.len() {
-        0 => out::line(&format!("{file}: nothing that can change while the host runs is different"))?,
+        0 => out::line(&format!("{file}: no reloadable setting has changed"))?,
         count => out::line(&format!("{file}: {}", out::count(count as u64, "change")))?,
     }
     for change in changed {
@@ -138,7 +138,7 @@ fn of_file(file: &Path) -> Result<Config> {
     })
 }
 
-/// Returns the settings as lines in the form of the file, each section once.
+/// Returns the settings as lines in the format of the file, each section once.
 fn lines(config: &Config) -> Vec<String> {
     let mut lines = Vec::new();
     match &config.file {
@@ -155,7 +155,7 @@ fn lines(config: &Config) -> Vec<String> {
         lines.push(format!("{key} = {value}{flag}"));
     }
     if !config.needs_restart.is_empty() {
-        lines.extend([String::new(), "# different in the file, and in force after a restart:".to_owned()]);
+        lines.extend([String::new(), "# changed in the file; applied by a restart:".to_owned()]);
         lines.extend(config.needs_restart.iter().map(|change| format!("#   {change}")));
     }
     lines
@@ -193,7 +193,7 @@ mod tests {
         assert_eq!(
             lines(&config).join("\n"),
             "# skep.toml\nlisten = \"[::1]:80\"  # --listen\n\n[limits]\ncpu_ms = 5\nturn_ms = 6\n\n\
-             # different in the file, and in force after a restart:\n#   [http] drain_s: not set → 5"
+             # changed in the file; applied by a restart:\n#   [http] drain_s: not set → 5"
         );
     }
 }

@@ -46,7 +46,7 @@ fn counted(sessions: usize, has_more: bool) -> String {
         (0, _) => "no session of yours".to_owned(),
         (1, false) => "1 session of yours".to_owned(),
         (count, false) => format!("{count} sessions of yours"),
-        (count, true) => format!("{count} sessions of yours and more"),
+        (count, true) => format!("{count} of your sessions, and more"),
     }
 }
 
@@ -59,6 +59,6 @@ mod tests {
         assert_eq!(counted(0, false), "no session of yours");
         assert_eq!(counted(1, false), "1 session of yours");
         assert_eq!(counted(12, false), "12 sessions of yours");
-        assert_eq!(counted(1_000, true), "1000 sessions of yours and more");
+        assert_eq!(counted(1_000, true), "1000 of your sessions, and more");
     }
 }

@@ -26,7 +26,7 @@ pub const MESSAGES: [&str; 4] = [
     "I would like a soup",
 ];
 
-/// See all of it work: model, agent, tools, cache
+/// Run a complete example: model, agent, tools, cache
 ///
 /// Downloads the default model, builds an example agent to WebAssembly, starts a host on a free port, deploys
 /// the agent over HTTP and talks to it. Succeeds only if the model called a tool with arguments that its

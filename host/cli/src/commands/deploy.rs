@@ -13,8 +13,8 @@ use crate::style;
 
 /// Deploy an agent to a running host
 ///
-/// A folder is built first. An agent with the same name is replaced, and its sessions continue with the new
-/// version. If the same agent is already in force, it keeps its version number.
+/// If you pass a folder, it is built first. An agent with the same name is replaced, and its sessions continue with the new
+/// version. If the same version is already active, it keeps its number.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -53,7 +53,7 @@ pub async fn run(args: Args) -> Result<()> {
     }
     let (name, version, digest) = (&agent.name, agent.version, short(&agent.digest));
     match before.ready.iter().any(|before| before.name == *name && before.version == version) {
-        true => out::line(&format!("unchanged {name}, version {version} is in force ({digest})"))?,
+        true => out::line(&format!("unchanged {name}, version {version} is active ({digest})"))?,
         false => out::line(&format!("deployed {name}, version {version} ({digest})"))?,
     }
     out::line(&format!("talk to it with: skep chat {}", agent.name))

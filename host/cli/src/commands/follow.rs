@@ -51,7 +51,7 @@ async fn connect_again<T>(
             }
             Err(_gone) => {
                 if !is_told {
-                    eprintln!("  the host is gone; waiting for it");
+                    eprintln!("  lost the connection to the host; waiting for it to come back");
                     is_told = true;
                 }
                 tokio::time::sleep(wait).await;

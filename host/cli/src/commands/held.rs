@@ -5,7 +5,7 @@ use skep_api::{Held, HeldDecision};
 
 use super::{HostArgs, out};
 
-/// Decide about the work that a restored host holds
+/// Resume or drop the work that a restored host holds
 ///
 /// A host that was restored from a backup does not continue with the work that was in flight when the backup
 /// was taken: open turns, events for agents and webhooks, schedules that were due, and batches. The host that

@@ -58,8 +58,8 @@ pub struct BuildArgs {
 
 /// List compiled kernels with the registers that they use
 ///
-/// For each kernel and architecture: the registers per thread, and the bytes that a thread has to keep in
-/// memory because it has no register left.
+/// For each kernel and architecture: the registers per thread, and the bytes per thread that spill to
+/// memory.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

@@ -9,7 +9,7 @@ use super::{HostArgs, confirmation::confirmed, out};
 /// Show and erase the KV pages that a host keeps on disk
 ///
 /// The pages of finished turns are written to the data folder, so that a session continues without computing its
-/// prompt again after its pages had to leave memory, and after a restart. See [kv] in skep.toml.
+/// prompt again after its pages were evicted from memory or the host restarted. See [kv] in skep.toml.
 #[derive(Debug, clap::Subcommand)]
 pub enum Command {
     Status(StatusArgs),
@@ -30,7 +30,7 @@ pub struct StatusArgs {
     json: bool,
 }
 
-/// Erase pages from the disk; sessions stay, and what they need again is computed again
+/// Erase pages from the disk; sessions are kept and recompute pages when they need them
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -41,10 +41,10 @@ pub struct PurgeArgs {
     /// Erase the pages of this tenant only
     #[arg(long, value_name = "NAME", conflicts_with = "agent")]
     tenant: Option<String>,
-    /// Erase the pages that only sessions of this agent have
+    /// Erase the pages that are used only by sessions of this agent
     #[arg(long, value_name = "NAME")]
     agent: Option<String>,
-    /// Erase the pages that only this session of the agent has
+    /// Erase the pages that are used only by this session of the agent
     #[arg(long, value_name = "ID", requires = "agent")]
     session: Option<String>,
     /// Erase everything without asking
@@ -78,7 +78,7 @@ fn show(status: &KvDisk) -> Result<()> {
     }
     let KvDisk { max_bytes, used_bytes, pages, tenants, pages_at_start, .. } = status;
     out::line(&format!(
-        "{} of {}: {}, {}; {pages_at_start} were there at the start",
+        "{} of {} used: {} of {} ({pages_at_start} found at startup)",
         HumanBytes(*used_bytes),
         HumanBytes(*max_bytes),
         out::count(*pages, "page"),
@@ -86,14 +86,14 @@ fn show(status: &KvDisk) -> Result<()> {
     ))?;
     let KvDisk { written_bytes, written_pages, read_bytes, read_pages, queued_bytes, .. } = status;
     out::line(&format!(
-        "since the start: read {read_pages} pages ({}), wrote {written_pages} ({}), {} wait",
+        "since startup: {read_pages} pages read ({}), {written_pages} written ({}), {} queued",
         HumanBytes(*read_bytes),
         HumanBytes(*written_bytes),
         HumanBytes(*queued_bytes),
     ))?;
     let KvDisk { evicted_pages, erased_pages, damaged_pages, dropped_pages, .. } = status;
     out::line(&format!(
-        "{evicted_pages} made room, {erased_pages} were erased, {damaged_pages} were damaged, {dropped_pages} were not \
-         written"
+        "pages: {evicted_pages} evicted, {erased_pages} erased, {damaged_pages} damaged, {dropped_pages} not written (disk \
+         full or slow)"
     ))
 }

@@ -22,7 +22,7 @@ pub struct Args {
     /// List only this agent
     #[arg(value_name = "AGENT")]
     agent: Option<String>,
-    /// List the versions that can be put into force
+    /// List the versions that can be rolled back to
     #[arg(long)]
     versions: bool,
     /// List the tools
@@ -97,16 +97,9 @@ async fn versions(client: &Client, agents: Vec<String>, json: bool) -> Result<()
         .flat_map(|(agent, versions)| {
             versions.into_iter().map(move |version| {
                 let digest = deploy::short(&version.digest).to_owned();
-                let in_force = if version.in_force { "in force" } else { "" }.to_owned();
+                let state = if version.in_force { "active" } else { "" }.to_owned();
                 let number = version.version.to_string();
-                [
-                    agent.clone(),
-                    number,
-                    in_force,
-                    digest,
-                    out::ago(version.deployed_at_ms),
-                    version.deployed_by,
-                ]
+                [agent.clone(), number, state, digest, out::ago(version.deployed_at_ms), version.deployed_by]
             })
         })
         .collect();

@@ -12,7 +12,7 @@ use crate::registry::{ArtifactName, Registry};
 
 /// Store an agent in an OCI registry
 ///
-/// The artifact holds the component and its agent.toml. A folder is built first.
+/// The artifact holds the component and its agent.toml. If you pass a folder, it is built first.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

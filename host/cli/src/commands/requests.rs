@@ -18,15 +18,15 @@ const DECIMALS: usize = 6;
 /// Maximum number of records of one page.
 const PAGE: u32 = 200;
 
-/// Show which models were asked for what, how it ended, how long it took and what it cost
+/// List requests to models with their result, duration, tokens and cost
 ///
-/// A host logs requests only if skep.toml says so: `log = "metadata"` under [requests] logs everything but the
-/// texts, and `log = "full"` the messages and answers as well, with secrets taken out. A tenant can have its
+/// A host logs requests only if skep.toml says so: `log = "metadata"` under [requests] logs everything but
+/// prompts and answers, and `log = "full"` logs these as well, with secrets taken out. A tenant can have its
 /// own setting: `requests` under [tenants.NAME]. Records are kept for `retention_days`, up to `max_mb`.
 ///
-/// With an ID, one record is shown with its texts. Reading texts, and searching in them, needs a key that was
+/// With an ID, one record is shown with its prompt and answer. Reading and searching these needs a key that was
 /// created with `skep key create --bodies`, or a host without keys. An admin sees all tenants, and other keys
-/// see their own. It is a log and not the bill, which `skep usage` shows: under heavy load a host may drop
+/// see their own. It is a log and not the accounting, which `skep usage` shows: under heavy load a host may drop
 /// records. Times are in UTC.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -39,7 +39,7 @@ Examples:
   skep requests --jsonl --bodies --since 1d > requests.jsonl
   skep requests --jsonl | jq -r 'select(.timing.total_ms > 5000) | .id'")]
 pub struct Args {
-    /// Show this record with its texts
+    /// Show this record with its prompt and answer
     #[arg(conflicts_with_all = ["follow", "jsonl", "model", "agent", "session", "tenant", "key", "status", "error",
         "since", "until", "search", "limit"])]
     id: Option<String>,
@@ -54,7 +54,7 @@ pub struct Args {
     /// Print all records, the oldest first, as one JSON object per line
     #[arg(long)]
     jsonl: bool,
-    /// With --jsonl, the texts as well
+    /// With --jsonl, prompts and answers as well
     #[arg(long, requires = "jsonl")]
     bodies: bool,
     #[command(flatten)]
@@ -82,7 +82,7 @@ struct Filters {
     /// Only requests that the API key with this id sent
     #[arg(long, value_name = "KEY_ID")]
     key: Option<String>,
-    /// Only requests that ended so
+    /// Only requests with this result
     #[arg(long, value_parser = ["ok", "failed", "cancelled"])]
     status: Option<String>,
     /// Only requests that failed with this code, such as upstream_unavailable
@@ -94,7 +94,7 @@ struct Filters {
     /// Only requests that are older than this
     #[arg(long, value_name = "AGE", value_parser = age)]
     until: Option<Duration>,
-    /// Only requests whose texts contain this one, in upper or lower case
+    /// Only requests whose prompt or answer contains this text, ignoring case
     #[arg(long, value_name = "TEXT")]
     search: Option<String>,
 }
@@ -219,7 +219,7 @@ fn cost(request: &ModelRequest) -> String {
     )
 }
 
-/// Returns a record with its texts, for people.
+/// Returns a record with its prompt and answer, for people.
 fn shown(request: &ModelRequest) -> String {
     let paint = style::stdout();
     let [time, _, from, model, result, tokens, first, total, cost] = row(request);

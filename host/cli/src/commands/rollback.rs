@@ -1,13 +1,13 @@
-//! `skep rollback`: puts an earlier version of an agent into force.
+//! `skep rollback`: activates an earlier version of an agent.
 
 use anyhow::Result;
 
 use super::{HostArgs, deploy::short, out};
 
-/// Put an earlier version of an agent into force
+/// Roll an agent back to an earlier version
 ///
-/// Without --to, this is the version before the one in force. Running turns finish on their own version;
-/// sessions continue with the version that is in force. To see the versions: skep list --versions AGENT
+/// Without --to, this is the version before the active one. Running turns finish on their own version;
+/// sessions continue with the active version. To see the versions: skep list --versions AGENT
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -16,7 +16,7 @@ Examples:
 pub struct Args {
     /// Name of the agent
     agent: String,
-    /// Version to put into force
+    /// Version to roll back to
     #[arg(long, value_name = "N")]
     to: Option<u64>,
     #[command(flatten)]

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, bail};
 use super::{HostArgs, out};
 use crate::failure::Usage;
 
-/// Let agents send keys and passwords that they never see
+/// Manage secrets that agents can send but never see
 ///
 /// An agent that is granted a secret gets a placeholder, which the host replaces with the value on the way
 /// out: in the headers, the query and the body of requests to the origins that are given here, and to no

@@ -12,8 +12,8 @@ const DECIMALS: usize = 6;
 
 /// Show what models were used for and what it cost, by agent, model, tenant, day, key or session
 ///
-/// Each day costs what its models cost on that day, by the prices in skep.toml. What has no price is `unknown` and
-/// in no sum. An admin sees all tenants, and other keys see their own. Days are days in UTC.
+/// Each day costs what its models cost on that day, by the prices in skep.toml. Usage without a price is shown as
+/// `unknown` and is in no sum. An admin sees all tenants, and other keys see their own. Days are days in UTC.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -22,7 +22,7 @@ Examples:
   skep usage --by day --since 2026-01-01 --until 2026-01-31 --csv > january.csv
   skep usage --by tenant --json | jq -r '.data[] | [.name, .cost[].amount] | @tsv'")]
 pub struct Args {
-    /// The groups
+    /// What to group by
     #[arg(long, default_value = "agent", value_parser = ["agent", "model", "tenant", "day", "key", "session"])]
     by: String,
     /// First day, such as 2026-01-31, or 7d for the last seven days [default: 31d]
@@ -101,7 +101,7 @@ fn summary(report: &UsageReport) -> Vec<String> {
         let saved = match (saved.is_empty(), &total.unknown_cost) {
             (true, _) => "an unknown amount".to_owned(),
             (false, None) => saved.join(" and "),
-            (false, Some(_)) => format!("{}, without what has no price", saved.join(" and ")),
+            (false, Some(_)) => format!("{}, excluding usage without a price", saved.join(" and ")),
         };
         lines.push(format!("prefix cache: {share:.1} % of the input tokens, which saved {saved}"));
     }

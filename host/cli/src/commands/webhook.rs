@@ -57,7 +57,7 @@ pub struct ListArgs {
     host: HostArgs,
 }
 
-/// Send one signed test event to a webhook now, and print its answer
+/// Send one signed test event to a webhook now, and print the response
 ///
 /// The topic is skep.webhook.test. The event is not sent again, and the exit code says whether it was
 /// accepted.

@@ -10,7 +10,7 @@ use crate::embedded;
 /// Print the WIT of the interface between agents and the host, or write it to a folder
 ///
 /// Agents can be written in every language that builds WebAssembly components. Its bindings are generated from this
-/// package, `skep:agent`; the worlds `agent`, `full-agent` and `agent-sync` are the ones to choose from.
+/// package, `skep:agent`; choose one of the worlds `agent`, `full-agent` and `agent-sync`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

@@ -1,4 +1,4 @@
-//! `[grants]` in `skep.toml`: the most that agents may be granted.
+//! `[grants]` in `skep.toml`: the maximum that agents may be granted.
 
 use serde::Deserialize;
 use skep_outbound::Origins;

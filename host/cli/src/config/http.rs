@@ -1,6 +1,6 @@
 //! `[http]` in `skep.toml`: bounds of the server, trusted proxies, and web pages that may use the host.
 
-use super::{PIECE_BYTES, number};
+use super::{MAX_BLOCK_BYTES, number};
 use anyhow::{Context as _, Result, bail};
 use ipnet::IpNet;
 use serde::Deserialize;
@@ -12,7 +12,7 @@ use std::time::Duration;
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct HttpConfig {
-    #[serde(deserialize_with = "number::<1024, PIECE_BYTES, _, _>")]
+    #[serde(deserialize_with = "number::<1024, MAX_BLOCK_BYTES, _, _>")]
     pub max_body_bytes: Option<usize>,
     /// Time that running requests may continue after a signal to stop.
     #[serde(deserialize_with = "number::<0, 86_400, _, _>")]

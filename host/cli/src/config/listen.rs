@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use serde::Deserialize as _;
 use serde::de::{Deserializer, Error as _};
 
-/// Parses an IP address and a port. Host names are not accepted, because one may stand for several addresses.
+/// Parses an IP address and a port. Host names are not accepted, because one may resolve to several addresses.
 pub fn listen_address(text: &str) -> Result<SocketAddr, String> {
     text.parse().map_err(|_| {
         format!(

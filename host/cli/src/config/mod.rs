@@ -36,11 +36,11 @@ use skep_runtime::LimitsToml;
 use skep_store::Durability;
 
 use crate::database_flag::DatabaseAddress;
+use crate::file_settings::FileSettings;
 use crate::model_prices::PricesConfig;
 use crate::number::number;
 use crate::server_options::{DataDir, ServerOptions};
 use crate::upstreams::{RouteConfig, UpstreamConfig};
-use crate::written::Written;
 use agents::AgentConfig;
 pub use ai::AiConfig;
 pub use auth::{AuthConfig, AuthFlag};
@@ -63,7 +63,7 @@ pub use webhook::WebhookConfig;
 /// Maximum total size of stored data.
 const BYTES: u64 = 1 << 50;
 /// Maximum size of data that is taken into memory in one block.
-const PIECE_BYTES: u64 = 1 << 30;
+const MAX_BLOCK_BYTES: u64 = 1 << 30;
 
 /// The file as written.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -105,7 +105,7 @@ pub struct Config {
     pub agents: BTreeMap<String, AgentConfig>,
     /// Limits of tenants, by name; `default` covers all others.
     pub tenants: BTreeMap<String, TenantConfig>,
-    /// Prices of models, by name. They can also stand with the models.
+    /// Prices of models, by name. They can also be set with the models.
     pub prices: BTreeMap<String, PricesConfig>,
     /// The log of requests to models.
     pub requests: RequestsConfig,
@@ -120,7 +120,7 @@ pub struct Config {
     pub webhook: Vec<WebhookConfig>,
     /// The settings as they were written.
     #[serde(skip)]
-    pub written: Written,
+    pub written: FileSettings,
 }
 
 /// The failures that a committed turn survives.
@@ -145,7 +145,7 @@ pub struct RuntimeConfig {
     pub max_session_bytes: Option<usize>,
     #[serde(deserialize_with = "number::<1, 100_000, _, _>")]
     pub max_instances: Option<usize>,
-    #[serde(deserialize_with = "number::<1024, PIECE_BYTES, _, _>")]
+    #[serde(deserialize_with = "number::<1024, MAX_BLOCK_BYTES, _, _>")]
     pub max_component_bytes: Option<usize>,
     /// Time that a deployment waits for the compiler.
     #[serde(deserialize_with = "number::<1, 86_400, _, _>")]
@@ -203,7 +203,7 @@ impl Config {
     pub fn parse(text: &str) -> Result<Self> {
         let config: Config = skep_runtime::parse_toml(text).map_err(anyhow::Error::msg)?;
         let written = skep_runtime::parse_toml(text).map_err(anyhow::Error::msg)?;
-        Ok(Config { written: Written::new(&written), ..config })
+        Ok(Config { written: FileSettings::new(&written), ..config })
     }
 
     /// Applies the settings in the file to `options`.
@@ -244,7 +244,7 @@ impl Config {
         self.http.apply(&mut options.gateway)?;
         self.auth.apply(&mut options.auth);
         self.ai.apply(options);
-        set(&mut options.runtime.sealing_key, &self.secrets.place()?);
+        set(&mut options.runtime.sealing_key, &self.secrets.sealing_key()?);
         self.sessions.apply(options)?;
         self.grants.apply(&mut options.runtime);
         self.requests.apply(&mut options.runtime.requests);

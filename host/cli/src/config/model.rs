@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_in_models_are_reported_with_their_place() {
+    fn mistakes_in_models_are_reported_with_their_position() {
         for (text, expected) in [
             ("model = 3", "line 1: model: "),
             ("[[model]]\n", "[[model]]: a model has neither `name` nor `source`"),

@@ -119,7 +119,7 @@ mod tests {
                             [[upstream.models]]\nname = \"big\"\n";
 
     #[test]
-    fn prices_can_stand_with_the_model_that_they_are_for() {
+    fn prices_can_be_set_with_their_model() {
         let later = PRICE.replace("0.60", "0.50").replace("2026-01-01", "2026-02-01");
         let text = format!(
             "[[model]]\nname = \"home\"\nsource = \"smollm2-135m\"\n[model.prices]\n{PRICE}\

@@ -22,12 +22,12 @@ impl SecretsConfig {
         }
     }
 
-    /// Returns the place of the keys, if the file names one.
-    pub fn place(&self) -> Result<Option<SealingKey>> {
+    /// Returns where the keys are, if the file names one.
+    pub fn sealing_key(&self) -> Result<Option<SealingKey>> {
         Ok(match (&self.key_file, &self.key_command) {
-            (Some(_), Some(_)) => bail!(
-                "[secrets] has key_file and key_command\n  hint: the keys come from one place; leave one of the two out"
-            ),
+            (Some(_), Some(_)) => {
+                bail!("[secrets] sets both key_file and key_command\n  hint: remove one of them")
+            }
             (Some(file), None) => Some(SealingKey::File(file.clone())),
             (None, Some(words)) if words.iter().all(String::is_empty) => {
                 bail!(

@@ -17,7 +17,7 @@ pub struct SessionsConfig {
     /// Hours that the answer to an idempotency key is kept.
     #[serde(deserialize_with = "number::<1, 876_000, _, _>")]
     pub idempotency_h: Option<u32>,
-    /// Days for which the bill lists sessions one by one; afterwards they are part of their agent's usage.
+    /// Days for which usage reports list sessions one by one; afterwards they are part of their agent's usage.
     #[serde(deserialize_with = "number::<1, 400, _, _>")]
     pub usage_days: Option<u32>,
 }

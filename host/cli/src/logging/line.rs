@@ -55,14 +55,14 @@ where
     ) -> fmt::Result {
         SystemTime.format_time(&mut writer)?;
         let level = *event.metadata().level();
-        let colour = match level {
+        let color = match level {
             tracing::Level::ERROR => 31,
             tracing::Level::WARN => 33,
             tracing::Level::INFO => 32,
             _ => 34,
         };
         match writer.has_ansi_escapes() {
-            true => write!(writer, " \x1b[{colour}m{level:>5}\x1b[0m")?,
+            true => write!(writer, " \x1b[{color}m{level:>5}\x1b[0m")?,
             false => write!(writer, " {level:>5}")?,
         }
         let shown = turn_fields(context);
@@ -142,9 +142,9 @@ mod tests {
     use super::*;
 
     #[derive(Clone, Default)]
-    struct Written(Arc<Mutex<Vec<u8>>>);
+    struct FileSettings(Arc<Mutex<Vec<u8>>>);
 
-    impl std::io::Write for Written {
+    impl std::io::Write for FileSettings {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
             self.0.lock().expect("no writer panicked").extend_from_slice(bytes);
             Ok(bytes.len())
@@ -155,16 +155,16 @@ mod tests {
         }
     }
 
-    impl MakeWriter<'_> for Written {
-        type Writer = Written;
-        fn make_writer(&self) -> Written {
+    impl MakeWriter<'_> for FileSettings {
+        type Writer = FileSettings;
+        fn make_writer(&self) -> FileSettings {
             self.clone()
         }
     }
 
     #[test]
     fn a_text_line_shows_agent_session_and_turn_and_no_other_span_fields() {
-        let written = Written::default();
+        let written = FileSettings::default();
         let lines =
             tracing_subscriber::fmt().with_ansi(false).fmt_fields(TurnFields).event_format(HumanFormat);
         tracing::subscriber::with_default(lines.with_writer(written.clone()).finish(), || {

@@ -33,8 +33,8 @@ pub fn start(level: &str, format: LogFormat, traces: Option<&TraceOptions>) -> R
     let lines: Box<dyn Layer<Registry> + Send + Sync> = match format {
         LogFormat::Text => {
             use std::io::IsTerminal as _;
-            let coloured = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-            lines.with_ansi(coloured).fmt_fields(line::TurnFields).event_format(line::HumanFormat).boxed()
+            let colored = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+            lines.with_ansi(colored).fmt_fields(line::TurnFields).event_format(line::HumanFormat).boxed()
         }
         LogFormat::Json => lines.json().flatten_event(true).boxed(),
     };

@@ -1,7 +1,7 @@
-//! The settings in force of a running host, which its operator can read again from the file.
+//! The active settings of a running host, which its operator can reload from the file.
 //!
-//! A reload reads the file and the flags anew, checks and builds everything that they ask for, and only then hands each
-//! part of the host its settings. What did not change is not touched: an upstream keeps its limits and its circuit breaker,
+//! A reload reads the file and the flags again, checks and builds everything that they ask for, and only then hands each
+//! part of the host its settings. Unchanged parts are not touched: an upstream keeps its limits and its circuit breaker,
 //! an MCP server its connection, a model its memory.
 
 mod models;
@@ -20,12 +20,12 @@ use skep_runtime::{AgentHost, ToolServer};
 
 use crate::catalog;
 use crate::config::{self, rates_of_open_host};
+use crate::file_settings::FileSettings;
 use crate::local_models;
 use crate::memory_budget::MemoryBudget;
 use crate::progress::{Progress, Silent};
 use crate::server_options::{Reread, ServerOptions};
 use crate::upstreams::VaultKeys;
-use crate::written::Written;
 use models::{ModelPlan, Models};
 pub use names::warnings;
 
@@ -45,14 +45,14 @@ pub struct Settings {
 
 /// The content of [`Configuration::show`].
 struct Shown {
-    in_force: Written,
+    in_force: FileSettings,
     needs_restart: Vec<SettingChange>,
 }
 
 /// The parts of a host that take settings while it runs, beside those of [`AgentHost`].
 pub struct Parts {
     pub rates: Arc<RateLimiter>,
-    /// Whether others than this machine can connect.
+    /// Whether other machines can connect.
     pub is_open: bool,
     pub weights: InForce<Weights>,
     pub model_names: InForce<BTreeMap<String, String>>,
@@ -98,7 +98,7 @@ impl Settings {
         let changed = before.in_force.changes(&in_force);
         let mut warnings = warnings(&options, self.host.models());
         if let Err(error) = self.host.restart_waiting_agents().await {
-            warnings.push(format!("agents whose model is there again cannot be started yet: {error}"));
+            warnings.push(format!("cannot restart agents whose model is available again: {error}"));
         }
         warnings.extend(names::agents_without_model(&self.host));
         self.shown.replace(Shown { in_force, needs_restart: needs_restart.clone() });
@@ -112,7 +112,7 @@ impl Settings {
         Models { set: self.host.models(), started, engine, vault, progress, budget }.plan(before, after)
     }
 
-    /// Puts everything into force. Only the database can fail, and it is asked first.
+    /// Applies everything. Only the database can fail, and it is asked first.
     async fn apply(&self, plan: ModelPlan, options: &ServerOptions) -> Result<()> {
         let host = &self.host;
         host.set_webhooks(&options.runtime.webhooks).await.context("[[webhook]]")?;

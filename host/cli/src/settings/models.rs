@@ -94,7 +94,7 @@ impl Models<'_> {
         Ok(())
     }
 
-    /// Makes all routes anew, because they hold their models, and keep no state of their own.
+    /// Rebuilds all routes, because they hold their models and have no state.
     fn routes(
         &self,
         before: &ServerOptions,
@@ -121,7 +121,7 @@ impl ModelPlan {
         tokio::spawn(async move {
             retired.await;
             for name in load {
-                // Another reload may have removed the model; a load that fails is logged, and the model's state tells why.
+                // Another reload may have removed the model; a load that fails is logged, and the model's state says why.
                 let _ = set.load(&name);
             }
         });

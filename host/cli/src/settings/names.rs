@@ -1,12 +1,11 @@
-//! Names in the settings that mean nothing, which are likely mistakes: they are no errors, because what they name may
-//! come later.
+//! Warnings about unknown names in the settings. They are not errors, because the names may be defined later.
 
 use skep_engine::{ModelSet, ServedModel};
 use skep_runtime::{AgentHost, ModelGrant, did_you_mean};
 
 use crate::server_options::ServerOptions;
 
-/// Returns what is likely a mistake in the settings of a host with these models.
+/// Returns warnings about likely mistakes in the settings of a host with these models.
 pub fn warnings(options: &ServerOptions, models: &ModelSet) -> Vec<String> {
     let known = names(models);
     let mut warnings = Vec::new();
@@ -72,7 +71,7 @@ fn unknown_model(section: &str, grant: &ModelGrant, known: &[String]) -> Option<
             )
         }
         None if text.ends_with('*') => format!(
-            "{section} models: {text:?} grants nothing; \"*\" stands for all models of this host, and \"NAME/*\" for those of \
+            "{section} models: {text:?} grants nothing; \"*\" means all local models, and \"NAME/*\" those of \
              an upstream"
         ),
         None => {

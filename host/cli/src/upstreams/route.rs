@@ -73,7 +73,7 @@ impl RouteConfig {
             bail!("it has no models\n  hint: add [[route.models]] with model = \"…\" below it");
         }
         if known.contains_key(&self.name) {
-            bail!("a model has this name, too\n  hint: choose another name for the route");
+            bail!("a model already has this name\n  hint: choose another name for the route");
         }
         let members: Result<Vec<_>> = self.models.iter().map(|model| model.member(known)).collect();
         Ok(RouteOptions {

@@ -40,7 +40,7 @@ pub struct UpstreamConfig {
     pub tokens_per_minute: Option<u32>,
     #[serde(default, deserialize_with = "number::<1, 65_536, _, _>")]
     pub max_in_flight: Option<usize>,
-    /// Maximum time that a request waits for room.
+    /// Maximum time that a request waits for a free slot.
     #[serde(default, deserialize_with = "number::<0, LONGEST_MS, _, _>")]
     pub max_wait_ms: Option<u64>,
     #[serde(default, deserialize_with = "number::<1, LONGEST_MS, _, _>")]
@@ -51,7 +51,7 @@ pub struct UpstreamConfig {
     /// Time between two parts of an answer.
     #[serde(default, deserialize_with = "number::<1, LONGEST_MS, _, _>")]
     pub idle_ms: Option<u64>,
-    /// Number of times that a request is sent at most, as long as nothing of an answer was told.
+    /// Maximum number of attempts for a request, all before any part of an answer was sent.
     #[serde(default, deserialize_with = "number::<1, 100, _, _>")]
     pub attempts: Option<u32>,
     /// Number of failures in a row after which nothing is sent for a while.
@@ -93,7 +93,7 @@ pub struct UpstreamModelConfig {
     pub prices: Option<PricesConfig>,
 }
 
-/// The server's means of giving an answer a form.
+/// The server's support for structured output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum StructuredConfig {
@@ -175,7 +175,7 @@ impl UpstreamConfig {
                 let valid = Key::new(&text).map_err(|problem| anyhow::anyhow!("key_env {name:?}: {problem}"));
                 valid.map(|_| Some(Arc::new(EnvironmentKey(name.clone())) as Arc<dyn KeySource>))
             }
-            (Some(_), Some(_)) => bail!("an upstream has either `key` or `key_env`"),
+            (Some(_), Some(_)) => bail!("set either `key` or `key_env`, not both"),
         }
     }
 }

@@ -49,19 +49,19 @@ pub struct Routed {
 #[derive(Clone, Debug)]
 pub struct ChatOutcome {
     pub text: String,
-    /// The model's reasoning, where it is told apart from the text.
+    /// The model's reasoning, if it is reported separately from the text.
     pub reasoning: String,
     /// Complete calls only: a call that a limit cut off is not included.
     pub tool_calls: Vec<ToolCall>,
     pub finish: ChatFinish,
     /// The stop string that ended the text.
     pub stopped_by: Option<String>,
-    /// Whether output that must be whole was cut off: a tool call, or an answer that must have a form or be a
+    /// Whether output that must be whole was cut off: a tool call, or an answer that must match a schema or be a
     /// call.
     pub cut_off: bool,
     pub usage: Usage,
     pub timing: Timing,
-    /// The prompt's tokens. Remote models tell none, nor any of the following.
+    /// The prompt's tokens. Remote models report neither them nor any of the following.
     pub prompt: Vec<u32>,
     /// The answer's tokens that count as history, without an end-of-turn token and without a stop string.
     pub tokens: Vec<u32>,

@@ -79,7 +79,7 @@ impl Dialect {
         self.markup.tokens.iter().copied().chain(marks).collect()
     }
 
-    /// Returns the part of the model's own text that is the answer; `None` if it cannot be told apart.
+    /// Returns the part of the model's own text that is the answer; `None` if it cannot be identified.
     pub(super) fn answer_of<'a>(&self, raw: &'a str) -> Option<&'a str> {
         match (&self.markup.reading, self.tags) {
             (Reading::Harmony, _) => None,
@@ -90,7 +90,7 @@ impl Dialect {
         }
     }
 
-    /// Returns whether a conversation that has changed is encoded anew from where it differs, rather than from its
+    /// Returns whether a conversation that has changed is encoded again from where it differs, rather than from its
     /// beginning.
     pub(super) fn keeps_common_tokens(&self) -> bool {
         !self.markup.is_hermes() || self.tags.is_some()
@@ -127,7 +127,7 @@ impl Dialect {
     ) -> Option<Thinking> {
         let wanted = &options.reasoning;
         let budget = match wanted.enabled {
-            // A template that cannot be told closes no reasoning itself.
+            // A template without a reasoning switch does not close the reasoning itself.
             Some(false) => Some(0),
             _ => wanted.budget,
         };

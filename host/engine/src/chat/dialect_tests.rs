@@ -24,7 +24,7 @@ const KIMI: [&str; 7] = [
     "<|tool_calls_section_end|>",
 ];
 
-/// A template that shows reasoning only after the last message of the user, and opens it unless it is told not to.
+/// A template that shows reasoning only after the last message of the user, and opens it unless it is disabled.
 const THINKING_TEMPLATE: &str = "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'user' %}\
     {% set ns.last = loop.index0 %}{% endif %}{% endfor %}{% for m in messages %}<|im_start|>{{ m.role }}\n\
     {% if m.role == 'assistant' %}{% set c = m.content.split('</think>')[-1].lstrip('\n') %}\
@@ -113,7 +113,7 @@ async fn a_model_that_would_not_reason_begins_to_where_its_answer_is_bound() {
         (ChatFinish::Length, ""),
         "it cannot end before its answer"
     );
-    // Without reasoning the template closes it, and the form binds from the first token on.
+    // Without reasoning the template closes it, and the schema applies from the first token on.
     let reasoning = Reasoning { enabled: Some(false), ..Reasoning::default() };
     let options = ChatOptions { reasoning, ..options };
     let outcome = chat(&model, &[ChatMessage::user("so?")], options).unwrap().outcome().await.unwrap();
@@ -156,7 +156,7 @@ async fn a_budget_ends_the_reasoning() {
 }
 
 #[tokio::test]
-async fn kimi_calls_are_made_answered_and_shown_with_ids_of_its_form() {
+async fn kimi_call_ids_follow_its_format_in_calls_and_results() {
     let call = "<think>Look.</think>One moment.<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>\
                 {\"city\":\"Rom\"}<|tool_call_end|><|tool_calls_section_end|>";
     let model = engine(&KIMI, KIMI_TEMPLATE, &[call, "<think>Sun.</think>Sunny.", "<think>Hm.</think>Bye."]);
@@ -290,7 +290,7 @@ async fn values_between_tags_are_held_to_what_a_mask_can_follow() {
             let arguments = arguments.to_string();
             markup.assistant("", &[ToolCall { id: String::new(), name: "paint".into(), arguments }])
         };
-        // What a template would write of the tool's schema is written by it, because a string is told from JSON by it.
+        // The template's own spelling of the schema is used, because it decides what is a string and what is JSON.
         let scripts = [script(&valid), script(&wrong)];
         let options = EngineOptions { markup: Some(markup.name), ..EngineOptions::default() };
         let template = ChatTemplate::chatml_default();
@@ -317,7 +317,7 @@ async fn values_between_tags_are_held_to_what_a_mask_can_follow() {
 }
 
 #[tokio::test]
-async fn calls_that_look_like_an_answer_with_a_form_are_refused_with_what_works() {
+async fn calls_that_look_like_structured_output_are_refused_with_an_alternative() {
     let options = EngineOptions { markup: Some("llama3"), ..EngineOptions::default() };
     let template = ChatTemplate::chatml_default();
     let scripts = ["{\"ok\": true}"; 2];

@@ -10,7 +10,7 @@ use super::options::ChatOptions;
 use crate::Constraint;
 use crate::constraint::text_without;
 
-/// Returns the constraint on the text, if one is needed. An answer with a form of its own is left to that form.
+/// Returns the constraint on the text, if one is needed. Structured output is left to its own constraint.
 pub(super) fn constraint(options: &ChatOptions, dialect: &Dialect) -> Option<Constraint> {
     let is_described = !options.tools.is_empty() && options.tool_choice == ToolChoice::None;
     if !is_described || options.output.is_some() {

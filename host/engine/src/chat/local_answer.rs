@@ -35,18 +35,18 @@ pub(crate) struct LocalAnswer {
     logprobs: Vec<TokenLogprob>,
     produced: Vec<u32>,
     rolled_back: RolledBack,
-    said: Told,
+    reported: ReportedParts,
     /// Number of tokens up to the end of the reasoning.
     reasoning_tokens: usize,
-    /// Whether the answer must have a form or be a call.
+    /// Whether the answer must match a schema or be a call.
     must_be_whole: bool,
     check: CallCheck,
     ended: bool,
 }
 
-/// The parts of an answer that events have told.
+/// The parts of an answer that events have reported.
 #[derive(Default)]
-struct Told {
+struct ReportedParts {
     text: String,
     reasoning: String,
     /// All of it as the model wrote it.
@@ -129,7 +129,7 @@ impl LocalAnswer {
             logprobs: Vec::new(),
             produced: Vec::new(),
             rolled_back: RolledBack::default(),
-            said: Told::default(),
+            reported: ReportedParts::default(),
             reasoning_tokens: 0,
             check: CallCheck {
                 tools: match !options.unconstrained && dialect.markup.writes_parameters() {
@@ -212,7 +212,7 @@ impl LocalAnswer {
 
     /// Returns whether everything so far is reasoning.
     fn is_in_reasoning(&self) -> bool {
-        let Told { text, reasoning, tool_calls, .. } = &self.said;
+        let ReportedParts { text, reasoning, tool_calls, .. } = &self.reported;
         !reasoning.is_empty() && text.is_empty() && tool_calls.is_empty() && !self.reader.is_in_call()
     }
 
@@ -220,7 +220,7 @@ impl LocalAnswer {
         if delta.is_empty() {
             return;
         }
-        self.said.raw.push_str(delta);
+        self.reported.raw.push_str(delta);
         let parsed = self.reader.push(delta);
         self.tell(parsed);
     }
@@ -229,13 +229,13 @@ impl LocalAnswer {
         for event in parsed {
             self.ready.push_back(match event {
                 ParsedEvent::Text(delta) => {
-                    self.said.text.push_str(&delta);
+                    self.reported.text.push_str(&delta);
                     ChatEvent::Text { delta, logprobs: std::mem::take(&mut self.logprobs) }
                 }
                 ParsedEvent::Reasoning(delta) => {
                     // The log-probabilities of reasoning belong to no text either.
                     self.logprobs.clear();
-                    self.said.reasoning.push_str(&delta);
+                    self.reported.reasoning.push_str(&delta);
                     ChatEvent::Reasoning { delta }
                 }
                 ParsedEvent::CallStarted { index, id, name } => {
@@ -248,7 +248,7 @@ impl LocalAnswer {
                     }
                     // The log-probabilities of the call's own tokens belong to no text.
                     self.logprobs.clear();
-                    self.said.tool_calls.push(call.clone());
+                    self.reported.tool_calls.push(call.clone());
                     ChatEvent::ToolCallFinished { index, call }
                 }
             });
@@ -269,15 +269,15 @@ impl LocalAnswer {
             self.ready.push_back(ChatEvent::Text { delta: String::new(), logprobs });
         }
         // A stop string after a whole call cuts nothing off.
-        let has_calls = !self.said.tool_calls.is_empty() && finished.reason != FinishReason::Length;
+        let has_calls = !self.reported.tool_calls.is_empty() && finished.reason != FinishReason::Length;
         let cut_off = cut && (in_call || self.must_be_whole && !has_calls);
         let finish = match finished.reason {
             FinishReason::Length => ChatFinish::Length,
             _ if cut_off => ChatFinish::Length,
-            _ if !self.said.tool_calls.is_empty() => ChatFinish::ToolCalls,
+            _ if !self.reported.tool_calls.is_empty() => ChatFinish::ToolCalls,
             _ => ChatFinish::Stop,
         };
-        let Told { text, reasoning, raw, tool_calls } = std::mem::take(&mut self.said);
+        let ReportedParts { text, reasoning, raw, tool_calls } = std::mem::take(&mut self.reported);
         let tokens = self.history_tokens(finished.tokens, &finished.reason, &raw);
         let stopped_by = match finished.reason {
             FinishReason::Stop(stop) => Some(stop),
@@ -319,7 +319,7 @@ impl LocalAnswer {
     }
 
     /// Returns the longest prefix of `tokens` whose text is within `raw`, followed by the rest of `raw`,
-    /// encoded anew.
+    /// encoded again.
     fn cut_at_text(&self, mut tokens: Vec<u32>, raw: &str) -> Vec<u32> {
         let (mut kept, mut kept_bytes, mut bytes) = (0, 0, 0);
         for (index, &id) in tokens.iter().enumerate() {

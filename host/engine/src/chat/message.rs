@@ -45,7 +45,7 @@ pub struct ChatMessage {
     /// The name of the tool that answers, or of the speaker.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// The reasoning before an assistant message, where a model tells it apart from its text.
+    /// The reasoning before an assistant message, if the model reports it separately from its text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reasoning: Option<String>,
     /// An assistant message's text exactly as generated, tool-call markup included.
@@ -66,7 +66,7 @@ impl ChatMessage {
         Self::new(Role::Assistant, content.into())
     }
 
-    /// The answer to the tool call `call_id`.
+    /// Creates the answer to the tool call `call_id`.
     pub fn tool(call_id: impl Into<String>, content: impl Into<String>) -> Self {
         ChatMessage { tool_call_id: Some(call_id.into()), ..Self::new(Role::Tool, content.into()) }
     }
@@ -184,7 +184,7 @@ mod tests {
     use std::collections::HashSet;
 
     #[test]
-    fn call_ids_are_unique_and_of_one_form() {
+    fn call_ids_are_unique_and_have_one_format() {
         let ids: HashSet<String> = (0..10_000).map(|_| ToolCall::mint_id()).collect();
         assert_eq!(ids.len(), 10_000);
         assert!(

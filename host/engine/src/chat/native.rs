@@ -1,7 +1,7 @@
 //! Messages for templates that write calls themselves, and the spelling of the model's own answers in what they write.
 //!
 //! Invariant: an answer keeps the text that the model gave it as long as everything before it is what the model saw. From
-//! the first difference on, the template's spelling stands.
+//! the first difference on, the template's spelling is kept.
 
 use serde_json::{Value, json};
 

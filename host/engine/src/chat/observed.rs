@@ -5,13 +5,13 @@ use super::message::{ChatMessage, ToolCall};
 use super::options::ChatOptions;
 use super::stream::ChatStream;
 use crate::EngineError;
-use crate::observation::{Attempts, Called, Ending, Observation, Observed, Said};
+use crate::observation::{Attempts, Ending, Observation, Observed, PromptMessage, ToolCallRef};
 
 /// Starts an answer of `model`, and lets the observer of the options follow it, if there is one. The options that
 /// `start` gets have none, so that a model that asks others is observed once.
 pub(crate) fn observed(
     model: &str,
-    said: &mut dyn Iterator<Item = Said<'_>>,
+    said: &mut dyn Iterator<Item = PromptMessage<'_>>,
     mut options: ChatOptions,
     start: impl FnOnce(ChatOptions) -> Result<ChatStream, EngineError>,
 ) -> Result<ChatStream, EngineError> {
@@ -36,19 +36,19 @@ pub(super) fn observe(observed: &mut Observed, event: &Result<ChatEvent, EngineE
         }
         Ok(ChatEvent::Reasoning { delta }) => Observation::Reasoning(delta),
         Ok(ChatEvent::Text { delta, .. }) => Observation::Text(delta),
-        Ok(ChatEvent::ToolCallFinished { call, .. }) => Observation::Called(called(call)),
+        Ok(ChatEvent::ToolCallFinished { call, .. }) => Observation::ToolCall(called(call)),
         Ok(ChatEvent::ToolCallStarted { .. } | ChatEvent::ToolCallArguments { .. }) => return,
         Ok(ChatEvent::Finished(ChatOutcome { finish, usage, timing, .. })) => {
             return observed.end(Ending::Finished { reason: finish.as_str(), usage, timing });
         }
         Err(error) => return observed.fail(error),
     };
-    observed.note(observation);
+    observed.observe(observation);
 }
 
 /// Returns the messages for the observer of a request, the newest first.
-pub(crate) fn said(messages: &[ChatMessage]) -> impl Iterator<Item = Said<'_>> {
-    messages.iter().rev().map(|message| Said {
+pub(crate) fn said(messages: &[ChatMessage]) -> impl Iterator<Item = PromptMessage<'_>> {
+    messages.iter().rev().map(|message| PromptMessage {
         role: message.role.as_str(),
         text: message.text_with_notes(),
         reasoning: message.reasoning.as_deref(),
@@ -58,6 +58,6 @@ pub(crate) fn said(messages: &[ChatMessage]) -> impl Iterator<Item = Said<'_>> {
     })
 }
 
-fn called(call: &ToolCall) -> Called<'_> {
-    Called { id: &call.id, name: &call.name, arguments: &call.arguments }
+fn called(call: &ToolCall) -> ToolCallRef<'_> {
+    ToolCallRef { id: &call.id, name: &call.name, arguments: &call.arguments }
 }

@@ -12,7 +12,7 @@ use super::message::{ToolChoice, ToolSpec};
 use super::options::ChatOptions;
 use crate::{BeforeCalls, CallMarkup, CallableTool, Constraint, Engine, EngineError, ToolCallForm};
 
-/// The parameter that an error names if the form of the answer is wrong.
+/// The parameter that an error names if the output format is wrong.
 const OUTPUT: &str = "output";
 
 /// Returns the constraint on the answer, if there is one.
@@ -24,7 +24,7 @@ pub(super) fn constraint(
     let markup = || markup::call_markup(dialect.markup, Some(tokenizer));
     if !options.calls_tools() {
         let Some(output) = &options.output else { return Ok(None) };
-        // Where text has markup around it, an answer with a form has it too.
+        // If text has markup around it, structured output has it as well.
         let form = match markup() {
             CallMarkup::Parts(parts) if !parts.before_text.is_empty() && is_an_alternative(output) => {
                 ToolCallForm {
@@ -55,7 +55,7 @@ pub(super) fn constraint(
         }
         (ToolChoice::Auto, Some(_)) if dialect.markup.begins_like_json() => {
             return refused(
-                "calls of this model are JSON objects, so they cannot be told apart from an answer with a form; \
+                "this model writes tool calls as plain JSON, which cannot be distinguished from structured output; \
                  set the tool choice to none or required",
             );
         }
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_call_that_begins_in_free_text_is_forced_into_form() {
+    async fn a_call_that_begins_in_free_text_is_constrained() {
         for script in [
             "<tool_call>nonsense",
             "I <tool_call>{\"name\": \"rm\", \"arguments\": [",
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_output_form_can_be_combined_with_calls() {
+    async fn structured_output_can_be_combined_with_calls() {
         let output =
             Some(Constraint::JsonSchema(json!({"type": "object", "properties": {"ok": {"type": "boolean"}},
                                                         "required": ["ok"], "additionalProperties": false})));

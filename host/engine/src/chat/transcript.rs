@@ -3,7 +3,7 @@
 //! Invariant: `tokens` are the tokens of `rendered`, and they contain the tokens that the model produced
 //! unchanged. The next answer continues from them: only newer text is encoded, so the KV cache stays warm and
 //! history never changes under the model. If the template renders history differently the second time, or if
-//! the system message, the tools or the examples changed, the conversation is encoded anew.
+//! the system message, the tools or the examples changed, the conversation is encoded again.
 
 use std::borrow::Cow;
 
@@ -189,7 +189,7 @@ impl Transcript {
         Err(EngineError::InvalidRequest { parameter: "messages".into(), message })
     }
 
-    /// Appends the answer, with its exact tokens if the model told them.
+    /// Appends the answer, with its exact tokens if the model reported them.
     pub fn commit(&mut self, outcome: &ChatOutcome) {
         if outcome.prompt.is_empty() {
             self.forget_tokens();
@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_changed_system_message_is_encoded_anew() {
+    async fn a_changed_system_message_is_encoded_again() {
         let engine = fixture::engine(ChatTemplate::chatml_default(), &["one", "two", "three"]);
         let mut transcript = Transcript::new();
         transcript.set_system("First.");

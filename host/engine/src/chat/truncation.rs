@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_between_a_call_and_its_result_goes_with_them() {
+    fn messages_between_a_call_and_its_result_are_dropped_with_them() {
         let messages = vec![
             call("a"),
             call("b"),
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_that_a_template_refuses_are_passed_over() {
+    fn messages_that_a_template_rejects_are_skipped() {
         let messages = conversation();
         let begins_with_user = |messages: &[ChatMessage]| match messages[1].role {
             Role::User => Ok(messages.len()),

@@ -267,7 +267,7 @@ impl Writer {
                 format!("{json}value_{number} {after}\nvalue_{number}: {}", as_json(self, &schema))
             }
             WrittenValue { texts, json: schema } => {
-                // Where nothing tells a text from JSON, a text without bounds may be anything.
+                // If a text cannot be distinguished from JSON, a text without bounds may be anything.
                 let schema = schema.filter(|_| is_told_apart || texts.iter().all(bounds_text));
                 let texts: Vec<String> = texts.iter().map(|text| self.text(text, markup)).collect();
                 let texts = format!("{string}({})", texts.join(" | "));

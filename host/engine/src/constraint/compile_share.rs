@@ -13,7 +13,7 @@ use crate::EngineError;
 /// Maximum number of one tenant's constraints that are compiled at the same time.
 const AT_ONCE: usize = 2;
 /// Longest wait for a slot, which is longer than most constraints take. A request that has to wait longer is
-/// told to retry.
+/// asked to retry.
 const LONGEST_WAIT: Duration = Duration::from_millis(500);
 
 #[derive(Default)]

@@ -26,7 +26,7 @@ const LARGEST_BOUND: f64 = 9e18;
 pub(super) struct CompilerSupport<'a> {
     /// Whether the compiler accepts the regular expression.
     pub pattern: &'a dyn Fn(&str) -> bool,
-    /// Whether the compiler can tell the `patternProperties` of this object apart.
+    /// Whether the compiler can distinguish the `patternProperties` of this object.
     pub names: &'a dyn Fn(&Members) -> bool,
 }
 

@@ -1,4 +1,4 @@
-//! The model's tokenizer in the form that llguidance needs: the bytes of every token in a trie, special tokens
+//! The model's tokenizer as llguidance needs it: the bytes of every token in a trie, special tokens
 //! marked so that no text can spell them, and a way to tokenize forced bytes. Forced bytes must come back
 //! exactly: where the tokenizer would add or change something (a leading space, a normalized character), the
 //! longest tokens of the trie are taken.

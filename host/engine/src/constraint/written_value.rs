@@ -47,7 +47,7 @@ impl WrittenValue {
     }
 }
 
-/// Whether a schema of a string allows less than any string, as far as a mask can tell.
+/// Whether a schema of a string allows less than any string, as far as a mask can enforce it.
 pub(super) fn bounds_text(schema: &Value) -> bool {
     let members = schema.as_object();
     let has = |key: &str| members.is_some_and(|members| members.contains_key(key));
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn strings_are_told_from_everything_else_through_alternatives() {
+    fn string_types_are_recognized_through_alternatives() {
         let optional = json!({"anyOf": [{"type": "integer"}, {"type": "null"}], "default": null});
         assert_eq!(written(optional.clone()), (0, Some(optional)));
         let choice = json!({"anyOf": [{"$ref": "#/$defs/color"}, {"type": "null"}], "title": "Color"});

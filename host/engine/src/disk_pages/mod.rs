@@ -1,8 +1,8 @@
-//! The way of KV pages to the tier on disk and back.
+//! Moves KV pages to the disk tier and back.
 //!
 //! When a sequence ends, its whole pages are copied out of the executor between steps and queued for the disk. When a request
 //! arrives whose prefix is on disk and not in memory, and reading is expected to take less time than computing, the request
-//! is held back while its pages come in; they go into the prefix tree, where admission finds them.
+//! waits while its pages are read into the prefix tree, where admission finds them.
 //!
 //! Invariant: whatever fails, a page is computed instead. Nothing here makes a step wait for the disk.
 
@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use skep_cache::{DiskTier, Keys, LayoutId, Owner, TenantTag, Which};
+use skep_cache::{DiskTier, EraseFilter, LayoutId, Owner, PageNamer, TenantTag};
 use skep_model::{Executor, PAGE_TOKENS};
 
 use crate::Affinity;
@@ -29,11 +29,11 @@ use spill::{Copied, Spill};
 const MAX_SPILLS: usize = 1024;
 /// Time that copying may take between two steps.
 pub(crate) const COPY_TIME: Duration = Duration::from_micros(500);
-/// Fewer pages than this are computed.
+/// Prefixes of fewer pages are computed instead of read.
 const MIN_READ_PAGES: usize = 2;
-/// Tokens that are computed in a second, until it was measured.
+/// Assumed number of tokens that are computed in a second, until it has been measured.
 const TOKENS_PER_S: f64 = 500.0;
-/// A read may take so many times the time that computing would, before it is given up: the machine may be as slow at either.
+/// A read is abandoned after this multiple of the estimated compute time, because a slow machine is slow at both.
 const PATIENCE: u32 = 2;
 /// A step with fewer tokens says little about the speed of prefills.
 const MEASURED_TOKENS: usize = 48;
@@ -42,48 +42,53 @@ const NEWEST: f64 = 0.25;
 
 /// The pages to erase, by the names of their owners.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum PagesOf {
+pub enum EraseScope {
     Everyone,
     Tenant(String),
-    /// Pages that only sessions of this agent have.
+    /// Pages that are used only by sessions of this agent.
     Agent(String),
-    /// Pages that only this session has.
+    /// Pages that are used only by this session.
     Session {
         agent: String,
         session: String,
     },
 }
 
-impl PagesOf {
-    /// Erases the pages from the disk and returns their number. It waits for what is queued there.
+impl EraseScope {
+    /// Erases the pages from the disk and returns their number. It waits for queued writes.
     pub fn erase_from(&self, tier: &DiskTier) -> u64 {
         let keys = tier.keys();
         tier.forget(match self {
-            PagesOf::Everyone => Which::All,
-            PagesOf::Tenant(tenant) => Which::Tenant(keys.tenant(tenant)),
-            PagesOf::Agent(agent) => Which::Agent(keys.owner(Some(agent), None).agent),
-            PagesOf::Session { agent, session } => Which::Session(keys.owner(Some(agent), Some(session))),
+            EraseScope::Everyone => EraseFilter::All,
+            EraseScope::Tenant(tenant) => EraseFilter::Tenant(keys.tenant(tenant)),
+            EraseScope::Agent(agent) => EraseFilter::Agent(keys.owner(Some(agent), None).agent),
+            EraseScope::Session { agent, session } => {
+                EraseFilter::Session(keys.owner(Some(agent), Some(session)))
+            }
         })
     }
 }
 
-/// The disk as one replica sees it.
+/// The connection of one replica to the disk tier.
 pub(crate) struct DiskPages {
     tier: Arc<DiskTier>,
     layout: LayoutId,
     page_bytes: usize,
     spills: VecDeque<Spill>,
     promotions: Vec<Promotion>,
-    /// Requests whose prefix another request is reading; they look again when that is done.
-    behind: Vec<SequenceId>,
+    /// Requests whose prefix another request is reading; they look it up again afterwards.
+    waiting_for_other_read: Vec<SequenceId>,
     tokens_per_s: f64,
 }
 
 impl DiskPages {
-    /// Returns the tier for the pages of an executor, or `None` if they cannot leave it.
+    /// Returns the tier for the pages of an executor, or `None` if it cannot copy them out.
     pub fn of(tier: &Arc<DiskTier>, weights: &str, executor: &dyn Executor, model: &str) -> Option<Self> {
         let Some(form) = executor.page_form() else {
-            tracing::info!(model, "KV pages of this model's device stay in its memory");
+            tracing::info!(
+                model,
+                "KV pages of this model are not written to disk: its device does not support it"
+            );
             return None;
         };
         let layout = tier.keys().layout(weights, &form.description);
@@ -94,11 +99,11 @@ impl DiskPages {
                 page_bytes: form.bytes,
                 spills: VecDeque::new(),
                 promotions: Vec::new(),
-                behind: Vec::new(),
+                waiting_for_other_read: Vec::new(),
                 tokens_per_s: TOKENS_PER_S,
             }),
             Err(error) => {
-                tracing::warn!(model, %error, "KV pages of this model stay in memory");
+                tracing::warn!(model, %error, "KV pages of this model are not written to disk");
                 None
             }
         }
@@ -152,11 +157,11 @@ impl DiskPages {
     }
 
     /// Forgets pages that wait to be copied.
-    pub fn forget(&mut self, pages: &PagesOf) {
+    pub fn forget(&mut self, pages: &EraseScope) {
         self.spills.retain(|spill| !spill.belongs_to(pages));
     }
 
-    /// Looks for the prefix of a request on the disk, and holds the request back while it is read.
+    /// Looks up the prefix of a request on the disk, and makes the request wait while it is read.
     pub fn look_up(&mut self, sequence: &Sequence, scheduler: &mut Scheduler) {
         let tenant = sequence.request.affinity.tenant.as_str();
         self.look_up_tokens(sequence.id, tenant, sequence.reusable_tokens(), scheduler);
@@ -174,7 +179,7 @@ impl DiskPages {
         let names = self.tier.keys().prefixes(tenant, &tokens[..pages * PAGE_TOKENS], PAGE_TOKENS);
         if self.promotions.iter().any(|other| other.reads(names[in_memory])) {
             scheduler.hold(id);
-            self.behind.push(id);
+            self.waiting_for_other_read.push(id);
             return;
         }
         let on_disk = self.tier.leading(self.layout, &names);
@@ -200,14 +205,14 @@ impl DiskPages {
         !self.promotions.is_empty()
     }
 
-    /// Waits a moment for the next page, when there is nothing else to do.
+    /// Waits briefly for the next page, when there is nothing else to do.
     pub fn wait(&mut self) {
         if let Some(promotion) = self.promotions.first_mut() {
             promotion.wait();
         }
     }
 
-    /// Takes the pages that have been read into the prefix tree, and lets requests go whose pages are complete.
+    /// Moves the pages that have been read into the prefix tree, and resumes requests whose pages are complete.
     pub fn promote(&mut self, scheduler: &mut Scheduler, executor: &mut dyn Executor) {
         if self.promotions.is_empty() {
             return;
@@ -224,15 +229,15 @@ impl DiskPages {
                 Progress::Ended => self.promotions.swap_remove(at).end(scheduler),
             }
         }
-        if self.promotions.len() < before && !self.behind.is_empty() {
+        if self.promotions.len() < before && !self.waiting_for_other_read.is_empty() {
             self.look_again(scheduler);
         }
     }
 
-    /// Lets requests look up their prefix again whose predecessor has read its pages.
+    /// Makes requests look up their prefix again after another request has read it.
     fn look_again(&mut self, scheduler: &mut Scheduler) {
-        let behind = std::mem::take(&mut self.behind);
-        for id in behind {
+        let waiting = std::mem::take(&mut self.waiting_for_other_read);
+        for id in waiting {
             scheduler.release_hold(id);
             if let Some((tenant, tokens)) = scheduler.waiting_prefix(id) {
                 self.look_up_tokens(id, &tenant, &tokens, scheduler);
@@ -247,7 +252,7 @@ impl DiskPages {
 }
 
 /// Returns the tag of a tenant and the owner of a sequence's pages.
-fn owner_of(keys: &Keys, affinity: &Affinity) -> (TenantTag, Owner) {
+fn owner_of(keys: &PageNamer, affinity: &Affinity) -> (TenantTag, Owner) {
     // Sessions of agents are deleted by the name of their agent; those of other clients end with their tenant.
     let session = affinity.agent.as_ref().and(affinity.session.as_deref());
     (keys.tenant(&affinity.tenant), keys.owner(affinity.agent.as_deref(), session))

@@ -1,15 +1,15 @@
-//! The pages of a prefix on their way from the disk to the prefix tree.
+//! Reads the pages of a prefix from the disk into the prefix tree.
 
 use std::time::{Duration, Instant};
 
-use skep_cache::{Digest, PageRead, Pages, metric};
+use skep_cache::{Digest, PageRead, PageStream, metric};
 use skep_model::{Executor, PAGE_TOKENS};
 
 use crate::kv::SequencePages;
 use crate::scheduler::Scheduler;
 use crate::sequence_id::SequenceId;
 
-/// Longest wait for a page. Commands are looked at in between.
+/// Maximum wait for a page; commands are handled in between.
 const WAIT: Duration = Duration::from_micros(500);
 /// Maximum number of pages that are taken between two steps.
 const PAGES_AT_ONCE: usize = 8;
@@ -19,19 +19,19 @@ pub(super) struct Promotion {
     tenant: String,
     tokens: Vec<u32>,
     names: Vec<Digest>,
-    read: Pages,
+    read: PageStream,
     /// A page that came while the loop waited.
     waited_for: Option<PageRead>,
     /// The pages in memory, from the first of the prefix on, which nobody may evict.
     held: SequencePages,
-    /// The time at which the read is given up.
+    /// The time at which the read is abandoned.
     deadline: Instant,
 }
 
 /// The state of a promotion.
 pub(super) enum Progress {
     Waits,
-    /// All pages have come, or no further one comes in time.
+    /// All pages have arrived, or no further one arrives in time.
     Ended,
 }
 
@@ -39,7 +39,7 @@ impl Promotion {
     pub fn new(
         id: SequenceId,
         (tenant, tokens): (&str, &[u32]),
-        (names, read): (Vec<Digest>, Pages),
+        (names, read): (Vec<Digest>, PageStream),
         held: SequencePages,
         deadline: Instant,
     ) -> Self {
@@ -62,7 +62,7 @@ impl Promotion {
         }
     }
 
-    /// Takes the pages that have come.
+    /// Takes the pages that have arrived.
     pub fn advance(&mut self, scheduler: &mut Scheduler, executor: &mut dyn Executor) -> Progress {
         if !scheduler.is_waiting(self.id) {
             return Progress::Ended;
@@ -94,7 +94,7 @@ impl Promotion {
         true
     }
 
-    /// Lets the pages and the request go.
+    /// Releases the pages and the request.
     pub fn end(self, scheduler: &mut Scheduler) {
         scheduler.release_held(&self.tenant, self.held);
         scheduler.release_hold(self.id);

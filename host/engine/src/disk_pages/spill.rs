@@ -1,11 +1,11 @@
-//! The pages of an ended sequence on their way to the disk.
+//! Copies the pages of an ended sequence to the disk queue.
 
 use std::sync::Arc;
 
-use skep_cache::{Acceptance, Digest, DiskTier, Keys, LayoutId, Owner, PageWrite, TenantTag};
+use skep_cache::{Acceptance, Digest, DiskTier, LayoutId, Owner, PageNamer, PageWrite, TenantTag};
 use skep_model::{Executor, PAGE_TOKENS};
 
-use super::{PagesOf, owner_of};
+use super::{EraseScope, owner_of};
 use crate::Affinity;
 use crate::scheduler::{EndedPrefix, Scheduler};
 
@@ -27,7 +27,7 @@ pub(super) enum Copied {
 }
 
 impl Spill {
-    pub fn new(ended: EndedPrefix, keys: &Keys) -> Self {
+    pub fn new(ended: EndedPrefix, keys: &PageNamer) -> Self {
         let EndedPrefix { affinity, mut tokens } = ended;
         tokens.truncate(tokens.len() / PAGE_TOKENS * PAGE_TOKENS);
         let names = keys.prefixes(&affinity.tenant, &tokens, PAGE_TOKENS);
@@ -39,12 +39,12 @@ impl Spill {
         self.names.len() - self.next
     }
 
-    pub fn belongs_to(&self, pages: &PagesOf) -> bool {
+    pub fn belongs_to(&self, pages: &EraseScope) -> bool {
         match pages {
-            PagesOf::Everyone => true,
-            PagesOf::Tenant(tenant) => self.affinity.tenant == *tenant,
-            PagesOf::Agent(agent) => self.affinity.agent.as_ref() == Some(agent),
-            PagesOf::Session { agent, session } => {
+            EraseScope::Everyone => true,
+            EraseScope::Tenant(tenant) => self.affinity.tenant == *tenant,
+            EraseScope::Agent(agent) => self.affinity.agent.as_ref() == Some(agent),
+            EraseScope::Session { agent, session } => {
                 self.affinity.agent.as_ref() == Some(agent) && self.affinity.session.as_ref() == Some(session)
             }
         }
@@ -73,7 +73,7 @@ impl Spill {
         }
         let pages = scheduler.cached_prefix(&self.affinity.tenant, &self.tokens);
         let Some(page) = pages.get(self.next) else {
-            // It was evicted before its turn.
+            // It was evicted before it could be copied.
             return self.give_up(tier);
         };
         let mut bytes = vec![0; page_bytes];

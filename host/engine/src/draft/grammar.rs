@@ -1,8 +1,8 @@
-//! Drafts from the form of the output. A constraint with a single spelling of JSON leaves no choice about keys
+//! Drafts from the output format. A constraint with a single spelling of JSON leaves no choice about keys
 //! and punctuation, whereas the constraint itself allows white space and every tokenization.
 //!
 //! Invariant: the drafter proposes and decides nothing. Its drafts are checked against the constraint's own
-//! masks, so a form that the output has left costs a row and changes no output.
+//! masks, so a format that the output has left costs a row and changes no output.
 
 use skep_model::Tokenizer;
 
@@ -12,9 +12,9 @@ use crate::constraint::{ConstraintCompiler, OutputConstraint, Spelling};
 /// Number of tokens at the end of a prompt in which its spelling of JSON is looked for.
 const LOOKED_AT_TOKENS: usize = 2048;
 
-/// The forms that the output of one sequence may have.
+/// The formats that the output of one sequence may have.
 pub(crate) struct GrammarDrafter {
-    /// Possible forms, the likelier one first.
+    /// Possible formats, the likelier one first.
     forms: Vec<Form>,
 }
 
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn the_output_decides_which_form_is_drafted() {
+    fn the_output_decides_which_format_is_drafted() {
         for (output, expected) in [
             ("", "{\"a\": "),
             ("{\"a", "\": "),
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn rolled_back_tokens_are_drafted_again_even_in_an_abandoned_form() {
+    fn rolled_back_tokens_are_drafted_again_even_in_an_abandoned_format() {
         let mut drafter = drafter();
         assert_eq!(text(&drafter.propose(&bytes("{\"a\":1,\"b"), 40)), "c\":");
         drafter.rollback(4);

@@ -8,20 +8,20 @@ use futures::future::{BoxFuture, join_all};
 use super::{ModelSet, Names, Reload, ServedModel, Slot};
 use crate::EngineError;
 
-/// Time that what uses a local model may go on after the model was removed or replaced.
+/// Time that running requests may continue after their local model was removed or replaced.
 const RETIRE_DEADLINE: Duration = Duration::from_secs(600);
 
 /// Changes of a set. They are made in the order of the fields.
 #[derive(Default, Clone)]
 pub struct ModelChanges {
-    /// Models that are no longer served, and whose aliases go with them.
+    /// Models that are no longer served; their aliases are removed as well.
     pub removed: Vec<String>,
     pub removed_aliases: Vec<String>,
     /// Models that are added, or replace the model of the same name. An alias of this name ends.
     pub put: Vec<ServedModel>,
-    /// Aliases with the models that they point at from now on.
+    /// Aliases with the models that they will point to.
     pub aliases: Vec<(String, String)>,
-    /// The model that is the default from now on.
+    /// The model that will be the default.
     pub default: Option<String>,
 }
 

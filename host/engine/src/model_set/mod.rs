@@ -46,7 +46,7 @@ struct Shared {
     turns: DeviceTurns,
 }
 
-/// The meaning of all names at one point in time.
+/// The models of all names at one point in time.
 #[derive(Clone)]
 struct Names {
     models: Vec<ServedModel>,
@@ -80,7 +80,7 @@ impl ModelSet {
         WeakModelSet { shared: Arc::downgrade(&self.shared) }
     }
 
-    /// Returns a set with the present meaning of all names, which later changes do not reach.
+    /// Returns a snapshot of the set, which later changes do not affect.
     pub fn pinned(&self) -> ModelSet {
         let turns = self.shared.turns.clone();
         ModelSet { shared: Arc::new(Shared { names: RwLock::new(self.names()), turns }) }
@@ -138,7 +138,7 @@ impl ModelSet {
         }
     }
 
-    /// Returns the models in the form in which a route has them: a local one is loaded when the route chooses it.
+    /// Returns the models as members of a route: a local one is loaded when the route chooses it.
     pub fn for_routes(&self) -> Vec<Model> {
         let turns = &self.shared.turns;
         let form = |model: ServedModel| match model {
@@ -153,7 +153,7 @@ impl ModelSet {
         self.local(name)?.load(&self.shared.turns)
     }
 
-    /// Starts to unload a model and returns at once. What uses the model may go on until the deadline. Requests load
+    /// Starts to unload a model and returns at once. Running requests may continue until the deadline. Requests load
     /// it again only if it is declared as loaded on demand.
     pub fn unload(&self, name: &str, deadline: Duration) -> Result<(), EngineError> {
         self.local(name)?.unload_by_hand(deadline)
@@ -184,10 +184,7 @@ impl ModelSet {
             ServedModel::Local(slot) => Ok(slot),
             ServedModel::Remote(remote) => Err(EngineError::invalid(
                 "model",
-                format!(
-                    "{} runs on another server; only that server can load or unload it",
-                    remote.info().name
-                ),
+                format!("{} is an upstream model; only its server can load or unload it", remote.info().name),
             )),
         }
     }
@@ -227,7 +224,8 @@ impl Names {
             return Err(EngineError::invalid("alias", message));
         }
         if self.aliases.len() >= MAX_MODELS && !self.aliases.contains_key(alias) {
-            let message = format!("there are {MAX_MODELS} aliases already; re-point one of them");
+            let message =
+                format!("there are already {MAX_MODELS} aliases, which is the maximum; change one of them");
             return Err(EngineError::invalid("alias", message));
         }
         self.aliases.insert(alias.to_owned(), model);
@@ -246,9 +244,7 @@ impl Names {
 /// Checks a name that a model of this process or an alias may have.
 pub fn check_name(name: &str) -> Result<(), String> {
     if name.contains('/') {
-        return Err(format!(
-            "{name:?} contains \"/\", which only models of other servers have in their names"
-        ));
+        return Err(format!("{name:?} contains \"/\", which is reserved for the names of upstream models"));
     }
     let character = |c: char| c.is_ascii_alphanumeric() || "._-:".contains(c);
     if name.is_empty() || name.len() > 128 || !name.chars().all(character) {

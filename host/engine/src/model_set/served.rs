@@ -28,7 +28,7 @@ pub enum ModelState {
         percent: Option<u8>,
     },
     Loaded,
-    /// No request gets it any more, and those that have it come to their end.
+    /// New requests do not get it, and running ones may finish.
     Unloading,
     /// The last load failed for this reason.
     Failed(String),

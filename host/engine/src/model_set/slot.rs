@@ -1,4 +1,4 @@
-//! A model of this process, and the one place that changes its state.
+//! A model of this process. Only this module changes its state.
 //!
 //! ```text
 //! Unloaded, Failed --load--> Loading --> Loaded --unload--> Unloading --> Unloaded
@@ -21,11 +21,11 @@ use crate::{Engine, EngineError, LoadProgress, ModelInfo};
 
 /// Time after a failed load during which requests get its error at once, instead of trying again.
 const FAILURE_KEPT: Duration = Duration::from_secs(10);
-/// Time that a model whose idle time has passed gives to what still uses it.
+/// Time that running requests get before an idle model is unloaded.
 const IDLE_DEADLINE: Duration = Duration::from_secs(600);
 /// Maximum number of requests that wait for one model.
 const MAX_WAITING: usize = 1024;
-/// Retry delays that are told while a load runs.
+/// Range of the retry delays that clients get during a load.
 const RETRY_MS: std::ops::RangeInclusive<u64> = 500..=30_000;
 
 /// A model with its state.
@@ -100,7 +100,7 @@ impl Slot {
         &self.name
     }
 
-    /// Returns the model's properties, which its first load finds out.
+    /// Returns the model's properties, which its first load determines.
     pub fn known(&self) -> Option<&ModelInfo> {
         self.known.get()
     }
@@ -124,7 +124,7 @@ impl Slot {
         }
     }
 
-    /// Returns the engine for a request, or why there is none.
+    /// Returns the engine for a request, or the reason that there is none.
     pub(super) fn loaded(&self) -> Result<Engine, EngineError> {
         self.touch();
         self.engine().ok_or_else(|| self.missing())
@@ -135,7 +135,7 @@ impl Slot {
         self.touch();
         let mut states = self.state.subscribe();
         let deadline = tokio::time::Instant::now() + self.load_wait;
-        let mut place = None;
+        let mut wait_permit = None;
         loop {
             let needs_load = match &*states.borrow_and_update() {
                 State::Loaded(engine) => return Ok(engine.clone()),
@@ -149,9 +149,9 @@ impl Slot {
             if needs_load {
                 self.load(turns)?;
             }
-            if place.is_none() {
-                // A request that finds no place is told to come back, as one that has waited too long.
-                place = Some(self.waiting.try_acquire().map_err(|_| self.missing())?);
+            if wait_permit.is_none() {
+                // If too many requests wait already, this one gets the same error as one that has waited too long.
+                wait_permit = Some(self.waiting.try_acquire().map_err(|_| self.missing())?);
             }
             // The slot holds the sender, so only the deadline ends the wait without a change.
             if tokio::time::timeout_at(deadline, states.changed()).await.is_err() {
@@ -216,7 +216,7 @@ impl Slot {
         self.unload(deadline, if self.on_demand { Reload::ByRequest } else { Reload::ByHand })
     }
 
-    /// Begins to unload the model. Nobody gets it any more; those who have it may use it until the deadline.
+    /// Begins to unload the model. New requests do not get it; running ones may use it until the deadline.
     pub(super) fn unload(self: &Arc<Self>, deadline: Duration, reload: Reload) -> Result<(), EngineError> {
         if self.loader.is_none() {
             let message =
@@ -280,7 +280,7 @@ impl Slot {
             State::Loaded(_) => EngineError::ModelLoading {
                 name,
                 retry_after_ms: *RETRY_MS.start() as u32,
-                progress: "it is about to be ready".to_owned(),
+                progress: "loading is almost complete".to_owned(),
             },
             State::Unloaded(Reload::ByRequest) => {
                 EngineError::ModelUnloaded { name, why: "nobody has loaded it".to_owned() }

@@ -50,7 +50,7 @@ async fn generated(model: Model) -> usize {
 }
 
 #[tokio::test]
-async fn a_request_that_does_not_wait_is_told_the_progress_and_a_later_one_gets_the_model() {
+async fn a_request_that_does_not_wait_gets_the_load_progress() {
     let (release, held) = mpsc::channel::<()>();
     let held = std::sync::Mutex::new(held);
     let slow = LocalModel::new("slow", "cpu", move |progress: &LoadProgress| {
@@ -76,7 +76,7 @@ async fn a_request_that_does_not_wait_is_told_the_progress_and_a_later_one_gets_
 }
 
 #[tokio::test]
-async fn a_load_that_fails_is_told_and_tried_again_when_asked_for() {
+async fn a_failed_load_is_reported_and_retried_on_request() {
     let tries = Arc::new(AtomicUsize::new(0));
     let counted = tries.clone();
     let flaky = LocalModel::new("flaky", "cpu", move |_: &LoadProgress| {
@@ -120,7 +120,7 @@ async fn loads_of_one_device_follow_one_another() {
 }
 
 #[tokio::test]
-async fn an_unloaded_model_finishes_its_work_frees_everything_and_is_loaded_again_when_asked_for() {
+async fn an_unloaded_model_finishes_its_work_frees_its_memory_and_is_reloaded_on_request() {
     let models = ModelSet::new(declared("unl"));
     let used = models.ready(None).await.expect("loaded");
     let mut running = engine_of(used.clone()).generate(greedy("a long answer", 200)).expect("accepted");
@@ -139,7 +139,7 @@ async fn an_unloaded_model_finishes_its_work_frees_everything_and_is_loaded_agai
         rest += usize::from(matches!(event.expect("it may end"), TokenEvent::Token(_)));
     }
     assert_eq!(rest, 199);
-    assert_eq!(generated(used).await, 4, "those who have the model may go on using it");
+    assert_eq!(generated(used).await, 4, "requests that have the model may continue to use it");
     assert_eq!(waiting.await.expect("no panic"), 4);
     assert_eq!(models.find(None).expect("known").state(), ModelState::Loaded);
     models.unload("unl", LONG).expect("it has begun");
@@ -209,7 +209,7 @@ async fn the_number_of_requests_that_wait_for_a_load_is_bounded() {
 }
 
 #[tokio::test]
-async fn what_still_runs_at_the_deadline_of_an_unload_is_ended() {
+async fn requests_running_at_the_unload_deadline_are_cut_off() {
     let models = ModelSet::new(declared("cut"));
     let held = engine_of(models.ready(None).await.expect("loaded"));
     let mut running = held.generate(greedy("a long answer", 400)).expect("accepted");
@@ -283,7 +283,7 @@ async fn models_come_and_go_in_one_step_and_those_who_have_one_keep_it() {
         rest += usize::from(matches!(event.expect("it may end"), TokenEvent::Token(_)));
     }
     assert_eq!(rest, 99);
-    assert_eq!(generated(used).await, 4, "those who have the model may go on using it");
+    assert_eq!(generated(used).await, 4, "requests that have the model may continue to use it");
     tokio::time::timeout(LONG, retired).await.expect("nobody uses it any more");
     thread_ends("engine-0-old").await;
     assert_eq!(generated(pinned.ready(Some("fast")).await.expect("loaded again")).await, 4);
@@ -293,7 +293,7 @@ async fn models_come_and_go_in_one_step_and_those_who_have_one_keep_it() {
 }
 
 #[tokio::test]
-async fn a_model_that_is_put_again_is_another_one_and_the_others_stay() {
+async fn a_replaced_model_is_new_and_the_others_stay() {
     let models = ModelSet::new(declared("same")).with(declared("other"));
     let slot = |name: &str| match models.find(Some(name)).expect("declared") {
         ServedModel::Local(slot) => slot,

@@ -66,7 +66,7 @@ impl Checks {
             }
         };
         let repeated = repeated_key(text).map(|repeated| InvalidInstance {
-            reason: format!("the key {:?} is there twice", repeated.key),
+            reason: format!("duplicate key {:?}", repeated.key),
             pointer: repeated.pointer,
             end: repeated.end,
         });

@@ -14,7 +14,7 @@ mod opener;
 use std::sync::Arc;
 
 use crate::constraint::OutputConstraint;
-use crate::detokenise::Detokeniser;
+use crate::detokenize::Detokenizer;
 use crate::request::BeforeCalls;
 use crate::{Constraint, EngineError, RolledBack, Token};
 
@@ -64,7 +64,7 @@ struct HeldTokens {
 /// The state of the sequence before the first held token.
 pub(crate) struct StateBefore {
     pub constraint: OutputConstraint,
-    pub text: Detokeniser,
+    pub text: Detokenizer,
 }
 
 /// A token of the output, and the circumstances of its draw.

@@ -70,7 +70,7 @@ impl Router {
     }
 
     /// Finds a replica with room and takes a slot there.
-    pub fn place(&self, request: &GenerateRequest) -> Result<Placement, EngineError> {
+    pub fn assign(&self, request: &GenerateRequest) -> Result<Placement, EngineError> {
         let affinity = &request.affinity;
         let session = affinity.session.as_deref().map(|session| self.session_digest(affinity, session));
         let parent = affinity.parent.as_deref().map(|parent| self.session_digest(affinity, parent));

@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn an_overloaded_home_is_left_if_waiting_costs_more_than_the_prefix() {
+    fn a_session_leaves_an_overloaded_replica_if_waiting_costs_more_than_the_prefix() {
         let crowded = Candidate { cached_tokens: 600, ..busy(2000, 4) };
         check(Some(1), &[IDLE, crowded], 0, Reason::Moved);
         // The whole prompt is cached at home, and computing it costs more than waiting there.
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_home_is_left() {
+    fn a_session_leaves_a_replica_that_has_closed() {
         check(Some(0), &[CLOSED, IDLE], 1, Reason::Moved);
         check(Some(7), &[IDLE, IDLE], 0, Reason::Load);
     }

@@ -99,7 +99,7 @@ impl Scheduler {
         self.kv.share(tenant, held, tokens);
     }
 
-    /// Ends the ownership of a read; what it has read stays cached.
+    /// Releases the pages held by a read. Pages that were read stay cached.
     pub fn release_held(&mut self, tenant: &str, held: SequencePages) {
         self.kv.release(tenant, held, &[]);
     }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use skep_model::{RowOutput, Tokenizer};
 
 use crate::constraint::OutputConstraint;
-use crate::detokenise::Detokeniser;
+use crate::detokenize::Detokenizer;
 use crate::draft::{Draft, DraftFilter, Proposal};
 use crate::kv::SequencePages;
 use crate::rollback::CheckedOutput;
@@ -78,7 +78,7 @@ impl Sequence {
         let thinking = thinking.and_then(|thinking| ThinkingState::new(thinking, matcher.is_some()));
         let constraint = matcher.map_or(Constrained::No, |matcher| Constrained::By(Box::new(matcher)));
         let delivery = Delivery {
-            text: Detokeniser::new(&context.tokenizer, request.markup.kept_special.clone(), stop),
+            text: Detokenizer::new(&context.tokenizer, request.markup.kept_special.clone(), stop),
             events,
             spent,
             scores: request.prompt_logprobs.map(|_| vec![None]),
@@ -321,7 +321,7 @@ impl Sequence {
                 prompt_tokens: count(self.prompt_len),
                 cached_tokens: count(self.counts.cached),
                 completion_tokens: count(self.output().len()),
-                // Only a chat tells reasoning apart.
+                // Only a chat separates reasoning from text.
                 reasoning_tokens: 0,
                 forced_tokens: count(self.counts.forced),
                 accepted_tokens: count(self.counts.accepted),

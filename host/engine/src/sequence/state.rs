@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::thinking::ThinkingState;
 use crate::constraint::OutputConstraint;
-use crate::detokenise::Detokeniser;
+use crate::detokenize::Detokenizer;
 use crate::draft::GrammarDrafter;
 use crate::kv::SequencePages;
 use crate::rollback::CheckedOutput;
@@ -49,7 +49,7 @@ pub(super) enum Constrained {
 
 /// The results that the caller receives.
 pub(super) struct Delivery {
-    pub text: Detokeniser,
+    pub text: Detokenizer,
     pub events: EventSender,
     pub spent: SpentTokens,
     /// Scores of the prompt so far, if they were requested. The first entry exists from the start.

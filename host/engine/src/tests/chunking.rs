@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::draws::Draws;
 use super::fixture::byte_tokenizer;
-use crate::detokenise::Detokeniser;
+use crate::detokenize::Detokenizer;
 
 const CASES: u64 = 2000;
 
@@ -83,11 +83,11 @@ fn text_depends_on_the_bytes_alone() {
         for _ in 0..4 {
             let which = draws.below(2);
             let tokens = tokens(&bytes, &vocabularies[which], &mut draws);
-            let mut detokeniser =
-                Detokeniser::new(&tokenizers[which], std::sync::Arc::default(), stops.clone());
+            let mut detokenizer =
+                Detokenizer::new(&tokenizers[which], std::sync::Arc::default(), stops.clone());
             let (mut joined, mut stopped) = (String::new(), None);
             for token in &tokens {
-                let delta = detokeniser.push(*token);
+                let delta = detokenizer.push(*token);
                 joined += &delta.text;
                 stopped = stopped.or(delta.stopped);
                 if stopped.is_some() {
@@ -95,7 +95,7 @@ fn text_depends_on_the_bytes_alone() {
                 }
             }
             if stopped.is_none() {
-                let rest = detokeniser.finish();
+                let rest = detokenizer.finish();
                 joined += &rest.text;
                 stopped = rest.stopped;
             }

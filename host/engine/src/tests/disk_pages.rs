@@ -10,7 +10,7 @@ use skep_cache::{DiskTier, TierOptions};
 use skep_model::{ExecutorOptions, KvDtype};
 
 use super::fixture::{Generated, executor_options, generate, greedy, ids_together, model_with};
-use crate::{Affinity, Engine, EngineOptions, GenerateRequest, PagesOf};
+use crate::{Affinity, Engine, EngineOptions, EraseScope, GenerateRequest};
 
 fn options(folder: &Path) -> TierOptions {
     TierOptions {
@@ -185,7 +185,7 @@ async fn requests_with_the_same_prefix_read_it_once() {
 }
 
 #[tokio::test]
-async fn pages_of_a_forgotten_session_are_gone_and_those_that_others_share_stay() {
+async fn pages_of_a_forgotten_session_are_erased_and_shared_ones_stay() {
     let folder = tempfile::tempdir().unwrap();
     let tier = open(folder.path());
     let engine = engine(&tier);
@@ -208,14 +208,14 @@ async fn pages_of_a_forgotten_session_are_gone_and_those_that_others_share_stay(
     let of_other = (other.len() + 7) / 16;
     let in_common = shared.len() / 16;
     written(&engine, &tier, (of_one + of_other - in_common) as u64).await;
-    let session = PagesOf::Session { agent: "agent".into(), session: "one".into() };
+    let session = EraseScope::Session { agent: "agent".into(), session: "one".into() };
     engine.forget_pages(&session).await;
     assert_eq!(session.erase_from(&tier), (of_one - in_common) as u64);
     assert_eq!(tier.status().pages, of_other as u64);
-    let tenant = PagesOf::Tenant("acme".into());
+    let tenant = EraseScope::Tenant("acme".into());
     engine.forget_pages(&tenant).await;
     assert_eq!(tenant.erase_from(&tier), of_other as u64);
-    assert_eq!(PagesOf::Everyone.erase_from(&tier), 0);
+    assert_eq!(EraseScope::Everyone.erase_from(&tier), 0);
 }
 
 #[tokio::test]

@@ -11,7 +11,7 @@ use crate::constraint::ConstraintCompiler;
 use crate::{Constraint, DraftLimits, Engine, GenerateRequest, Speculation};
 
 /// Returns the tokens of a request, computed in the plainest way: a mask, a draw, and the whole sequence
-/// computed anew for the next one.
+/// computed again for the next one.
 fn masked_draws(request: &GenerateRequest) -> Vec<u32> {
     let tokenizer = Arc::new(merging_tokenizer());
     let compiler = ConstraintCompiler::new(&tokenizer, 320, &[EOS], "reference").unwrap();
@@ -108,7 +108,7 @@ async fn every_seed_gives_the_masked_draws_with_and_without_drafts() {
 }
 
 #[tokio::test]
-async fn output_predicted_by_the_form_takes_fewer_steps() {
+async fn output_predicted_by_the_format_takes_fewer_steps() {
     let engine = eager();
     // A model with random weights produces what a bias makes it produce.
     let mut request = request(forecast(), "{\"city\": \"a\"} then: ", 4);

@@ -30,7 +30,7 @@ fn broken_model(folder: &Path) -> Checkpoint {
 }
 
 #[tokio::test]
-async fn a_request_whose_logits_are_not_numbers_fails_and_its_neighbours_go_on() {
+async fn a_request_whose_logits_are_not_numbers_fails_alone() {
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = broken_model(folder.path());
     let executor = CpuExecutor::load(&checkpoint, executor_options(4096)).unwrap();

@@ -68,7 +68,7 @@ async fn a_cache_smaller_than_the_work_evicts_and_stays_correct() {
     }
 }
 
-/// Returns a request whose prompt positions the recorder can tell apart.
+/// Returns a request whose prompt positions the recorder can distinguish.
 fn recorded(owner: u32, length: usize, max_tokens: usize) -> GenerateRequest {
     let mut request = greedy("", max_tokens);
     request.prompt = Recorder::prompt(owner, length);

@@ -68,7 +68,7 @@ fn random_engine(dice: &mut Dice) -> (Engine, String) {
 }
 
 /// Returns a request whose prompt may share a prefix with the compared requests.
-fn neighbour(dice: &mut Dice) -> GenerateRequest {
+fn neighbor(dice: &mut Dice) -> GenerateRequest {
     let mut request = greedy(&PROMPT.repeat(7), 1 + dice.roll(80));
     request.prompt.truncate(dice.roll(180));
     request.prompt.extend((0..1 + dice.roll(60)).map(|_| dice.roll(256) as u32));
@@ -82,7 +82,7 @@ async fn among_others(engine: &Engine, dice: &mut Dice, requests: &[GenerateRequ
     let mut all: Vec<BoxFuture<'_, Option<(usize, Generated)>>> = Vec::new();
     for (index, request) in requests.iter().enumerate() {
         for _ in 0..dice.roll(4) {
-            let request = neighbour(dice);
+            let request = neighbor(dice);
             let stream = engine.generate(request).expect("there is room");
             let withdrawn = dice.roll(4);
             all.push(Box::pin(async move {

@@ -140,7 +140,7 @@ impl<'s> Walk<'s> {
         Ok(sum)
     }
 
-    /// The parts that a reference may mean. Relative names are not resolved: parts whose last segment is the same are candidates,
+    /// Returns the parts that a reference may mean. Relative names are not resolved: parts whose last segment is the same are candidates,
     /// and if there are none, all named parts are.
     fn targets(&self, reference: &str) -> Vec<&'s Value> {
         let (resource, fragment) = reference.split_once('#').unwrap_or((reference, ""));

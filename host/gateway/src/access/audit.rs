@@ -16,48 +16,53 @@ use std::{fmt::Write, net::IpAddr};
 
 /// The logged actions by method and route: the action's name, and whether it is logged for all callers or only for
 /// admins.
-const ACTS: &[(Method, &str, &str, Of)] = &[
-    (Method::POST, "/v1/agents", "agent.deploy", Of::Everyone),
-    (Method::DELETE, "/v1/agents/{agent}", "agent.delete", Of::Everyone),
-    (Method::POST, "/v1/agents/{agent}/rollback", "agent.rollback", Of::Everyone),
-    (Method::PUT, "/v1/agents/{agent}/sessions/{session}", "session.import", Of::Admins),
-    (Method::DELETE, "/v1/agents/{agent}/sessions/{session}", "session.delete", Of::Admins),
-    (Method::GET, "/v1/agents/{agent}/sessions/{session}", "session.read", Of::OtherTenants),
-    (Method::GET, "/v1/agents/{agent}/sessions/{session}/messages", "session.read", Of::OtherTenants),
-    (Method::GET, "/v1/agents/{agent}/sessions/{session}/state", "session.read", Of::OtherTenants),
-    (Method::GET, "/v1/agents/{agent}/sessions/{session}/export", "session.read", Of::OtherTenants),
-    (Method::GET, "/v1/agents/{agent}/sessions/{session}/turns/{turn}", "session.read", Of::OtherTenants),
+const AUDITED_ACTIONS: &[(Method, &str, &str, LoggedFor)] = &[
+    (Method::POST, "/v1/agents", "agent.deploy", LoggedFor::Everyone),
+    (Method::DELETE, "/v1/agents/{agent}", "agent.delete", LoggedFor::Everyone),
+    (Method::POST, "/v1/agents/{agent}/rollback", "agent.rollback", LoggedFor::Everyone),
+    (Method::PUT, "/v1/agents/{agent}/sessions/{session}", "session.import", LoggedFor::Admins),
+    (Method::DELETE, "/v1/agents/{agent}/sessions/{session}", "session.delete", LoggedFor::Admins),
+    (Method::GET, "/v1/agents/{agent}/sessions/{session}", "session.read", LoggedFor::OtherTenants),
+    (Method::GET, "/v1/agents/{agent}/sessions/{session}/messages", "session.read", LoggedFor::OtherTenants),
+    (Method::GET, "/v1/agents/{agent}/sessions/{session}/state", "session.read", LoggedFor::OtherTenants),
+    (Method::GET, "/v1/agents/{agent}/sessions/{session}/export", "session.read", LoggedFor::OtherTenants),
+    (
+        Method::GET,
+        "/v1/agents/{agent}/sessions/{session}/turns/{turn}",
+        "session.read",
+        LoggedFor::OtherTenants,
+    ),
     (
         Method::GET,
         "/v1/agents/{agent}/sessions/{session}/turns/{turn}/events",
         "session.read",
-        Of::OtherTenants,
+        LoggedFor::OtherTenants,
     ),
-    (Method::GET, "/v1/requests/{id}", "request.read", Of::Admins),
-    (Method::POST, "/v1/approvals/{id}", "approval.decide", Of::Everyone),
-    (Method::DELETE, "/v1/agents/{agent}/schedules/{id}", "schedule.cancel", Of::Everyone),
-    (Method::POST, "/v1/agents/{agent}/schedules/{id}/run", "schedule.run", Of::Everyone),
-    (Method::POST, "/v1/webhooks", "webhook.add", Of::Everyone),
-    (Method::DELETE, "/v1/webhooks/{webhook}", "webhook.remove", Of::Everyone),
-    (Method::POST, "/v1/webhooks/{webhook}/test", "webhook.test", Of::Everyone),
-    (Method::POST, "/v1/webhooks/dead-letters/{id}/redeliver", "webhook.redeliver", Of::Everyone),
-    (Method::POST, "/v1/config/reload", "config.reload", Of::Everyone),
-    (Method::POST, "/v1/held", "held.decide", Of::Everyone),
-    (Method::DELETE, "/v1/kv", "kv.purge", Of::Everyone),
-    (Method::POST, "/v1/keys", "key.create", Of::Everyone),
-    (Method::DELETE, "/v1/keys/{key}", "key.revoke", Of::Everyone),
-    (Method::POST, "/v1/models", "model.change", Of::Everyone),
-    (Method::PUT, "/v1/secrets/{name}", "secret.set", Of::Everyone),
-    (Method::DELETE, "/v1/secrets/{name}", "secret.delete", Of::Everyone),
+    (Method::GET, "/v1/requests/{id}", "request.read", LoggedFor::Admins),
+    (Method::POST, "/v1/approvals/{id}", "approval.decide", LoggedFor::Everyone),
+    (Method::DELETE, "/v1/agents/{agent}/schedules/{id}", "schedule.cancel", LoggedFor::Everyone),
+    (Method::POST, "/v1/agents/{agent}/schedules/{id}/run", "schedule.run", LoggedFor::Everyone),
+    (Method::POST, "/v1/webhooks", "webhook.add", LoggedFor::Everyone),
+    (Method::DELETE, "/v1/webhooks/{webhook}", "webhook.remove", LoggedFor::Everyone),
+    (Method::POST, "/v1/webhooks/{webhook}/test", "webhook.test", LoggedFor::Everyone),
+    (Method::POST, "/v1/webhooks/dead-letters/{id}/redeliver", "webhook.redeliver", LoggedFor::Everyone),
+    (Method::POST, "/v1/config/reload", "config.reload", LoggedFor::Everyone),
+    (Method::POST, "/v1/held", "held.decide", LoggedFor::Everyone),
+    (Method::DELETE, "/v1/kv", "kv.purge", LoggedFor::Everyone),
+    (Method::POST, "/v1/keys", "key.create", LoggedFor::Everyone),
+    (Method::DELETE, "/v1/keys/{key}", "key.revoke", LoggedFor::Everyone),
+    (Method::POST, "/v1/models", "model.change", LoggedFor::Everyone),
+    (Method::PUT, "/v1/secrets/{name}", "secret.set", LoggedFor::Everyone),
+    (Method::DELETE, "/v1/secrets/{name}", "secret.delete", LoggedFor::Everyone),
 ];
 
 /// The callers whose actions are logged. Requests that are denied are logged, too, as refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Of {
+enum LoggedFor {
     Everyone,
-    /// Actions of clients on their own sessions are not operator actions.
+    /// Logs only admins, because actions of clients on their own sessions are not operator actions.
     Admins,
-    /// Reading the content of another tenant is, which only an admin can do.
+    /// Logs reads of another tenant's content, which only admins can make.
     OtherTenants,
 }
 
@@ -67,7 +72,7 @@ pub(crate) struct Details(pub(crate) String);
 
 /// An audit line, written when it is dropped, so that it is logged even if the client disconnects before the
 /// response.
-pub(super) struct Act {
+pub(super) struct AuditedAction {
     name: &'static str,
     requester: Requester,
     role: &'static str,
@@ -80,21 +85,25 @@ pub(super) struct Act {
     details: Option<Details>,
 }
 
-impl Act {
+impl AuditedAction {
     /// Returns the action of a request, if it is one that is logged.
-    pub(super) fn of(parts: &Parts, caller: &Caller, parameters: Option<&RawPathParams>) -> Option<Act> {
+    pub(super) fn of(
+        parts: &Parts,
+        caller: &Caller,
+        parameters: Option<&RawPathParams>,
+    ) -> Option<AuditedAction> {
         let route = parts.extensions.get::<MatchedPath>()?.as_str();
-        let known = ACTS.iter().find(|(known, path, ..)| *known == parts.method && *path == route);
+        let known = AUDITED_ACTIONS.iter().find(|(known, path, ..)| *known == parts.method && *path == route);
         let is_logged = |of| match of {
-            Of::Everyone => true,
-            Of::Admins => caller.is_admin(),
-            Of::OtherTenants => parameters.is_some_and(|parameters| {
+            LoggedFor::Everyone => true,
+            LoggedFor::Admins => caller.is_admin(),
+            LoggedFor::OtherTenants => parameters.is_some_and(|parameters| {
                 let session = parameters.iter().find(|(name, _)| *name == "session");
                 session.is_some_and(|(_, session)| tenant_of(session) != caller.tenant.as_str())
             }),
         };
         let (.., name, _) = known.filter(|(.., of)| is_logged(*of))?;
-        Some(Act {
+        Some(AuditedAction {
             name,
             requester: caller.requester(),
             role: caller.role(),
@@ -115,7 +124,7 @@ impl Act {
 /// Writes the line of a decision about a call that was made over an open connection, not by a request of its own.
 pub(crate) fn audit_decision(caller: &Caller, id: &str, details: &str, done: bool) {
     let status = if done { StatusCode::OK } else { StatusCode::CONFLICT };
-    drop(Act {
+    drop(AuditedAction {
         name: "approval.decide",
         requester: caller.requester(),
         role: caller.role(),
@@ -137,7 +146,7 @@ fn subject(parameters: &RawPathParams) -> String {
     subject
 }
 
-impl Drop for Act {
+impl Drop for AuditedAction {
     fn drop(&mut self) {
         let result = match self.status {
             Some(status) if status.is_success() => "done",
@@ -172,14 +181,14 @@ mod tests {
         let changing = roles::of_admins().filter(|(method, _)| *method != Method::GET);
         let mut known = 0;
         for (method, path) in changing {
-            let is_act = ACTS.iter().any(|(known, route, ..)| *known == method && *route == path);
-            assert!(is_act, "{method} {path} needs a line in ACTS");
+            let is_act = AUDITED_ACTIONS.iter().any(|(known, route, ..)| *known == method && *route == path);
+            assert!(is_act, "{method} {path} needs a line in AUDITED_ACTIONS");
             known += 1;
         }
         assert_eq!(
             known,
-            ACTS.iter().filter(|(.., of)| *of == Of::Everyone).count(),
-            "an entry of ACTS is not a route"
+            AUDITED_ACTIONS.iter().filter(|(.., of)| *of == LoggedFor::Everyone).count(),
+            "an entry of AUDITED_ACTIONS is not a route"
         );
     }
 }

@@ -23,7 +23,7 @@ use crate::{
     spent::Spent,
     workers_ai::failure::Failure,
 };
-use audit::Act;
+use audit::AuditedAction;
 use axum::{
     extract::{FromRequestParts, MatchedPath, RawPathParams, Request, State},
     http::{Extensions, HeaderMap, StatusCode, header},
@@ -107,13 +107,13 @@ pub(crate) async fn authorize(State(gateway): State<Gateway>, request: Request, 
 }
 
 /// Returns the audit action of a request, if it has one.
-async fn act_of(request: Request) -> (Request, Option<Act>) {
+async fn act_of(request: Request) -> (Request, Option<AuditedAction>) {
     let (mut parts, body) = request.into_parts();
     let Some(Identity(Ok(caller))) = parts.extensions.get::<Identity>().cloned() else {
         return (Request::from_parts(parts, body), None);
     };
     let parameters = RawPathParams::from_request_parts(&mut parts, &()).await.ok();
-    let act = Act::of(&parts, &caller, parameters.as_ref());
+    let act = AuditedAction::of(&parts, &caller, parameters.as_ref());
     (Request::from_parts(parts, body), act)
 }
 

@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn images_stand_between_the_texts_of_their_message() {
+    fn images_keep_their_position_between_the_texts_of_a_message() {
         let source = json!({"type": "url", "url": "https://bees.example/hive.png"});
         let blocks = json!([{"type": "text", "text": "Is this "}, {"type": "image", "source": source}, {"type": "text", "text": "a hive?"}]);
         let messages = read(json!([{"role": "user", "content": blocks}])).unwrap();

@@ -105,7 +105,7 @@ struct Choice {
 struct OutputConfig {
     #[serde(default)]
     format: Option<OutputFormat>,
-    /// `low`, `medium`, `high` or `max`: how much the model reasons, if its template can be told.
+    /// `low`, `medium`, `high` or `max`: the reasoning effort, if the model's template supports it.
     #[serde(default)]
     effort: Option<String>,
 }

@@ -114,7 +114,7 @@ fn line(results: &BatchResults, item: &BatchResult, file: ResultFile) -> Option<
         }
         (BatchOutcome::Cancelled, ResultFile::Errors) => {
             let (code, message) = match status.expired {
-                true => ("batch_expired", "the batch's time was over before this request was answered"),
+                true => ("batch_expired", "the batch expired before this request was answered"),
                 false => ("batch_cancelled", "the batch was cancelled before this request was answered"),
             };
             (Value::Null, json!({"code": code, "message": message}))

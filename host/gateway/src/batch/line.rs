@@ -39,7 +39,7 @@ pub(crate) fn queued(
 pub(super) fn queued_text(body: &CompletionBody, target: &Target) -> Result<BatchRequest, ApiError> {
     refuse_stream(&body.parameters)?;
     if target.is_agent {
-        let message = "an agent does not continue texts; use /v1/chat/completions or /v1/responses";
+        let message = "agents do not support text completion; use /v1/chat/completions or /v1/responses";
         return Err(ApiError::parameter("model", message));
     }
     let affinity = affinity(&body.parameters);
@@ -71,7 +71,7 @@ pub(super) fn queued_response(
 ) -> Result<BatchItem, ApiError> {
     refuse_stream(&request.parameters)?;
     if request.is_background {
-        let message = "a request of a batch is in the background anyway; remove `background`";
+        let message = "batch requests always run in the background; remove `background`";
         return Err(ApiError::parameter("background", message));
     }
     let input = request.input.items()?;

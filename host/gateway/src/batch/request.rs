@@ -148,7 +148,7 @@ impl<F: Fn(Option<&str>) -> Result<Target, ApiError>> Reader<'_, F> {
             return Err(ApiError::parameter("custom_id", message));
         }
         if !self.known.insert(custom_id.clone()) {
-            let message = format!("custom_id {custom_id:?} is the name of an earlier request, too");
+            let message = format!("custom_id {custom_id:?} is already used by an earlier request");
             return Err(ApiError {
                 code: "duplicate_custom_id",
                 ..ApiError::parameter("custom_id", message)
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_read_in_order_and_what_changes_nothing_is_named() {
+    fn requests_are_read_in_order_and_ignored_fields_are_named() {
         let mut odd = line("b", json!({"store": true}));
         odd["priority"] = json!(1);
         let mut text = file(&[line("a", json!({"max_tokens": 5}))]);

@@ -77,7 +77,7 @@ impl Figures {
         }
         kept.push_back(sample.clone());
         drop(kept);
-        // Without followers there is nobody to tell.
+        // Without followers there is nobody to notify.
         let _ = self.followers.send(sample);
     }
 

@@ -4,7 +4,7 @@ use super::{
     approval::Approver,
     catalog::Target,
     content,
-    link::{Link, TELLING},
+    link::{Link, NOTIFY_TIMEOUT},
 };
 use futures::{FutureExt, future::BoxFuture};
 use rmcp::{
@@ -238,7 +238,7 @@ impl Progress {
         self.sent_chars += text.chars().count();
         let progress =
             ProgressNotificationParam::new(self.token.clone(), self.sent_chars as f64).with_message(text);
-        let notified = tokio::time::timeout(TELLING, self.peer.notify_progress(progress)).await;
+        let notified = tokio::time::timeout(NOTIFY_TIMEOUT, self.peer.notify_progress(progress)).await;
         notified.map_err(|_elapsed| ())?.map_err(|_closed| ())
     }
 }

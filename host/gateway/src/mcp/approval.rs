@@ -17,7 +17,7 @@ pub(super) struct Approver<'a> {
 }
 
 impl Approver<'_> {
-    /// Asks the person at the client about a call, and records the decision. Without one, the call goes on waiting.
+    /// Asks the person at the client about a call, and records the decision. Without a decision, the call keeps waiting.
     pub(super) async fn ask(&self, id: &str, tool: &str, arguments: &Json) {
         let text = arguments.get();
         let end = text.floor_char_boundary(MAX_SHOWN);
@@ -27,7 +27,7 @@ impl Approver<'_> {
             "type": "object",
             "properties": {
                 "decision": {"type": "string", "enum": ["approve", "deny"], "description": "Whether the call is made."},
-                "reason": {"type": "string", "description": "Why it is not, for the agent."},
+                "reason": {"type": "string", "description": "Reason for a refusal, shown to the agent."},
             },
             "required": ["decision"],
         });

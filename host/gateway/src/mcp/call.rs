@@ -4,7 +4,7 @@
 //! arguments, a failed turn, a busy host.
 //!
 //! A call that needs an approval is a durable turn. Its client waits for the decision for a limited time; then it is
-//! told which approval is pending and which key the same call can use to get the result.
+//! informed which approval is pending and which key the same call can use to get the result.
 
 use super::{
     RequestSpan,
@@ -13,7 +13,7 @@ use super::{
     catalog::{self, Target},
     content,
     durable::{DurableCalls, DurableTurn},
-    link::{self, LeastLevel, Line, Link},
+    link::{self, ClientChannel, LeastLevel, Link},
     scope::Scope,
 };
 use crate::{caller::Caller, metrics::MCP_CALLS};
@@ -143,7 +143,7 @@ async fn counted<T>(
 struct Turn {
     run: RunHandle,
     link: Arc<Link>,
-    line: Line,
+    line: ClientChannel,
 }
 
 impl Turn {

@@ -123,7 +123,7 @@ fn described(name: String, tool: &ToolDefinition) -> Tool {
     }
 }
 
-/// All hints are set explicitly, because a missing hint means the less safe value.
+/// Sets all hints explicitly, because a missing hint means the less safe value.
 fn annotations(hints: ToolHints) -> ToolAnnotations {
     ToolAnnotations::new()
         .read_only(hints.read_only)

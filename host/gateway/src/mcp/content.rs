@@ -78,7 +78,7 @@ pub(super) fn contents(
         ContentBlock::Audio(audio) => Ok(blob(audio.data, audio.mime_type)),
         ContentBlock::Resource(embedded) => Ok(embedded.resource),
         _ => Err(RuntimeError::AgentFailed {
-            message: format!("{:?} read a link; a resource has contents", tool.name),
+            message: format!("{:?} returned a link; a resource must return its contents", tool.name),
         }),
     };
     parts(&result)?.into_iter().map(content).collect()
@@ -91,7 +91,7 @@ mod tests {
     use skep_runtime::ToolHints;
 
     #[test]
-    fn parts_are_read_with_their_roles_and_errors_name_the_place() {
+    fn parts_are_read_with_their_roles_and_errors_name_the_position() {
         let result = json!({"content": [
             {"type": "text", "text": "look"},
             {"type": "image", "data": "aGk=", "mimeType": "image/png", "role": "assistant"},

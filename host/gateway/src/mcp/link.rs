@@ -30,7 +30,7 @@ use tokio::sync::{mpsc, oneshot};
 /// Maximum number of messages of a turn that wait to be sent. Log lines and progress beyond it are lost.
 const WAITING: usize = 256;
 /// Timeout of sending a notification.
-pub(super) const TELLING: Duration = Duration::from_secs(10);
+pub(super) const NOTIFY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The least severe level of the log lines that a client wants, which it may change at any time.
 #[derive(Clone, Debug)]
@@ -55,7 +55,7 @@ impl LeastLevel {
 /// The turn's end of the connection.
 #[derive(Debug)]
 pub(super) struct Link {
-    said: mpsc::Sender<Said>,
+    outgoing: mpsc::Sender<Outgoing>,
     least_level: LeastLevel,
     can_elicit: bool,
     can_sample: bool,
@@ -64,16 +64,16 @@ pub(super) struct Link {
 }
 
 /// The client's end of the connection.
-pub(super) struct Line {
-    said: mpsc::Receiver<Said>,
+pub(super) struct ClientChannel {
+    outgoing: mpsc::Receiver<Outgoing>,
     peer: Peer<RoleServer>,
     token: Option<ProgressToken>,
     logger: String,
-    /// The progress that the client was told last.
-    told: Option<f64>,
+    /// The progress that was last reported to the client.
+    reported: Option<f64>,
 }
 
-enum Said {
+enum Outgoing {
     Log { level: LoggingLevel, message: String },
     Progress(TurnProgress),
     Question { question: ClientQuestion, answer: oneshot::Sender<Result<Value, ClientError>> },
@@ -85,18 +85,21 @@ pub(super) fn open(
     token: Option<ProgressToken>,
     least_level: LeastLevel,
     logger: &str,
-) -> (Arc<Link>, Line) {
-    let (say, said) = mpsc::channel(WAITING);
+) -> (Arc<Link>, ClientChannel) {
+    let (sender, outgoing) = mpsc::channel(WAITING);
     let client = peer.peer_info();
     let can = client.as_ref().map(|client| &client.capabilities);
     let link = Link {
-        said: say,
+        outgoing: sender,
         least_level,
         can_elicit: can.is_some_and(|can| can.elicitation.is_some()),
         can_sample: can.is_some_and(|can| can.sampling.is_some()),
         has_reported: AtomicBool::new(false),
     };
-    (Arc::new(link), Line { said, peer: peer.clone(), token, logger: logger.to_owned(), told: None })
+    (
+        Arc::new(link),
+        ClientChannel { outgoing, peer: peer.clone(), token, logger: logger.to_owned(), reported: None },
+    )
 }
 
 impl Link {
@@ -109,8 +112,8 @@ impl Link {
         self.has_reported.load(Ordering::Relaxed)
     }
 
-    fn say(&self, said: Said) {
-        if self.said.try_send(said).is_err() {
+    fn send(&self, outgoing: Outgoing) {
+        if self.outgoing.try_send(outgoing).is_err() {
             tracing::debug!("a message for a client is lost: the client reads too slowly, or is gone");
         }
     }
@@ -127,7 +130,7 @@ impl Link {
         }
         let gone = || ClientError::Unavailable("the client no longer waits for this turn".to_owned());
         let (answer, answered) = oneshot::channel();
-        self.said.send(Said::Question { question, answer }).await.map_err(|_closed| gone())?;
+        self.outgoing.send(Outgoing::Question { question, answer }).await.map_err(|_closed| gone())?;
         answered.await.unwrap_or_else(|_dropped| Err(gone()))
     }
 }
@@ -141,13 +144,13 @@ impl TurnClient for Link {
             _ => LoggingLevel::Info,
         };
         if self.least_level.includes(level) {
-            self.say(Said::Log { level, message: message.to_owned() });
+            self.send(Outgoing::Log { level, message: message.to_owned() });
         }
     }
 
     fn progress(&self, progress: TurnProgress) {
         self.has_reported.store(true, Ordering::Relaxed);
-        self.say(Said::Progress(progress));
+        self.send(Outgoing::Progress(progress));
     }
 
     fn ask(&self, question: ClientQuestion) -> Asked<'_> {
@@ -155,7 +158,7 @@ impl TurnClient for Link {
     }
 }
 
-impl Line {
+impl ClientChannel {
     /// Passes on what the turn says while `work` follows it, and what is left at the end.
     pub(super) async fn carry<T>(mut self, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
@@ -163,45 +166,45 @@ impl Line {
         let done = loop {
             tokio::select! {
                 biased;
-                Some(said) = self.said.recv() => match said {
-                    Said::Question { question, answer } => {
+                Some(outgoing) = self.outgoing.recv() => match outgoing {
+                    Outgoing::Question { question, answer } => {
                         let peer = self.peer.clone();
                         questions.push(async move {
                             // A turn that has ended does not wait for the answer.
                             let _ = answer.send(ask(&peer, question).await);
                         });
                     }
-                    said => self.tell(said).await,
+                    outgoing => self.notify(outgoing).await,
                 },
                 done = &mut work => break done,
                 Some(()) = questions.next() => {}
             }
         };
-        while let Ok(said) = self.said.try_recv() {
-            self.tell(said).await;
+        while let Ok(outgoing) = self.outgoing.try_recv() {
+            self.notify(outgoing).await;
         }
         done
     }
 
     /// Sends a log line or progress.
-    async fn tell(&mut self, said: Said) {
-        let sent = match said {
-            Said::Log { level, message } => {
+    async fn notify(&mut self, outgoing: Outgoing) {
+        let sent = match outgoing {
+            Outgoing::Log { level, message } => {
                 let line = LoggingMessageNotificationParam::new(level, Value::from(message));
                 let sent = self.peer.notify_logging_message(line.with_logger(&self.logger));
-                tokio::time::timeout(TELLING, sent).await
+                tokio::time::timeout(NOTIFY_TIMEOUT, sent).await
             }
-            Said::Progress(TurnProgress { progress, total, message }) => {
+            Outgoing::Progress(TurnProgress { progress, total, message }) => {
                 // The protocol demands that progress grows.
-                let grows = self.told.is_none_or(|told| progress > told);
+                let grows = self.reported.is_none_or(|reported| progress > reported);
                 let Some(token) = self.token.clone().filter(|_| grows) else { return };
-                self.told = Some(progress);
+                self.reported = Some(progress);
                 let mut notice = ProgressNotificationParam::new(token, progress);
                 notice.total = total;
                 notice.message = message;
-                tokio::time::timeout(TELLING, self.peer.notify_progress(notice)).await
+                tokio::time::timeout(NOTIFY_TIMEOUT, self.peer.notify_progress(notice)).await
             }
-            Said::Question { .. } => return,
+            Outgoing::Question { .. } => return,
         };
         if !matches!(sent, Ok(Ok(()))) {
             tracing::debug!("a message for a client was not sent");

@@ -234,12 +234,12 @@ impl ServerHandler for AgentServer {
     async fn listen(&self, context: SubscriptionContext) -> Result<(), ErrorData> {
         let (mut changes, mut closing) = (self.host.changes(), self.closing.clone());
         loop {
-            let goes_on = tokio::select! {
+            let keeps_listening = tokio::select! {
                 () = context.cancelled() => false,
                 _ = closing.changed() => false,
                 changed = changes.changed() => changed.is_ok(),
             };
-            if !goes_on || context.sink().notify_tool_list_changed().await.is_err() {
+            if !keeps_listening || context.sink().notify_tool_list_changed().await.is_err() {
                 return Ok(());
             }
         }

@@ -1,4 +1,4 @@
-//! Subscriptions of one client to resources, and what tells the client that a resource may have changed.
+//! Subscriptions of one client to resources, and the notifications that a resource may have changed.
 
 use super::resources::Named;
 use rmcp::{Peer, RoleServer, model::ResourceUpdatedNotificationParam};
@@ -12,14 +12,14 @@ use tokio::{sync::broadcast::error::RecvError, task::JoinSet};
 
 /// Maximum number of subscriptions of one client.
 const MAX_WATCHED: usize = 128;
-/// Changes in this time after a first one are told together.
+/// Changes within this time after the first one are reported together.
 const TOGETHER: Duration = Duration::from_millis(100);
 
 /// The subscriptions of one client.
 #[derive(Default)]
 pub(super) struct Subscriptions {
     watched: Arc<Mutex<BTreeMap<String, Watched>>>,
-    /// The task that tells the client, from the first subscription on. It is aborted when this is dropped.
+    /// The task that notifies the client, from the first subscription on. It is aborted when this is dropped.
     telling: Mutex<JoinSet<()>>,
 }
 

@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn images_stand_between_the_texts_of_their_message() {
+    fn images_keep_their_position_between_the_texts_of_a_message() {
         let part = |url: &str| json!({"type": "image_url", "image_url": {"url": url}});
         let text = |text: &str| json!({"type": "text", "text": text});
         let content = json!([text("é"), part("https://a/1"), text("b"), part("https://a/2")]);

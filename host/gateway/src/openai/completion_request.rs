@@ -81,13 +81,15 @@ impl CompletionBody {
         let name = model.name();
         if let Some(form) = &self.output {
             let message = format!(
-                "{name} may run on another server, which holds no plain text to a form; use /v1/chat/completions"
+                "{name} may be an upstream model, which does not support structured output for text completions; use \
+                 /v1/chat/completions"
             );
             return Err(ApiError::parameter(form.field, message));
         }
         if self.logprobs.is_some() {
-            let message =
-                format!("{name} may run on another server, which reports no log-probabilities here");
+            let message = format!(
+                "{name} may be an upstream model, for which log-probabilities are not available here"
+            );
             return Err(ApiError::parameter("logprobs", message));
         }
         let texts = match &self.prompt {
@@ -95,7 +97,7 @@ impl CompletionBody {
             Prompt::Texts(texts) => few(texts)?,
             Prompt::Ids(_) | Prompt::IdLists(_) => {
                 let message = format!(
-                    "{name} may run on another server, which has tokens of its own; send the prompt as text"
+                    "{name} may be an upstream model with a different tokenizer; send the prompt as text"
                 );
                 return Err(ApiError::parameter("prompt", message));
             }

@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_reads_is_named() {
+    fn ignored_fields_are_named() {
         let fields =
             json!({"n": 1, "store": false, "seed": null, "odd": 1, "inner": {"known": 1, "x": 2, "y": null}});
         let mut fields: Fields = serde_json::from_value(fields).unwrap();

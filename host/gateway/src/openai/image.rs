@@ -14,7 +14,7 @@ pub(crate) const MAX_IMAGE_BYTES: usize = 5 << 20;
 /// Maximum size of the images of a request, for all its choices together: each choice is a request of its own.
 const MAX_ALL_BYTES: usize = 32 << 20;
 const MAX_ADDRESS_BYTES: usize = 8 << 10;
-/// The first bytes of a file, which tell its format, in base64.
+/// The first bytes of a file, which identify its format, in base64.
 const MAGIC: usize = 16;
 
 /// Reads a part of type `image_url`. `at` is the offset in the text of the message at which the image stands, and
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_image_is_refused_with_its_reason() {
+    fn invalid_images_are_refused_with_a_reason() {
         let large = data("image/jpeg", &[&[0xff, 0xd8, 0xff], &vec![0; MAX_IMAGE_BYTES][..]].concat());
         for (image, why) in [
             (json!({}), "an image is {\"type\": \"image_url\""),

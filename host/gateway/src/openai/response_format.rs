@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn rejects_an_unknown_or_a_second_form() {
+    fn rejects_an_unknown_or_a_second_format() {
         assert!(of(json!({"type": "yaml"})).is_err());
         assert!(of(json!({"type": "json_schema"})).is_err());
         assert!(

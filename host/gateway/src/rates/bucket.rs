@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_taken_stays_taken_at_another_rate() {
+    fn consumed_tokens_stay_consumed_when_the_rate_changes() {
         let (before, after, now) = (rate(10, 10), rate(20, 20), Instant::now());
         let mut bucket = Bucket::full(now);
         bucket.take(10, before, now);

@@ -93,7 +93,7 @@ impl RateLimiter {
         let mut accounts = self.accounts();
         let requests: Vec<(Account, Rate)> = requests
             .into_iter()
-            .map(|(account, rate)| (accounts.place(account, self.max_accounts, now), rate))
+            .map(|(account, rate)| (accounts.account_slot(account, self.max_accounts, now), rate))
             .collect();
         let longest = requests
             .iter()
@@ -157,7 +157,7 @@ impl TokenMeter for RateLimiter {
         let Some((account, rate)) = self.tokens_of(tenant) else { return };
         let now = (self.clock)();
         let mut accounts = self.accounts();
-        let account = accounts.place(account, self.max_accounts, now);
+        let account = accounts.account_slot(account, self.max_accounts, now);
         accounts.buckets.entry(account).or_insert(Bucket::full(now)).take(tokens as u64, rate, now);
     }
 }
@@ -181,7 +181,7 @@ impl Accounts {
     }
 
     /// Returns the account that the request is counted for.
-    fn place(&mut self, account: Account, max: usize, now: Instant) -> Account {
+    fn account_slot(&mut self, account: Account, max: usize, now: Instant) -> Account {
         if self.buckets.len() >= max && !self.buckets.contains_key(&account) {
             self.tidy(now);
         }

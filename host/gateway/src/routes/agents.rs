@@ -34,8 +34,8 @@ pub(crate) async fn list(State(gateway): State<Gateway>, caller: Caller) -> Json
 #[utoipa::path(post, path = "/v1/agents", tag = "agents", operation_id = "deploy_agent",
     request_body(content = Deployment, content_type = "multipart/form-data"),
     responses(
-        (status = 201, description = "The agent with the new version in force.", body = Agent),
-        (status = 409, description = "A route of the agent is taken or not allowed, or the host has all its agents: `invalid_route`, `host_full`"),
+        (status = 201, description = "The agent with its new active version.", body = Agent),
+        (status = 409, description = "A route of the agent is taken or not allowed, or the host has reached its maximum number of agents: `invalid_route`, `host_full`"),
     ))]
 pub(crate) async fn deploy(
     State(gateway): State<Gateway>,

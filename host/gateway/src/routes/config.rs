@@ -9,7 +9,7 @@ use axum::{Extension, Json, extract::State, http::StatusCode};
 use skep_api::{Config, ConfigReload};
 use std::sync::Arc;
 
-/// Shows the configuration that is in force.
+/// Shows the active configuration.
 ///
 /// Secrets are not shown. Settings that are not listed have their default.
 #[utoipa::path(get, path = "/v1/config", tag = "host", operation_id = "get_config", responses(

@@ -21,7 +21,7 @@ use utoipa::{IntoParams, ToSchema};
 const SOURCE: &str = "http";
 const SPECIFICATION: &str = "1.0";
 
-/// A body of `POST /v1/events`. [`Envelope`] tells which one it is.
+/// A body of `POST /v1/events`. [`Envelope`] decides which one it is.
 #[derive(ToSchema)]
 #[serde(untagged)]
 #[expect(dead_code, reason = "it only describes the body")]

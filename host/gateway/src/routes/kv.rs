@@ -7,7 +7,7 @@ use axum::{
 };
 use serde::Deserialize;
 use skep_api::{KvDisk, KvPurged, marker};
-use skep_engine::{PagesOf, TierStatus};
+use skep_engine::{EraseScope, TierStatus};
 use skep_runtime::{AgentName, Tenant};
 use utoipa::IntoParams;
 
@@ -80,11 +80,11 @@ pub(crate) async fn purge(
     let agent = agent.map(|agent| AgentName::new(&agent).map(|name| name.to_string())).transpose()?;
     let tenant = tenant.map(|tenant| Tenant::new(&tenant).map(|name| name.to_string())).transpose()?;
     let (details, pages) = match (tenant, agent, session) {
-        (None, None, None) => ("all".to_owned(), PagesOf::Everyone),
-        (Some(tenant), None, None) => (format!("tenant={tenant}"), PagesOf::Tenant(tenant)),
-        (None, Some(agent), None) => (format!("agent={agent}"), PagesOf::Agent(agent)),
+        (None, None, None) => ("all".to_owned(), EraseScope::Everyone),
+        (Some(tenant), None, None) => (format!("tenant={tenant}"), EraseScope::Tenant(tenant)),
+        (None, Some(agent), None) => (format!("agent={agent}"), EraseScope::Agent(agent)),
         (None, Some(agent), Some(session)) => {
-            (format!("agent={agent} session={session}"), PagesOf::Session { agent, session })
+            (format!("agent={agent} session={session}"), EraseScope::Session { agent, session })
         }
         _ => {
             let message = "name a tenant, an agent, or an agent and a session";

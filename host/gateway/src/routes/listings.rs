@@ -11,7 +11,7 @@ use skep_api::{
     RecentSession, RecentSessionPage, StateKind, StateValue, StateValuePage, TurnSummary, TurnSummaryPage,
     marker,
 };
-use skep_runtime::{SessionPlace, SessionSearch, StatePage, TurnDetail, TurnPhase};
+use skep_runtime::{SessionCursor, SessionSearch, StatePage, TurnDetail, TurnPhase};
 use utoipa::IntoParams;
 
 #[derive(Deserialize, IntoParams)]
@@ -49,7 +49,7 @@ pub(crate) async fn recent(
         }
         (None, reached) => reached.map(|agents| agents.iter().map(ToString::to_string).collect()),
     };
-    let after = query.before.as_deref().map(place).transpose()?;
+    let after = query.before.as_deref().map(parse_cursor).transpose()?;
     let text = query.search.filter(|text| !text.is_empty());
     let search = SessionSearch { folder: None, agents, text, after };
     let sessions = gateway.host.recent_sessions(tenant.as_ref(), search, limit).await?;
@@ -60,19 +60,19 @@ pub(crate) async fn recent(
         id: caller.name_of(&session.session),
         turns: session.turns,
         created_at_ms: session.created_at_ms,
-        updated_at_ms: session.place.updated_at_ms,
-        cursor: format!("{}-{}", session.place.updated_at_ms, session.place.key),
+        updated_at_ms: session.cursor.updated_at_ms,
+        cursor: format!("{}-{}", session.cursor.updated_at_ms, session.cursor.key),
     });
     Ok(Json(RecentSessionPage::new(sessions, has_more)))
 }
 
 /// Reads a cursor.
-fn place(cursor: &str) -> Result<SessionPlace, ApiError> {
+fn parse_cursor(cursor: &str) -> Result<SessionCursor, ApiError> {
     let parts = cursor.split_once('-');
-    let place = parts.and_then(|(updated, key)| {
-        Some(SessionPlace { updated_at_ms: updated.parse().ok()?, key: key.parse().ok()? })
+    let parsed = parts.and_then(|(updated, key)| {
+        Some(SessionCursor { updated_at_ms: updated.parse().ok()?, key: key.parse().ok()? })
     });
-    place.ok_or_else(|| {
+    parsed.ok_or_else(|| {
         ApiError::parameter("before", "before is not the `cursor` of a session of this listing")
     })
 }
@@ -197,7 +197,7 @@ mod tests {
         assert_eq!(read(b"hello").text.as_deref(), Some("hello"));
         let bytes = read(&[0xff, 0xfe]);
         assert!(bytes.value.is_none() && bytes.text.is_none() && bytes.bytes == 2);
-        // Both have no value in JSON; their kinds tell them apart.
+        // Both have no value in JSON; their kinds distinguish them.
         let kinds = [&b"null"[..], &[0xff, 0, 0, 0xfe], b"nul"].map(|bytes| read(bytes).kind);
         assert_eq!(kinds, [StateKind::Json, StateKind::Binary, StateKind::Text]);
         assert_eq!(serde_json::to_value(read(b"null")).unwrap()["kind"], "json");
@@ -205,9 +205,9 @@ mod tests {
 
     #[test]
     fn a_cursor_that_is_not_one_is_refused() {
-        assert_eq!(place("12-7").unwrap(), SessionPlace { updated_at_ms: 12, key: 7 });
+        assert_eq!(parse_cursor("12-7").unwrap(), SessionCursor { updated_at_ms: 12, key: 7 });
         for cursor in ["", "12", "a-b", "-1"] {
-            assert_eq!(place(cursor).unwrap_err().param.as_deref(), Some("before"), "{cursor}");
+            assert_eq!(parse_cursor(cursor).unwrap_err().param.as_deref(), Some("before"), "{cursor}");
         }
     }
 }

@@ -5,13 +5,13 @@ use axum::{Extension, Json, extract::State, http::StatusCode};
 use skep_api::{ChangeModel, Model, ModelAction};
 use std::time::Duration;
 
-/// Time that requests and turns which use a model may go on while it is unloaded.
+/// Time that running requests and turns may continue while their model is unloaded.
 const DRAIN: Duration = Duration::from_secs(30);
 const MAX_DRAIN_S: u64 = 86_400;
 
 /// Loads or unloads a model, or points an alias at it.
 ///
-/// A load or an unload goes on in the background, and `GET /v1/models/{model}` shows how far it is. A request
+/// A load or an unload continues in the background, and `GET /v1/models/{model}` shows how far it is. A request
 /// loads a model that was never loaded, was idle, or is declared as loaded on demand. Aliases are as configured again after the
 /// next start.
 #[utoipa::path(post, path = "/v1/models", tag = "models", operation_id = "change_model", request_body = ChangeModel,

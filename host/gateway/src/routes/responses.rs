@@ -17,7 +17,7 @@ use crate::{
         responses::{
             InputItem,
             request::{FORM_FIELD, ResponseRequest},
-            stored::{self, StoredRequest, begun},
+            stored::{self, StoredRequest, without_output},
             writer::{AgentWriter, Events, ModelWriter},
         },
         schema::CreateResponseRequest,
@@ -90,12 +90,12 @@ pub(crate) async fn create(
     }
     stored::resolve(&mut input, &referred)?;
     let thread = chain.first().map_or_else(|| id.clone(), |first| first.thread.clone());
-    let begun = Begun { id, thread, chain, input, request, gateway, caller };
-    let model = begun.request.parameters.model.clone();
-    let ignored = begun.request.ignored.clone();
+    let pending = PendingResponse { id, thread, chain, input, request, gateway, caller };
+    let model = pending.request.parameters.model.clone();
+    let ignored = pending.request.ignored.clone();
     let response = match model.as_deref().and_then(|model| model.strip_prefix(AGENT_MODEL)) {
-        Some(agent) => begun.with_agent(agent, &headers).await?,
-        None => begun.with_model(&headers).await?,
+        Some(agent) => pending.with_agent(agent, &headers).await?,
+        None => pending.with_model(&headers).await?,
     };
     Ok(headers::ignored(response, &ignored))
 }
@@ -107,7 +107,7 @@ impl FromFields for ResponseRequest {
 }
 
 /// A response that was asked for.
-struct Begun {
+struct PendingResponse {
     id: String,
     /// The name that all responses of a chain share, by which their cached prefix is found.
     thread: String,
@@ -121,13 +121,13 @@ struct Begun {
 
 /// Stores a response when it ends, before its client learns of the end.
 #[derive(Clone)]
-struct Keeper {
+struct ResponseRecorder {
     gateway: Gateway,
     /// `None` if the response is not stored.
     new: Option<NewResponse>,
 }
 
-impl Keeper {
+impl ResponseRecorder {
     /// Stores the response with its answer, which is made only if it is stored.
     async fn keep(&self, answer: impl FnOnce() -> BatchAnswer) -> Result<(), ApiError> {
         match &self.new {
@@ -137,10 +137,10 @@ impl Keeper {
     }
 }
 
-impl Begun {
+impl PendingResponse {
     /// Returns the response before it has any output.
     fn response(&self, stored: &StoredRequest) -> skep_api::Response {
-        begun(&self.id, self.request.previous.as_deref(), stored, now_s())
+        without_output(&self.id, self.request.previous.as_deref(), stored, now_s())
     }
 
     fn new_response(&self, stored: &StoredRequest, turn: Option<ResponseTurn>) -> NewResponse {
@@ -154,9 +154,9 @@ impl Begun {
         }
     }
 
-    fn keeper(&self, stored: &StoredRequest, turn: Option<ResponseTurn>) -> Keeper {
+    fn recorder(&self, stored: &StoredRequest, turn: Option<ResponseTurn>) -> ResponseRecorder {
         let new = self.request.is_stored.then(|| self.new_response(stored, turn));
-        Keeper { gateway: self.gateway.clone(), new }
+        ResponseRecorder { gateway: self.gateway.clone(), new }
     }
 
     fn affinity(&self, headers: &HeaderMap) -> Result<Affinity, ApiError> {
@@ -179,8 +179,8 @@ impl Begun {
             return self.queue(model, affinity, bytes, streams).await;
         }
         let observer = caller.observer(&gateway, Surface::Responses, asked, streams);
-        let begun = Arc::new(self);
-        let read = begun.clone();
+        let pending = Arc::new(self);
+        let read = pending.clone();
         let asked = move |model: &Model| {
             let options = read.request.options(affinity, &model.sampling())?;
             Ok(Asked {
@@ -191,16 +191,16 @@ impl Begun {
         };
         let mut chat = StartedChat::begin(&gateway, &caller, (model.clone(), observer), bytes, asked).await?;
         let (warnings, served) = (chat.warnings.clone(), chat.served());
-        let stored = begun.stored(&served.model, &model)?;
-        let keeper = begun.keeper(&stored, None);
-        let events = Events::new(begun.response(&stored), None);
+        let stored = pending.stored(&served.model, &model)?;
+        let recorder = pending.recorder(&stored, None);
+        let events = Events::new(pending.response(&stored), None);
         let response = if streams {
             let kept = chat.events().then(move |event| {
-                let keeper = keeper.clone();
+                let recorder = recorder.clone();
                 async move {
                     let event = event.map_err(ApiError::from)?;
                     if let ChatEvent::Finished(outcome) = &event {
-                        keeper.keep(|| BatchAnswer::of_chat(FORM.to_owned(), outcome)).await?;
+                        recorder.keep(|| BatchAnswer::of_chat(FORM.to_owned(), outcome)).await?;
                     }
                     Ok(event)
                 }
@@ -215,7 +215,7 @@ impl Begun {
                 let event = chat.next().await.unwrap_or(Err(skep_engine::EngineError::Cancelled));
                 let event = event.map_err(stored::failure)?;
                 if let ChatEvent::Finished(outcome) = &event {
-                    keeper.keep(|| BatchAnswer::of_chat(FORM.to_owned(), outcome)).await?;
+                    recorder.keep(|| BatchAnswer::of_chat(FORM.to_owned(), outcome)).await?;
                     events.of_chat(event, |tokens| entries(&model, tokens));
                     break Json(events.into_response()).into_response();
                 }
@@ -286,7 +286,8 @@ impl Begun {
         let session = match self.chain.last().map(|last| &last.turn) {
             Some(Some(turn)) if turn.agent == agent => turn.session.clone(),
             Some(_) => {
-                let message = format!("the response is not one of {model}, so this agent cannot continue it");
+                let message =
+                    format!("the response does not belong to {model}, so this agent cannot continue it");
                 return Err(ApiError::parameter("previous_response_id", message));
             }
             None => agent_as_model::session(caller, headers, self.request.caller.user.as_ref())?,
@@ -311,7 +312,7 @@ impl Begun {
             }
             return Ok(Json(stored::shown(&response)?).into_response());
         }
-        let keeper = self.keeper(&stored, Some(turn));
+        let recorder = self.recorder(&stored, Some(turn));
         let events = Events::new(self.response(&stored), None);
         let mut writer = AgentWriter::new(events);
         let spent = caller.spent().clone();
@@ -323,12 +324,12 @@ impl Begun {
         let events = stream::iter(first).chain(run_events(run).boxed());
         let mut events = events
             .then(move |event| {
-                let (keeper, spent) = (keeper.clone(), spent.clone());
+                let (recorder, spent) = (recorder.clone(), spent.clone());
                 async move {
                     let event = event.map_err(ApiError::from)?;
                     if let RunEvent::Done(outcome) = &event {
                         spent.add(&outcome.usage);
-                        keeper.keep(|| BatchAnswer::of_turn(FORM.to_owned(), outcome.clone())).await?;
+                        recorder.keep(|| BatchAnswer::of_turn(FORM.to_owned(), outcome.clone())).await?;
                     }
                     Ok(event)
                 }

@@ -1,4 +1,4 @@
-//! `/v1/status`: what the host is, what it has to do, and which of its limits are nearly used up.
+//! `/v1/status`: version and models, queued work, and limits that are nearly exhausted.
 
 use crate::{ApiError, Gateway};
 use axum::{Json, extract::State};

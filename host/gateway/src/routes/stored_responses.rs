@@ -20,7 +20,7 @@ use futures::{Stream, StreamExt, stream};
 use serde::Deserialize;
 use serde_json::Value;
 use skep_api::{DeletedResponse, NumberedResponseEvent, ResponseInputPage, marker};
-use skep_runtime::{LiveAnswer, ResponsePhase, Said, StoredResponse};
+use skep_runtime::{LiveAnswer, PartialAnswer, ResponsePhase, StoredResponse};
 use std::{sync::Arc, time::Duration};
 use utoipa::IntoParams;
 
@@ -193,7 +193,7 @@ pub(super) async fn follow(
         return Err(ApiError::parameter("stream", message));
     }
     let created_at = response.created_at_ms / 1000;
-    let begun = stored::begun(&response.id, response.previous.as_deref(), &request, created_at);
+    let begun = stored::without_output(&response.id, response.previous.as_deref(), &request, created_at);
     let events = Events::new(begun, seen);
     let mut draining = gateway.draining.subscribe();
     let shutdown = async move {
@@ -216,10 +216,10 @@ pub(super) async fn follow(
         gateway: gateway.clone(),
         tenant: tenant.to_owned(),
         id: response.id,
-        seen: Said::default(),
+        seen: PartialAnswer::default(),
         has_ended: false,
     };
-    let progress = stream::iter([Ok(Progress::Begun)]).chain(following.progress());
+    let progress = stream::iter([Ok(Progress::Started)]).chain(following.progress());
     Ok(sse::respond(progress.take_until(Box::pin(shutdown)).boxed(), FollowWriter::new(events)))
 }
 
@@ -229,7 +229,7 @@ struct Following {
     gateway: Gateway,
     tenant: String,
     id: String,
-    seen: Said,
+    seen: PartialAnswer,
     has_ended: bool,
 }
 
@@ -240,7 +240,7 @@ impl Following {
                 return None;
             }
             let progress = following.next().await;
-            following.has_ended = !matches!(progress, Ok(Progress::Said(_)));
+            following.has_ended = !matches!(progress, Ok(Progress::Partial(_)));
             Some((progress, following))
         })
     }
@@ -251,7 +251,7 @@ impl Following {
             if let Ok(Some(said)) = tokio::time::timeout(LOOK_INTERVAL, more).await {
                 self.seen.reasoning.push_str(&said.reasoning);
                 self.seen.text.push_str(&said.text);
-                return Ok(Progress::Said(said));
+                return Ok(Progress::Partial(said));
             }
             let response = self.gateway.host.response(&self.tenant, &self.id).await?;
             if let ResponsePhase::Ended { at_ms, end } = response.phase {

@@ -174,7 +174,7 @@ async fn engine_of(gateway: &Gateway, caller: &Caller, model: Option<&str>) -> R
         Model::Local(engine) => Ok(engine),
         Model::Remote(remote) => {
             let message = format!(
-                "{} may run on another server, whose tokens this host does not know; name a model of this host",
+                "{} may be an upstream model, whose tokenizer this host does not have; name a local model",
                 remote.info().name
             );
             Err(ApiError::parameter("model", message))

@@ -23,12 +23,12 @@ pub(crate) async fn list(
     Ok(Json(VersionList::new(gateway.host.versions(&agent).await?.into_iter().map(described))))
 }
 
-/// Puts an earlier version of an agent into force. The body is optional.
+/// Activates an earlier version of an agent. The body is optional.
 #[utoipa::path(post, path = "/v1/agents/{agent}/rollback", tag = "agents", operation_id = "rollback_agent",
     params(("agent" = String, Path, description = "Name of the agent")),
     request_body = Option<Rollback>,
     responses(
-        (status = 200, description = "The agent with the version in force.", body = Agent),
+        (status = 200, description = "The agent with its active version.", body = Agent),
         (status = 404, description = "`agent_not_found` or `version_not_found`"),
         (status = 409, description = "A route of the version is taken: `invalid_route`."),
     ))]

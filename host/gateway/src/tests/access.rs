@@ -1,7 +1,7 @@
 //! Tests keys, roles and tenants, with real keys.
 
 use super::{
-    fixture::{Answer, Server},
+    fixture::{Server, TestResponse},
     turns::echo,
 };
 use crate::{AccessOptions, GatewayOptions};
@@ -40,7 +40,7 @@ pub(super) async fn key(server: &Server, tenant: &str, role: Role, agents: Optio
     server.host.keys().create(new).await.unwrap().1
 }
 
-pub(super) async fn ask(server: &Server, key: &str, method: Method, path: &str, body: Value) -> Answer {
+pub(super) async fn ask(server: &Server, key: &str, method: Method, path: &str, body: Value) -> TestResponse {
     let request = Request::builder()
         .method(method)
         .uri(path)
@@ -50,11 +50,11 @@ pub(super) async fn ask(server: &Server, key: &str, method: Method, path: &str, 
     server.send(request.unwrap()).await
 }
 
-async fn get(server: &Server, key: &str, path: &str) -> Answer {
+async fn get(server: &Server, key: &str, path: &str) -> TestResponse {
     ask(server, key, Method::GET, path, Value::Null).await
 }
 
-async fn say(server: &Server, key: &str, text: &str) -> Answer {
+async fn say(server: &Server, key: &str, text: &str) -> TestResponse {
     ask(server, key, Method::POST, &format!("{SESSION}/messages"), json!({ "text": text })).await
 }
 
@@ -249,7 +249,7 @@ async fn a_key_for_one_agent_cannot_reach_or_see_others() {
             "{path}"
         );
     }
-    let names = |list: Answer, key: &str| -> Vec<String> {
+    let names = |list: TestResponse, key: &str| -> Vec<String> {
         let list = list.json();
         list["data"].as_array().unwrap().iter().map(|one| one[key].as_str().unwrap().to_owned()).collect()
     };

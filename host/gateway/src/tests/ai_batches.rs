@@ -1,7 +1,7 @@
 //! Tests batches of `/ai/run/{model}`: queueing, fetching, cancelling, and refusals.
 
 use super::{
-    fixture::{Answer, Server},
+    fixture::{Server, TestResponse},
     workers_ai::{failure, result},
 };
 use axum::{body::Body, http::Request};
@@ -34,7 +34,7 @@ async fn fetched(server: &Server, id: &Value) -> Value {
     }
 }
 
-async fn delete(server: &Server, path: &str) -> Answer {
+async fn delete(server: &Server, path: &str) -> TestResponse {
     server.send(Request::delete(path).body(Body::empty()).unwrap()).await
 }
 

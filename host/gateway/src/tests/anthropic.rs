@@ -1,6 +1,6 @@
 //! Tests `/v1/messages`.
 
-use super::fixture::{Answer, Server};
+use super::fixture::{Server, TestResponse};
 use crate::{AccessOptions, GatewayOptions};
 use axum::{body::Body, http::Request};
 use serde_json::{Value, json};
@@ -21,7 +21,7 @@ fn weather() -> Value {
 }
 
 /// Returns the events, after checking that each one is named after its type.
-fn events(answer: &Answer) -> Vec<Value> {
+fn events(answer: &TestResponse) -> Vec<Value> {
     let field =
         |event: &str, name: &str| event.lines().find_map(|line| line.strip_prefix(name).map(str::to_owned));
     let events = answer.text.split("\n\n").filter(|event| event.contains("event: "));
@@ -34,7 +34,7 @@ fn events(answer: &Answer) -> Vec<Value> {
 }
 
 /// Returns the error, after checking its shape.
-fn error(answer: &Answer) -> Value {
+fn error(answer: &TestResponse) -> Value {
     let mut body = answer.json();
     assert!(body["type"] == "error" && body["error"]["message"].is_string(), "{}", answer.text);
     assert_eq!(body["request_id"].as_str(), answer.headers["request-id"].to_str().ok());
@@ -123,7 +123,7 @@ async fn a_tool_is_used_and_its_result_extends_the_cached_prefix() {
 }
 
 #[tokio::test]
-async fn a_form_binds_the_answer_and_a_stop_sequence_is_named() {
+async fn a_schema_constrains_the_answer_and_a_stop_sequence_is_named() {
     let server = Server::start().await;
     let schema = json!({"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"], "additionalProperties": false});
     let format = json!({"format": {"type": "json_schema", "schema": schema}});

@@ -128,7 +128,7 @@ async fn embeddings_are_refused_with_the_endpoints_that_there_are() {
 }
 
 #[tokio::test]
-async fn result_files_live_as_long_as_asked_and_give_their_room_back() {
+async fn result_files_are_kept_as_long_as_asked_and_free_their_storage() {
     let batch = BatchOptions {
         retention: Duration::from_secs(60),
         file_retention: Duration::from_secs(7200),

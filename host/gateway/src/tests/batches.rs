@@ -2,7 +2,7 @@
 
 use super::{
     access::{guarded, key},
-    fixture::{Answer, Server},
+    fixture::{Server, TestResponse},
 };
 use crate::GatewayOptions;
 use axum::{
@@ -23,7 +23,7 @@ pub(super) struct Client<'a> {
 }
 
 impl Client<'_> {
-    async fn send(&self, method: Method, path: &str, kind: &str, body: impl Into<Body>) -> Answer {
+    async fn send(&self, method: Method, path: &str, kind: &str, body: impl Into<Body>) -> TestResponse {
         let mut request = Request::builder().method(method).uri(path).header("content-type", kind);
         if let Some(key) = &self.key {
             request = request.header("authorization", format!("Bearer {key}"));
@@ -31,15 +31,15 @@ impl Client<'_> {
         self.server.send(request.body(body.into()).unwrap()).await
     }
 
-    pub(super) async fn get(&self, path: &str) -> Answer {
+    pub(super) async fn get(&self, path: &str) -> TestResponse {
         self.send(Method::GET, path, "application/json", "").await
     }
 
-    pub(super) async fn delete(&self, path: &str) -> Answer {
+    pub(super) async fn delete(&self, path: &str) -> TestResponse {
         self.send(Method::DELETE, path, "application/json", "").await
     }
 
-    pub(super) async fn post(&self, path: &str, body: Value) -> Answer {
+    pub(super) async fn post(&self, path: &str, body: Value) -> TestResponse {
         self.send(Method::POST, path, "application/json", body.to_string()).await
     }
 
@@ -49,7 +49,7 @@ impl Client<'_> {
         answer.json()["id"].as_str().unwrap().to_owned()
     }
 
-    async fn form(&self, fields: &[(&str, &str)], file: Option<&str>) -> Answer {
+    async fn form(&self, fields: &[(&str, &str)], file: Option<&str>) -> TestResponse {
         let part = |(name, value): &(&str, &str)| {
             format!("--cut\r\ncontent-disposition: form-data; name=\"{name}\"\r\n\r\n{value}\r\n")
         };
@@ -63,7 +63,7 @@ impl Client<'_> {
         self.send(Method::POST, "/v1/files", FORM, format!("{fields}{file}--cut--\r\n")).await
     }
 
-    async fn create(&self, file: &str) -> Answer {
+    async fn create(&self, file: &str) -> TestResponse {
         let body = json!({"input_file_id": file, "endpoint": CHAT, "completion_window": "24h",
                           "metadata": {"night": "7"}});
         self.post("/v1/batches", body).await
@@ -331,7 +331,7 @@ async fn uploads_are_checked() {
 }
 
 #[tokio::test]
-async fn a_form_that_does_not_arrive_is_given_up() {
+async fn an_incomplete_upload_times_out() {
     let upload_timeout = Duration::from_millis(50);
     let server = Server::with(GatewayOptions { upload_timeout, ..GatewayOptions::default() }).await;
     let client = without_key(&server);

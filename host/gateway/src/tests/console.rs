@@ -2,7 +2,7 @@
 
 use super::{
     access::{guarded, key},
-    fixture::{Answer, Server},
+    fixture::{Server, TestResponse},
     turns::echo,
 };
 use crate::{ConsoleOptions, GatewayOptions};
@@ -14,7 +14,13 @@ use serde_json::json;
 use skep_runtime::{Manifest, Role};
 use tower::ServiceExt;
 
-async fn ask(server: &Server, method: Method, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {
+async fn ask(
+    server: &Server,
+    method: Method,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: &str,
+) -> TestResponse {
     let request =
         headers.iter().fold(Request::builder().method(method).uri(path), |request, (name, value)| {
             request.header(*name, *value)
@@ -24,19 +30,19 @@ async fn ask(server: &Server, method: Method, path: &str, headers: &[(&str, &str
         .await
 }
 
-async fn get(server: &Server, path: &str, headers: &[(&str, &str)]) -> Answer {
+async fn get(server: &Server, path: &str, headers: &[(&str, &str)]) -> TestResponse {
     ask(server, Method::GET, path, headers, "").await
 }
 
 /// Returns a page or a file, which the OpenAPI document does not describe.
-async fn page(server: &Server, path: &str, headers: &[(&str, &str)]) -> Answer {
+async fn page(server: &Server, path: &str, headers: &[(&str, &str)]) -> TestResponse {
     let request =
         headers.iter().fold(Request::get(path), |request, (name, value)| request.header(*name, *value));
     let response = server.router.clone().oneshot(request.body(Body::empty()).unwrap()).await.unwrap();
     let (parts, body) = response.into_parts();
     let bytes = to_bytes(body, usize::MAX).await.unwrap();
     let text = String::from_utf8_lossy(&bytes).into_owned();
-    Answer { status: parts.status, headers: parts.headers, text }
+    TestResponse { status: parts.status, headers: parts.headers, text }
 }
 
 #[tokio::test]

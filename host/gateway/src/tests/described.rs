@@ -1,7 +1,7 @@
 //! Compares responses with the OpenAPI document: the status, the type and the body must be described, and a body must not have
 //! a field that its schema lacks.
 
-use super::fixture::Answer;
+use super::fixture::TestResponse;
 use axum::http::Method;
 use jsonschema::Validator;
 use serde_json::{Map, Value, json};
@@ -16,7 +16,7 @@ static STRICT: LazyLock<Value> = LazyLock::new(|| strict(&DOCUMENT["components"]
 static VALIDATORS: LazyLock<Mutex<HashMap<String, Arc<Validator>>>> = LazyLock::new(Mutex::default);
 
 /// Fails unless the response is one that the document describes.
-pub fn check(method: &Method, path: &str, answer: &Answer) {
+pub fn check(method: &Method, path: &str, answer: &TestResponse) {
     if let Err(wrong) = compare(method, path, answer) {
         panic!(
             "{method} {path} answers {}, which the OpenAPI document does not describe: {wrong}\n{}",
@@ -25,7 +25,7 @@ pub fn check(method: &Method, path: &str, answer: &Answer) {
     }
 }
 
-pub fn compare(method: &Method, path: &str, answer: &Answer) -> Result<(), String> {
+pub fn compare(method: &Method, path: &str, answer: &TestResponse) -> Result<(), String> {
     if method == Method::OPTIONS {
         return Ok(());
     }

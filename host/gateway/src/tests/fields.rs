@@ -24,7 +24,7 @@ fn text(more: Value) -> Value {
     with(json!({"prompt": "hello", "max_tokens": 6, "temperature": 0, "ignore_eos": true}), &more)
 }
 
-fn ignored(answer: &super::fixture::Answer) -> BTreeSet<String> {
+fn ignored(answer: &super::fixture::TestResponse) -> BTreeSet<String> {
     let names = answer.headers.get("x-skep-ignored").map(|value| value.to_str().unwrap()).unwrap_or_default();
     names.split(", ").filter(|name| !name.is_empty()).map(str::to_owned).collect()
 }
@@ -34,7 +34,7 @@ fn names(names: &[&str]) -> BTreeSet<String> {
 }
 
 #[tokio::test]
-async fn what_changes_nothing_is_named_in_a_header() {
+async fn ignored_fields_are_named_in_a_header() {
     let server = Server::start().await;
     let plain = server.ok(CHAT, &chat(json!({}))).await;
     assert!(ignored(&plain).is_empty());
@@ -56,7 +56,7 @@ async fn what_changes_nothing_is_named_in_a_header() {
 }
 
 #[tokio::test]
-async fn what_would_change_the_answer_is_refused_by_name() {
+async fn unsupported_fields_that_change_the_answer_are_refused() {
     let server = Server::start().await;
     for (more, param) in [
         (json!({"audio": {"voice": "alloy", "format": "wav"}}), "audio"),

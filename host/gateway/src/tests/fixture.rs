@@ -24,13 +24,13 @@ pub struct Server {
     pub store: Store,
 }
 
-pub struct Answer {
+pub struct TestResponse {
     pub status: StatusCode,
     pub headers: HeaderMap,
     pub text: String,
 }
 
-impl Answer {
+impl TestResponse {
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.text).unwrap_or_else(|error| panic!("{error}: {}", self.text))
     }
@@ -90,28 +90,28 @@ impl Server {
     }
 
     /// Sends a request. The response must be one that the OpenAPI document describes.
-    pub async fn send(&self, request: Request<Body>) -> Answer {
+    pub async fn send(&self, request: Request<Body>) -> TestResponse {
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
         let response = self.router.clone().oneshot(request).await.unwrap();
         let (parts, body) = response.into_parts();
         let bytes = to_bytes(body, usize::MAX).await.unwrap();
         let text = String::from_utf8(bytes.into()).unwrap();
-        let answer = Answer { status: parts.status, headers: parts.headers, text };
+        let answer = TestResponse { status: parts.status, headers: parts.headers, text };
         described::check(&method, &path, &answer);
         answer
     }
 
-    pub async fn get(&self, path: &str) -> Answer {
+    pub async fn get(&self, path: &str) -> TestResponse {
         self.send(Request::get(path).body(Body::empty()).unwrap()).await
     }
 
-    pub async fn post(&self, path: &str, body: &Value) -> Answer {
+    pub async fn post(&self, path: &str, body: &Value) -> TestResponse {
         let request = Request::post(path).header("content-type", "application/json");
         self.send(request.body(Body::from(body.to_string())).unwrap()).await
     }
 
     /// Sends a request whose response must be 200.
-    pub async fn ok(&self, path: &str, body: &Value) -> Answer {
+    pub async fn ok(&self, path: &str, body: &Value) -> TestResponse {
         let answer = self.post(path, body).await;
         assert_eq!(answer.status, 200, "{}", answer.text);
         answer

@@ -1,6 +1,6 @@
 //! Expensive requests must not delay other requests.
 
-use super::fixture::{Answer, Server};
+use super::fixture::{Server, TestResponse};
 use axum::{body::Body, http::Request};
 use serde_json::json;
 use std::{
@@ -71,7 +71,7 @@ fn cases() -> Vec<Case> {
     ]
 }
 
-async fn send(server: Arc<Server>, path: &'static str, body: String) -> Answer {
+async fn send(server: Arc<Server>, path: &'static str, body: String) -> TestResponse {
     server.send(Request::post(path).body(Body::from(body)).expect("a request")).await
 }
 

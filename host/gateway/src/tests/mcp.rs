@@ -2,7 +2,7 @@
 
 use super::{
     access,
-    fixture::{Answer, Server},
+    fixture::{Server, TestResponse},
     turns,
 };
 use crate::{GatewayOptions, McpOptions, serve};
@@ -283,7 +283,7 @@ async fn invalid_requests_are_refused_in_the_common_error_shape() {
         ("not JSON", raw("{".into(), &[]), 400),
         ("no call", raw("[1]".into(), &[]), 400),
     ] {
-        let answer: Answer = server.send(request).await;
+        let answer: TestResponse = server.send(request).await;
         assert_eq!(answer.status, status, "{what}: {}", answer.text);
         answer.error();
     }

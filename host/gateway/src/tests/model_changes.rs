@@ -1,6 +1,6 @@
 //! Tests of loads, unloads and aliases over HTTP, and of sampling parameters that come from the model.
 
-use super::fixture::{Answer, Server, tiny_engine};
+use super::fixture::{Server, TestResponse, tiny_engine};
 use serde_json::{Value, json};
 use skep_engine::{LoadProgress, LocalModel};
 use std::{
@@ -20,7 +20,7 @@ async fn state(server: &Server, model: &str) -> Value {
     server.get(&format!("/v1/models/{model}")).await.json()["skep"].take()
 }
 
-async fn chat(server: &Server, model: &str) -> Answer {
+async fn chat(server: &Server, model: &str) -> TestResponse {
     let messages = json!([{"role": "user", "content": "hello"}]);
     server.post("/v1/chat/completions", &json!({"model": model, "messages": messages, "max_tokens": 2})).await
 }
@@ -46,7 +46,7 @@ async fn a_model_is_loaded_by_its_first_request_and_unloaded_on_demand() {
 }
 
 #[tokio::test]
-async fn a_request_that_waits_too_long_for_a_load_is_told_when_to_come_back() {
+async fn a_request_that_waits_too_long_for_a_load_gets_a_retry_delay() {
     let (release, held) = mpsc::channel::<()>();
     let held = Mutex::new(held);
     let slow = LocalModel::new("slow", "cpu", move |progress: &LoadProgress| {

@@ -3,7 +3,7 @@
 use super::{
     access::guarded,
     described::{compare, valid},
-    fixture::{Answer, Server},
+    fixture::{Server, TestResponse},
     turns::echo,
 };
 use axum::{
@@ -211,7 +211,7 @@ fn a_response_that_is_not_described_is_found() {
     let answer = |status: u16, body: Value| {
         let headers: HeaderMap =
             [("content-type".parse().unwrap(), "application/json".parse().unwrap())].into_iter().collect();
-        Answer { status: StatusCode::from_u16(status).unwrap(), headers, text: body.to_string() }
+        TestResponse { status: StatusCode::from_u16(status).unwrap(), headers, text: body.to_string() }
     };
     let session = json!({"object": "session", "id": "s", "turns": 1, "created_at_ms": 2, "updated_at_ms": 3});
     let page = |session: Value| json!({"object": "list", "data": [session], "has_more": false});
@@ -236,7 +236,7 @@ fn a_response_that_is_not_described_is_found() {
 }
 
 #[test]
-fn what_a_test_cannot_easily_make_matches_its_schema_too() {
+fn responses_that_are_hard_to_provoke_match_their_schemas() {
     let schema = |name: &str| json!({"$ref": format!("#/components/schemas/{name}")});
     let approval = skep_api::Approval {
         object: skep_api::marker::Approval,

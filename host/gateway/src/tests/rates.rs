@@ -1,7 +1,7 @@
 //! Tests rate limits through the routes, with a clock that only the tests advance.
 
 use super::{
-    fixture::{Answer, Server},
+    fixture::{Server, TestResponse},
     turns::echo,
 };
 use crate::{AccessOptions, GatewayOptions, RateLimiter, RateOptions, TenantRates, rates::Clock};
@@ -60,7 +60,7 @@ impl Limited {
         self.server.host.keys().create(new).await.unwrap().1
     }
 
-    async fn ask(&self, from: From<'_>, method: Method, path: &str, body: Value) -> Answer {
+    async fn ask(&self, from: From<'_>, method: Method, path: &str, body: Value) -> TestResponse {
         let request = Request::builder().method(method).uri(path).header("content-type", "application/json");
         let request = match from {
             From::Key(key) => request.header("authorization", format!("Bearer {key}")),
@@ -73,7 +73,7 @@ impl Limited {
         self.server.send(request.unwrap()).await
     }
 
-    async fn say(&self, from: From<'_>) -> Answer {
+    async fn say(&self, from: From<'_>) -> TestResponse {
         self.ask(from, Method::POST, MESSAGES, json!({"text": "hi"})).await
     }
 }
@@ -97,7 +97,7 @@ fn everyone(others: TenantRates) -> RateOptions {
 }
 
 /// Returns the status and the rate-limit headers of requests: limit, remaining, reset, and the retry delay.
-fn told(answer: &Answer) -> (u16, [&str; 4]) {
+fn told(answer: &TestResponse) -> (u16, [&str; 4]) {
     let header = |name: &str| answer.headers.get(name).map_or("", |value| value.to_str().unwrap());
     let names = ["limit", "remaining", "reset"].map(|what| format!("x-ratelimit-{what}-requests"));
     let [limit, remaining, reset] = names.each_ref().map(|name| header(name));
@@ -278,7 +278,7 @@ async fn a_tenant_without_tokens_waits_and_others_do_not() {
         |per_minute| TenantRates { tokens_per_minute: NonZeroU32::new(per_minute), ..TenantRates::default() };
     let host = Limited::start(true, everyone(tokens(600)), 100).await;
     let (acme, rival) = (host.key("acme", None).await, host.key("rival", None).await);
-    let headers = |answer: &Answer| {
+    let headers = |answer: &TestResponse| {
         ["limit", "remaining", "reset"]
             .map(|what| answer.headers[&format!("x-ratelimit-{what}-tokens")].to_str().unwrap().to_owned())
     };

@@ -2,7 +2,7 @@
 
 use super::{
     access,
-    fixture::{Answer, Server},
+    fixture::{Server, TestResponse},
     turns,
 };
 use crate::{AccessOptions, GatewayOptions};
@@ -69,7 +69,7 @@ async fn an_input_that_is_too_long_loses_its_oldest_items() {
     assert_eq!(server.post(RESPONSES, &long).await.error()["code"], "context_length_exceeded");
 }
 
-fn last_response(answer: &Answer) -> Value {
+fn last_response(answer: &TestResponse) -> Value {
     let data = answer.text.lines().rev().find_map(|line| line.strip_prefix("data: ")).unwrap();
     serde_json::from_str::<Value>(data).unwrap()["response"].take()
 }

@@ -2,7 +2,7 @@
 
 use super::{
     access,
-    fixture::{Answer, Server},
+    fixture::{Server, TestResponse},
     turns,
 };
 use crate::GatewayOptions;
@@ -24,7 +24,7 @@ fn hello(extra: Value) -> Value {
 }
 
 /// Returns the events, after checking their names and that their numbers follow `from`.
-fn events(answer: &Answer, from: u64) -> Vec<Value> {
+fn events(answer: &TestResponse, from: u64) -> Vec<Value> {
     let field =
         |event: &str, name: &str| event.lines().find_map(|line| line.strip_prefix(name).map(str::to_owned));
     let events = answer.text.split("\n\n").filter(|event| event.contains("event: "));

@@ -1,7 +1,7 @@
 //! Sessions over HTTP: pages of messages, copies, exports and imports.
 
 use super::{
-    fixture::{Answer, Server},
+    fixture::{Server, TestResponse},
     turns::echo,
 };
 use axum::{body::Body, http::Request};
@@ -35,7 +35,7 @@ async fn server() -> Server {
     server
 }
 
-async fn put(server: &Server, path: &str, body: &Value) -> Answer {
+async fn put(server: &Server, path: &str, body: &Value) -> TestResponse {
     server.send(Request::put(path).body(Body::from(body.to_string())).unwrap()).await
 }
 

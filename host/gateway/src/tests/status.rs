@@ -1,7 +1,7 @@
 //! The status of the host over HTTP.
 
 use super::{
-    fixture::{Answer, Server},
+    fixture::{Server, TestResponse},
     turns::echo,
 };
 use crate::GatewayOptions;
@@ -65,7 +65,7 @@ async fn a_grant_of_a_model_that_the_host_lacks_is_reported_when_it_is_deployed(
     assert!(quiet.get("warnings").is_none(), "{quiet}");
 }
 
-async fn deploy(server: &Server, manifest: &str) -> Answer {
+async fn deploy(server: &Server, manifest: &str) -> TestResponse {
     let mut body = format!(
         "--b\r\ncontent-disposition: form-data; name=\"manifest\"\r\n\r\n{manifest}\r\n--b\r\n\
          content-disposition: form-data; name=\"component\"; filename=\"a.wasm\"\r\n\r\n"

@@ -1,7 +1,7 @@
 //! Checks that streamed responses equal whole responses, for random requests. Each case is a seed, which a failure
 //! prints.
 
-use super::fixture::{Answer, Server};
+use super::fixture::{Server, TestResponse};
 use serde_json::{Map, Value, json};
 
 const CASES: u64 = 48;
@@ -82,7 +82,7 @@ fn completion(draws: &mut Draws, seed: u64) -> Value {
 }
 
 /// Returns the choices of a whole response, without ids, which are random.
-fn whole(answer: &Answer) -> Vec<Value> {
+fn whole(answer: &TestResponse) -> Vec<Value> {
     let mut answer = answer.json();
     let choices = answer["choices"].as_array_mut().unwrap();
     let calls = choices

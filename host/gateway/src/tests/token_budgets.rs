@@ -1,7 +1,7 @@
 //! Tests a tenant's daily token budget on the routes that name a model directly.
 
 use super::{
-    fixture::{Answer, Server},
+    fixture::{Server, TestResponse},
     workers_ai::failure,
 };
 use crate::GatewayOptions;
@@ -24,7 +24,7 @@ fn asking(mut body: Value) -> Value {
 }
 
 /// Checks that the response refuses the request until midnight.
-fn refused(answer: &Answer) {
+fn refused(answer: &TestResponse) {
     assert_eq!(answer.status, 429, "{}", answer.text);
     let seconds: u64 = answer.headers["retry-after"].to_str().unwrap().parse().unwrap();
     assert!((1..=DAY_S).contains(&seconds), "{seconds}");

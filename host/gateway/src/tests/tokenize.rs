@@ -43,7 +43,7 @@ async fn a_chat_has_the_tokens_that_its_request_counts() {
 }
 
 #[tokio::test]
-async fn mistakes_are_named_and_what_changes_nothing_is_ignored() {
+async fn mistakes_are_named_and_fields_without_effect_are_ignored() {
     let server = Server::start().await;
     for (path, body, param) in [
         ("/tokenize", json!({}), "prompt"),

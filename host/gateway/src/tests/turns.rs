@@ -1,6 +1,6 @@
 //! Tests turns that continue without their client, and clients that reconnect to them.
 
-use super::fixture::{Answer, Server};
+use super::fixture::{Server, TestResponse};
 use axum::{body::Body, http::Request};
 use serde_json::{Value, json};
 use skep_runtime::Manifest;
@@ -46,7 +46,7 @@ pub(super) async fn server() -> Server {
     server
 }
 
-async fn send(server: &Server, path: &str, text: &str, headers: &[(&str, &str)]) -> Answer {
+async fn send(server: &Server, path: &str, text: &str, headers: &[(&str, &str)]) -> TestResponse {
     let mut request = Request::post(path);
     for (name, value) in headers {
         request = request.header(*name, *value);
@@ -54,7 +54,7 @@ async fn send(server: &Server, path: &str, text: &str, headers: &[(&str, &str)])
     server.send(request.body(Body::from(json!({ "text": text }).to_string())).unwrap()).await
 }
 
-async fn events(server: &Server, path: &str, last_id: Option<&str>) -> Answer {
+async fn events(server: &Server, path: &str, last_id: Option<&str>) -> TestResponse {
     let mut request = Request::get(path);
     if let Some(id) = last_id {
         request = request.header("last-event-id", id);
@@ -63,7 +63,7 @@ async fn events(server: &Server, path: &str, last_id: Option<&str>) -> Answer {
 }
 
 /// Returns the ids and names of the events.
-fn names(answer: &Answer) -> Vec<(String, String)> {
+fn names(answer: &TestResponse) -> Vec<(String, String)> {
     let field = |event: &str, name: &str| {
         let line = event.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
         line.trim().to_owned()

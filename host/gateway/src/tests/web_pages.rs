@@ -1,7 +1,7 @@
 //! Requests from web pages, and names of a host that requires no key.
 
 use super::{
-    fixture::{Answer, Server},
+    fixture::{Server, TestResponse},
     turns::echo,
 };
 use crate::{AccessOptions, GatewayOptions};
@@ -21,7 +21,7 @@ async fn server(access: AccessOptions) -> Server {
     server
 }
 
-async fn ask(server: &Server, method: Method, path: &str, headers: &[(&str, &str)]) -> Answer {
+async fn ask(server: &Server, method: Method, path: &str, headers: &[(&str, &str)]) -> TestResponse {
     let request =
         headers.iter().fold(Request::builder().method(method).uri(path), |request, (name, value)| {
             request.header(*name, *value)

@@ -1,6 +1,6 @@
 //! Tests `/ai/run/{model}`: shapes, streams and errors of Workers AI.
 
-use super::fixture::{Answer, Server};
+use super::fixture::{Server, TestResponse};
 use crate::GatewayOptions;
 use serde_json::{Value, json};
 use skep_engine::{Engine, GenerateRequest, InForce, TokenStream};
@@ -15,7 +15,7 @@ fn prompt(extra: Value) -> Value {
 }
 
 /// Returns the result of an envelope that reports success.
-pub fn result(answer: &Answer) -> Value {
+pub fn result(answer: &TestResponse) -> Value {
     let mut envelope = answer.json();
     assert_eq!(answer.status, 200, "{envelope}");
     assert_eq!(
@@ -26,7 +26,7 @@ pub fn result(answer: &Answer) -> Value {
 }
 
 /// Returns the status and the single error of an envelope that reports failure.
-pub fn failure(answer: &Answer) -> (u16, Value) {
+pub fn failure(answer: &TestResponse) -> (u16, Value) {
     let mut envelope = answer.json();
     assert_eq!((&envelope["success"], &envelope["result"]), (&json!(false), &Value::Null), "{envelope}");
     assert_eq!(envelope["errors"].as_array().unwrap().len(), 1);

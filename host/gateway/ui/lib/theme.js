@@ -1,4 +1,4 @@
-// The theme: as the system says, or as the person chose. The document always says which one it shows (`data-theme`), so that the colours of each
+// The theme: as the system says, or as the person chose. The document always says which one it shows (`data-theme`), so that the colors of each
 // are written once; `theme.js` beside index.html does that before the first paint.
 import { createStore } from './store.js';
 
@@ -26,5 +26,5 @@ export function setTheme(choice) {
 }
 dark.addEventListener('change', show);
 
-/** Returns a colour of the theme: `colour('--chart-1')`. */
-export const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+/** Returns a color of the theme: `color('--chart-1')`. */
+export const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();

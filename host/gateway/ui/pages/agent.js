@@ -106,7 +106,7 @@ function Versions({ name, path, caller, reload }) {
           ${!version.in_force && may(caller, 'admin') && html`<${Button} small icon="retry" onClick=${() => rollBack(version)}>Put into force<//>`}</div>
         <details class="folded"><summary>agent.toml</summary><${Manifest} text=${version.manifest} inForce=${version.in_force ? undefined : current?.manifest} /></details></li>`)}</ol>
       ${target && html`<${Confirm} title=${`Put version ${target.version} of ${name} into force?`} kind="primary" action="Put into force" onClose=${() => rollBack(null)}
-        confirm=${async () => { await api.post(`${path}/rollback`, { version: target.version }); toast(`Version ${target.version} is in force`); versions.reload(); reload(); }}>
+        confirm=${async () => { await api.post(`${path}/rollback`, { version: target.version }); toast(`Version ${target.version} is active`); versions.reload(); reload(); }}>
         <p>New turns run version ${number(target.version)}. Turns that run now end with the version that they began with, and sessions stay.</p><//>`}`;
   }}<//>`;
 }

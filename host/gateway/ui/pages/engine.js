@@ -98,7 +98,7 @@ function PagesOf({ model }) {
     const timer = setInterval(() => { if (!document.hidden) pages.reload(); }, 3000);
     return () => clearInterval(timer);
   }, [model]);
-  return html`<${Section} title="KV pages by owner" about="Each square is a share of the cache; the same colour is the same owner">
+  return html`<${Section} title="KV pages by owner" about="Each square is a share of the cache; the same color is the same owner">
     <${ErrorNote} error=${pages.error} onRetry=${pages.reload} />
     ${pages.data ? html`<${Pages} pages=${pages.data} />` : !pages.error && html`<${Skeleton} lines=${5} />`}
   <//>`;

@@ -13,8 +13,8 @@ import { append, change, chooseModel, clearAll, isAgent, newId, newPane, playgro
 
 export default function Playground({ caller, query }) {
   const state = playground.use();
-  const catalogue = usePolled((signal) => api.get('/v1/models', { signal }), [], { everyMs: 15_000 });
-  const models = catalogue.data?.data ?? [];
+  const catalog = usePolled((signal) => api.get('/v1/models', { signal }), [], { everyMs: 15_000 });
+  const models = catalog.data?.data ?? [];
   const [showsCode, showCode] = useState(false);
   const [showsOptions, showOptions] = useState(false);
   const isNarrow = useMedia('(max-width: 1080px)');
@@ -38,7 +38,7 @@ export default function Playground({ caller, query }) {
       <${Button} class="slim" icon="plus" onClick=${actions.clear}>New<//>`}>
     <div class="playground">
       <div class="talk">
-        <${ErrorNote} error=${catalogue.error} onRetry=${catalogue.reload} />
+        <${ErrorNote} error=${catalog.error} onRetry=${catalog.reload} />
         <div class=${state.panes.length > 1 ? 'panes two' : 'panes'}>${state.panes.map((pane, n) => html`<${Pane} key=${pane.id} ...${{ pane, models, caller, plain: state.plain, isOnly: state.panes.length === 1 }}
           onClose=${n > 0 ? () => change(({ panes }) => ({ panes: panes.filter(({ id }) => id !== pane.id) })) : null} />`)}</div>
         <${Composer} state=${state} ready=${models.length > 0} />

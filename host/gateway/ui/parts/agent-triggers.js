@@ -96,12 +96,12 @@ function Tool({ tool: { name, description, input_schema: input, output_schema: o
       ${output && html`<div><h3 class="schema-title">Result</h3><${JsonTree} value=${output} open=${2} label=${`Schema of the result of ${name}`} /></div>`}</div></li>`;
 }
 
-/** A manifest; with that of the version in force, what putting this one into force would change. */
+/** A manifest; with that of the active version, what activating this one would change. */
 export function Manifest({ text, inForce }) {
   if (inForce === undefined) return html`<${Code} text=${text} lang="toml" />`;
   const lines = (whole) => whole.split('\n').filter((line) => line.trim());
   const [was, is] = [new Set(lines(inForce)), new Set(lines(text))];
   const changes = [...lines(inForce).filter((line) => !is.has(line)).map((line) => ['−', 'out', line]), ...lines(text).filter((line) => !was.has(line)).map((line) => ['+', 'in', line])];
   return html`${changes.length ? html`<pre class="diff" tabindex="0" role="group" aria-label="What putting this version into force changes">${changes.map(([sign, kind, line], n) => html`<span class=${`diff-${kind}`} key=${n}>${sign} ${line}${'\n'}</span>`)}</pre>`
-    : html`<p class="muted small">The same as in force.</p>`}<${Code} text=${text} lang="toml" />`;
+    : html`<p class="muted small">The same as in the active version.</p>`}<${Code} text=${text} lang="toml" />`;
 }

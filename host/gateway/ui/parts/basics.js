@@ -52,7 +52,7 @@ const STATES = {
   completed: ['ok', 'Completed'], cancelled: [null, 'Cancelled'], expired: ['warn', 'Expired'], pending: ['info', 'Pending'],
 };
 
-/** The state of a turn, a model or a batch in its usual colour. */
+/** The state of a turn, a model or a batch in its usual color. */
 export function StateBadge({ state }) {
   const [tone, text] = STATES[state] ?? [null, String(state ?? '–')];
   return html`<${Badge} tone=${tone} dot>${text}<//>`;

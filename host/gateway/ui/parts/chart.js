@@ -1,9 +1,9 @@
-// Curves over time, in the theme's colours, with uPlot. The values under the cursor stand in the legend; every chart has its figures in words and as
+// Curves over time, in the theme's colors, with uPlot. The values under the cursor stand in the legend; every chart has its figures in words and as
 // a table too, for those who do not see curves.
 import uPlot from '../vendor/uplot.js';
 import { clock, minute, number } from '../lib/format.js';
 import { html, cx, useEffect, useId, useLayoutEffect, useMemo, useRef, useState } from '../lib/html.js';
-import { colour, theme } from '../lib/theme.js';
+import { color, theme } from '../lib/theme.js';
 import { Button } from './basics.js';
 
 /**
@@ -93,9 +93,9 @@ function Figures({ title, at, series, format, height }) {
 }
 
 function optionsOf(latest, { width, height, sync, onCursor }) {
-  const line = colour('--chart-grid');
-  const font = `11px ${colour('--font')}`;
-  const axis = { stroke: colour('--text-3'), font, grid: { stroke: line, width: 1 }, ticks: { show: false } };
+  const line = color('--chart-grid');
+  const font = `11px ${color('--font')}`;
+  const axis = { stroke: color('--text-3'), font, grid: { stroke: line, width: 1 }, ticks: { show: false } };
   const { series, range } = latest.current;
   return {
     width, height, padding: [8, 16, 0, 0], legend: { show: false },
@@ -109,8 +109,8 @@ function optionsOf(latest, { width, height, sync, onCursor }) {
       { ...axis, size: 52, space: 34, gap: 6, values: (_, ticks) => ticks.map((value) => latest.current.axis(value)) },
     ],
     series: [{}, ...series.map(({ label, tone = 1, area, dash }) => ({
-      label, stroke: colour(`--chart-${tone}`), width: 1.5, dash: dash ? [4, 3] : undefined, spanGaps: false, points: { show: false, filter: alone, size: 3, fill: colour(`--chart-${tone}`) },
-      ...(area ? { fill: colour(`--chart-${tone}-area`) } : {}),
+      label, stroke: color(`--chart-${tone}`), width: 1.5, dash: dash ? [4, 3] : undefined, spanGaps: false, points: { show: false, filter: alone, size: 3, fill: color(`--chart-${tone}`) },
+      ...(area ? { fill: color(`--chart-${tone}-area`) } : {}),
     }))],
     hooks: { setCursor: [(self) => onCursor(self.cursor.left < 0 ? null : self.cursor.idx)] },
   };
@@ -118,7 +118,7 @@ function optionsOf(latest, { width, height, sync, onCursor }) {
 
 const nice = (high) => (high === null || high === undefined || high <= 0 ? 1 : high * 1.08);
 
-/** Returns which points are drawn: only those whose neighbours are missing, which a line cannot show. */
+/** Returns which points are drawn: only those whose neighbors are missing, which a line cannot show. */
 function alone(self, series) {
   const values = self.data[series];
   const found = [];

@@ -1,4 +1,4 @@
-// What an agent asks for, and which of it is in force: the smaller of its `agent.toml` and the host's `skep.toml`.
+// The limits that an agent asks for, and those that apply: the smaller of its `agent.toml` and the host's `skep.toml`.
 import { html } from '../lib/html.js';
 import { Badge, Empty } from './basics.js';
 import { readValue } from './toml.js';

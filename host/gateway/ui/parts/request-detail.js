@@ -11,7 +11,7 @@ import { SessionName } from './paged.js';
 
 const TONES = { ok: 'ok', failed: 'bad', cancelled: null };
 
-/** How a request ended, in colour. */
+/** How a request ended, in color. */
 export const RequestState = ({ result: { status, error, finish_reason: reason } }) => Badge({ tone: TONES[status], dot: true, title: error ?? reason, children: status === 'ok' ? reason ?? 'ok' : error ?? status });
 
 export const costOf = ({ cost }) => (cost ? money(Number(cost.amount), cost.currency) : '–');

@@ -30,7 +30,7 @@ impl KeyRing {
         KeyRing { known: KnownKeys::new(store.clone()), store, clock }
     }
 
-    /// Returns the flag that tells whether there are keys of several tenants.
+    /// Returns the flag that says whether there are keys of several tenants.
     pub(crate) fn tenancy(&self) -> Tenancy {
         self.known.tenancy()
     }
@@ -80,7 +80,7 @@ impl KeyRing {
         Ok(unknown
             .map(|name| {
                 let meant = did_you_mean(name, known.iter().copied());
-                format!("no agent {name:?} is deployed{meant}; the key can use it once it is")
+                format!("agent {name:?} is not deployed{meant}; the key will work once it is")
             })
             .collect())
     }

@@ -81,7 +81,7 @@ impl KnownKeys {
         Ok(self.look(max_age).await?.keys.get(digest).cloned())
     }
 
-    /// Returns the flag that tells whether there are keys of several tenants. Every refresh updates
+    /// Returns the flag that says whether there are keys of several tenants. Every refresh updates
     /// it.
     pub(super) fn tenancy(&self) -> Tenancy {
         self.inner.tenancy.clone()

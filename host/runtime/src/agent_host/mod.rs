@@ -59,7 +59,7 @@ use crate::{
     webhook::Webhooks,
 };
 use expiry::Expiry;
-use skep_engine::{InForce, ModelSet, PagesOf, ServedModel, TierStatus};
+use skep_engine::{EraseScope, InForce, ModelSet, ServedModel, TierStatus};
 use skep_outbound::ToolServer;
 use std::{
     collections::BTreeMap,
@@ -271,7 +271,7 @@ impl AgentHost {
         }
         self.inner.dispatch.sessions.end_agent(name).await;
         host.reach.requests.forget(name, None).await;
-        host.reach.disk.erase(PagesOf::Agent(name.to_owned())).await;
+        host.reach.disk.erase(EraseScope::Agent(name.to_owned())).await;
         host.store.delete_agent(name).await?;
         host.outbox.router.set_agent(name, &[]);
         tracing::info!(agent = name, "deleted");
@@ -284,7 +284,7 @@ impl AgentHost {
     }
 
     /// Erases KV pages from the disk and returns their number.
-    pub async fn purge_kv_disk(&self, pages: PagesOf) -> u64 {
+    pub async fn purge_kv_disk(&self, pages: EraseScope) -> u64 {
         self.host().reach.disk.erase(pages).await
     }
 

@@ -6,7 +6,7 @@ use skep_outbound::ToolServer;
 use std::{collections::BTreeMap, sync::Arc};
 
 impl AgentHost {
-    /// Puts the grants, prices, budgets, ceilings and the log of requests of these options into force. Their other fields have no effect, nor have
+    /// Applies the grants, prices, budgets, ceilings and the log of requests of these options. Their other fields have no effect, nor have
     /// the ceilings [`Limits::OF_POOL`](crate::Limits::OF_POOL).
     pub async fn set_rules(&self, options: &RuntimeOptions) {
         // A version that is deployed meanwhile gets the new ceilings.

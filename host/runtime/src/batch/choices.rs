@@ -85,7 +85,7 @@ impl Choices<'_> {
                     (Some(engine), _) => self.text_choice(&form, engine, prompt.clone(), options, echo).await,
                     (None, BatchPrompt::Text(text)) => self.remote_choice(&form, text, options, echo).await,
                     (None, BatchPrompt::Ids(_)) => {
-                        let rule = "may run on another server, which has tokens of its own; send text";
+                        let rule = "may be an upstream model with a different tokenizer; send text";
                         Err(refused(&self.model, "prompt", rule))
                     }
                 };
@@ -132,7 +132,7 @@ impl Choices<'_> {
             ..GenerateRequest::new(prompt.clone())
         };
         let starting = engine.clone();
-        // Compiling a form takes long.
+        // Compiling a schema takes long.
         let begin = move |_: &Cancel| starting.generate(request);
         let mut stream = self.compute.run(self.principal, begin).await?;
         self.has_begun();
@@ -178,12 +178,12 @@ impl Choices<'_> {
         echo: bool,
     ) -> Result<BatchAnswer, RuntimeError> {
         if options.output.is_some() {
-            let rule =
-                "may run on another server, which holds no plain text to a form; use /v1/chat/completions";
+            let rule = "may be an upstream model, which does not support structured output for text completions; use \
+                 /v1/chat/completions";
             return Err(refused(&self.model, "response_format", rule));
         }
         if options.top_logprobs.is_some() {
-            let rule = "may run on another server, which reports no log-probabilities here";
+            let rule = "may be an upstream model, for which log-probabilities are not available here";
             return Err(refused(&self.model, "logprobs", rule));
         }
         let worst = WorstCase::of_text(prompt, options.max_tokens, self.model.sequence_limit());

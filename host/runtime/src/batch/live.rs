@@ -11,16 +11,16 @@ use tokio::sync::Notify;
 #[derive(Default)]
 pub(crate) struct LiveAnswers(Mutex<HashMap<String, Weak<LiveAnswer>>>);
 
-/// An answer that is being produced. An answer that is produced again begins anew.
+/// An answer that is being produced. If it is produced again, it starts from the beginning.
 #[derive(Default)]
 pub struct LiveAnswer {
-    said: Mutex<Said>,
+    text_so_far: Mutex<PartialAnswer>,
     changed: Notify,
 }
 
 /// Everything that a model has generated so far, except for calls.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Said {
+pub struct PartialAnswer {
     pub reasoning: String,
     pub text: String,
 }
@@ -49,11 +49,11 @@ impl LiveAnswers {
 
 impl LiveAnswer {
     pub(super) fn begin(&self) {
-        *self.said.lock().unwrap_or_else(PoisonError::into_inner) = Said::default();
+        *self.text_so_far.lock().unwrap_or_else(PoisonError::into_inner) = PartialAnswer::default();
     }
 
     pub(super) fn note(&self, event: &ChatEvent) {
-        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut said = self.text_so_far.lock().unwrap_or_else(PoisonError::into_inner);
         match event {
             ChatEvent::Reasoning { delta } => said.reasoning.push_str(delta),
             ChatEvent::Text { delta, .. } => said.text.push_str(delta),
@@ -65,14 +65,14 @@ impl LiveAnswer {
 
     /// Returns what was generated beyond these numbers of bytes of the reasoning and the text, or waits until there
     /// may be more or the answer may have ended.
-    pub async fn beyond(&self, reasoning: usize, text: usize) -> Option<Said> {
+    pub async fn beyond(&self, reasoning: usize, text: usize) -> Option<PartialAnswer> {
         let changed = self.changed.notified();
         let more = |said: &str, from: usize| said.get(from..).unwrap_or_default().to_owned();
         let said = {
-            let said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
-            Said { reasoning: more(&said.reasoning, reasoning), text: more(&said.text, text) }
+            let said = self.text_so_far.lock().unwrap_or_else(PoisonError::into_inner);
+            PartialAnswer { reasoning: more(&said.reasoning, reasoning), text: more(&said.text, text) }
         };
-        if said != Said::default() {
+        if said != PartialAnswer::default() {
             return Some(said);
         }
         changed.await;
@@ -93,14 +93,17 @@ mod tests {
         answer.note(&text("one"));
         let follower = answers.of("a");
         let said = follower.beyond(1, 0).await;
-        assert_eq!(said, Some(Said { reasoning: "m".into(), text: "one".into() }));
+        assert_eq!(said, Some(PartialAnswer { reasoning: "m".into(), text: "one".into() }));
         let waits = tokio::spawn(async move { follower.beyond(2, 3).await });
         tokio::task::yield_now().await;
         answers.ended("a");
         assert_eq!(waits.await.expect("it ends"), None);
         answer.begin();
         answer.note(&text("on"));
-        assert_eq!(answer.beyond(0, 1).await, Some(Said { reasoning: String::new(), text: "n".into() }));
+        assert_eq!(
+            answer.beyond(0, 1).await,
+            Some(PartialAnswer { reasoning: String::new(), text: "n".into() })
+        );
         drop(answer);
         answers.of("b");
         assert!(!answers.0.lock().expect("unpoisoned").contains_key("a"), "nobody follows it");

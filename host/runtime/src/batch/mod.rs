@@ -26,7 +26,7 @@ mod work;
 
 pub use answer::{BatchAnswer, ScoredToken};
 pub(crate) use live::LiveAnswers;
-pub use live::{LiveAnswer, Said};
+pub use live::{LiveAnswer, PartialAnswer};
 pub(crate) use queue::{BatchQueue, RESPONSE_PREFIX};
 pub use skep_store::ItemCounts;
 pub(crate) use work::batch_session_pattern;
@@ -66,7 +66,7 @@ pub const AGENT_MODEL: &str = "agent:";
 #[derive(Clone, Debug)]
 pub struct NewBatch {
     pub principal: String,
-    /// Id of the API key that sent the requests, for the bill.
+    /// Id of the API key that sent the requests, for usage reports.
     pub key: Option<String>,
     /// A model's name, or [`AGENT_MODEL`] followed by an agent's name.
     pub model: String,
@@ -113,7 +113,7 @@ pub enum BatchRequest {
     /// Texts to be continued without a template.
     Texts {
         prompts: Vec<BatchPrompt>,
-        /// The form of the texts is `output`.
+        /// The format of the texts is `output`.
         options: Box<ChatOptions>,
         /// Number of continuations of each prompt.
         choices: u32,

@@ -31,7 +31,7 @@ impl Host for TurnContext {
     fn write(&mut self, level: Level, message: String) -> wasmtime::Result<()> {
         self.charge(message.len())?;
         let is_kept = self.log.write(level, &message);
-        // A client was told before what a turn that runs again repeats.
+        // A turn that runs again repeats what its client has received before.
         if let Some(turn) = self.turn.as_ref().filter(|turn| is_kept && !turn.journal.is_replaying())
             && let Some(client) = turn.client()
         {

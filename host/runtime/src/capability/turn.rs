@@ -17,7 +17,7 @@ use crate::{
     models::GrantedModels,
     token_budget::{DayShare, NoTokens, TokenBudgets, TokenSpend},
     tool::Tool,
-    usage::{Amount, ModelUse, Promise, RequestUse, Source, most_prompt_tokens},
+    usage::{Amount, ModelUse, RequestUse, ReservedCost, Source, most_prompt_tokens},
 };
 use skep_engine::{Affinity, Cancel, Model, Observer, Priority, ServedModel, Usage};
 use std::{
@@ -34,7 +34,7 @@ const MAX_GENERATIONS_AT_ONCE: u32 = 16;
 const MAX_GENERATIONS: u32 = 1_000;
 
 /// Retry delay that a guest is given when the day's remaining tokens are reserved by others.
-const RETRY_PROMISED_MS: u32 = 1_000;
+const RETRY_RESERVED_MS: u32 = 1_000;
 
 /// The parts of the host that host functions use.
 pub(crate) struct Reach {
@@ -127,7 +127,7 @@ pub(crate) struct Reservation {
     call: u32,
     model: String,
     pub(crate) max_tokens: u32,
-    promised: Amount,
+    reserved: Amount,
     /// Number of tokens produced so far.
     produced: u32,
     used: RequestUse,
@@ -214,7 +214,7 @@ impl Turn {
         Turn { priority, ..self }
     }
 
-    /// Returns the client that waits for the turn, if it can be told and asked things.
+    /// Returns the client that waits for the turn, if it can receive notifications and questions.
     pub(crate) fn client(&self) -> Option<Arc<dyn TurnClient>> {
         self.tools.client()
     }
@@ -328,14 +328,14 @@ impl Turn {
             return Err(Error::ContextOverflow(limit));
         }
         let worst = WorstCase { input_tokens: most_input, output_tokens: max_tokens };
-        let Promise { output_tokens: max_tokens, amount: promised } =
+        let ReservedCost { output_tokens: max_tokens, amount: reserved } =
             self.reserve_for_today(&model, worst, beginning, &mut spent.refused)?;
         spent.tokens += max_tokens;
         spent.running += 1;
         spent.generations += 1;
         drop(spent);
         let (turn, used) = (self.clone(), RequestUse::default());
-        Ok(Reservation { turn, call, model, max_tokens, promised, produced: 0, used })
+        Ok(Reservation { turn, call, model, max_tokens, reserved, produced: 0, used })
     }
 
     fn reserve_for_today(
@@ -344,11 +344,11 @@ impl Turn {
         worst: WorstCase,
         beginning: GenerationStart,
         refused: &mut Option<Refusal>,
-    ) -> Result<Promise, Error> {
+    ) -> Result<ReservedCost, Error> {
         let mut denied = |why| Error::Denied(refused.get_or_insert(why).message());
         match beginning {
-            GenerationStart::New => self.day.promise_request(model, worst).map_err(|none| match none {
-                NoTokens::Promised => Error::Busy(RETRY_PROMISED_MS),
+            GenerationStart::New => self.day.reserve_request(model, worst).map_err(|none| match none {
+                NoTokens::Reserved => Error::Busy(RETRY_RESERVED_MS),
                 NoTokens::UsedUp(why) => denied(Refusal::UsedUp(why)),
                 NoTokens::NoPrice(why) => denied(Refusal::NoPrice(why)),
             }),
@@ -380,12 +380,12 @@ impl From<Refusal> for RuntimeError {
 }
 
 impl Reservation {
-    /// Records the model that a route chose, which the bill names.
+    /// Records the model that a route chose, for usage reports.
     pub(crate) fn routed(&mut self, model: &str) {
         model.clone_into(&mut self.model);
     }
 
-    /// Returns the model that the bill names and what a running generation has used so far.
+    /// Returns the model that usage reports name and what a running generation has used so far.
     pub(crate) fn in_flight(&self) -> Option<(&str, Usage)> {
         Some((&self.model, self.used.estimate()?))
     }
@@ -429,6 +429,6 @@ impl Drop for Reservation {
         spent.cut.extend(self.used.estimate().map(|estimate| (self.call, estimate)));
         drop(spent);
         self.turn.day.settle(self.max_tokens, self.produced);
-        self.turn.day.money.settle(self.promised, &self.model, &counts);
+        self.turn.day.money.settle(self.reserved, &self.model, &counts);
     }
 }

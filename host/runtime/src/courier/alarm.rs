@@ -108,15 +108,15 @@ impl Alarm {
             }
             Verdict::NotNow { error, wait_ms } => {
                 let (attempt, wake_ms, error) = (row.attempt - 1, now_ms + wait_ms, error.to_string());
-                let put_off = || store.retry_schedule(id, attempt, wake_ms, &error);
-                self.context.shutdown.stored("the next attempt of an alarm", put_off).await;
+                let reschedule = || store.retry_schedule(id, attempt, wake_ms, &error);
+                self.context.shutdown.stored("the next attempt of an alarm", reschedule).await;
             }
             Verdict::Failed(error) if row.attempt < row.schedule.tries => {
                 count("alarm", "retried");
                 let wake_ms = now_ms + TURN_BACKOFF.delay_ms(row.attempt);
                 let error = error.to_string();
-                let put_off = || store.retry_schedule(id, row.attempt, wake_ms, &error);
-                self.context.shutdown.stored("the next attempt of an alarm", put_off).await;
+                let reschedule = || store.retry_schedule(id, row.attempt, wake_ms, &error);
+                self.context.shutdown.stored("the next attempt of an alarm", reschedule).await;
             }
             Verdict::Failed(error) => {
                 count("alarm", "failed");

@@ -13,7 +13,7 @@ use skep_store::{Delivery, Target};
 use std::sync::{Arc, Weak};
 
 /// Maximum number of attempts to deliver an event.
-const TRIES: u32 = 6;
+const MAX_ATTEMPTS: u32 = 6;
 
 pub(super) struct SessionDelivery {
     pub(super) context: Arc<Context>,
@@ -75,23 +75,23 @@ impl SessionDelivery {
             }
             Verdict::NotNow { error, wait_ms } => {
                 let (attempt, wake_ms, error) = (row.attempt - 1, now_ms + wait_ms, error.to_string());
-                let put_off = || store.retry_delivery(row.key, attempt, wake_ms, &error);
-                self.context.shutdown.stored("the next attempt to deliver an event", put_off).await;
+                let reschedule = || store.retry_delivery(row.key, attempt, wake_ms, &error);
+                self.context.shutdown.stored("the next attempt to deliver an event", reschedule).await;
             }
-            Verdict::Failed(error) if row.attempt < TRIES => {
+            Verdict::Failed(error) if row.attempt < MAX_ATTEMPTS => {
                 count("event", "retried");
                 let wake_ms = now_ms + TURN_BACKOFF.delay_ms(row.attempt);
                 let error = error.to_string();
-                let put_off = || store.retry_delivery(row.key, row.attempt, wake_ms, &error);
-                self.context.shutdown.stored("the next attempt to deliver an event", put_off).await;
+                let reschedule = || store.retry_delivery(row.key, row.attempt, wake_ms, &error);
+                self.context.shutdown.stored("the next attempt to deliver an event", reschedule).await;
             }
             Verdict::Failed(error) => {
                 count("event", "failed");
                 let (topic, event) = (&row.topic, &row.event_id);
                 tracing::warn!(agent, session, topic, event, "an event could not be delivered: {error}");
                 let error = error.to_string();
-                let bury = || store.bury_delivery(row.key, &error);
-                self.context.shutdown.stored("the failure of an event's delivery", bury).await;
+                let dead_letter = || store.dead_letter_delivery(row.key, &error);
+                self.context.shutdown.stored("the failure of an event's delivery", dead_letter).await;
             }
         }
     }

@@ -4,14 +4,12 @@
 //! A schedule that is due once keeps its time of day. A retry waits no longer than it would have
 //! otherwise, and people have no more time to decide on a call than its agent grants.
 
-use super::turn::TURN_BACKOFF;
+use super::{turn::TURN_BACKOFF, webhook::WEBHOOK_BACKOFF};
 use crate::{courier::Context, schedule::ScheduleTiming};
 use skep_store::{ScheduleRow, StoreError};
 
 /// Number of schedules that are read at once.
 const PAGE: u32 = 256;
-/// Longest delay of any retry, unless a receiver requests more.
-const LONGEST_PAUSE_MS: u64 = 4_500_000;
 
 pub(super) async fn rewind(context: &Context) -> Result<(), StoreError> {
     let (store, now_ms) = (&context.store, context.clock.now_ms());
@@ -27,7 +25,7 @@ pub(super) async fn rewind(context: &Context) -> Result<(), StoreError> {
         }
     }
     store.clamp_approval_times(now_ms).await?;
-    store.clamp_retry_times(now_ms + LONGEST_PAUSE_MS, now_ms).await
+    store.clamp_retry_times(now_ms + WEBHOOK_BACKOFF.longest_ms(), now_ms).await
 }
 
 /// Returns when a schedule is due and when it is checked, if that is earlier than the stored times.

@@ -11,9 +11,9 @@ use skep_store::{Delivery, StoreError, Target, WebhookTry};
 use std::sync::Arc;
 
 /// Maximum number of attempts before an event becomes a dead letter. With the delays below they
-/// take about five hours.
-const TRIES: u32 = 10;
-const BACKOFF: Backoff = Backoff { first_ms: 2_000, factor: 4, most_ms: 3_600_000 };
+/// take about four hours.
+const MAX_ATTEMPTS: u32 = 10;
+pub(super) const WEBHOOK_BACKOFF: Backoff = Backoff { first_ms: 2_000, factor: 4, most_ms: 3_600_000 };
 /// Longest delay that a receiver can request.
 const MAX_RETRY_AFTER_MS: u64 = 24 * 3600 * 1000;
 /// HTTP status of an address that is gone permanently.
@@ -41,7 +41,7 @@ enum Verdict {
 }
 
 impl WebhookDelivery {
-    pub(super) async fn deliver(self, _place: Permit) {
+    pub(super) async fn deliver(self, _permit: Permit) {
         let Target::Webhook(id) = &self.row.target else { return };
         // A removed webhook took its deliveries with it.
         let Some(webhook) = self.context.webhooks.get(id) else { return };
@@ -98,12 +98,15 @@ impl WebhookDelivery {
                 let finish = || store.finish_delivery(*key);
                 context.shutdown.stored("the delivery of an event to a webhook", finish).await;
             }
-            Verdict::Failed { error, retry_after_ms, .. } if *attempt < TRIES => {
+            Verdict::Failed { error, retry_after_ms, .. } if *attempt < MAX_ATTEMPTS => {
                 count("webhook", "retried");
-                let wait_ms = BACKOFF.delay_ms(*attempt).max(retry_after_ms.unwrap_or(0));
+                let wait_ms = WEBHOOK_BACKOFF.delay_ms(*attempt).max(retry_after_ms.unwrap_or(0));
                 let wake_ms = context.clock.now_ms() + wait_ms;
-                let put_off = || store.retry_delivery(*key, *attempt, wake_ms, &error);
-                context.shutdown.stored("the next attempt to deliver an event to a webhook", put_off).await;
+                let reschedule = || store.retry_delivery(*key, *attempt, wake_ms, &error);
+                context
+                    .shutdown
+                    .stored("the next attempt to deliver an event to a webhook", reschedule)
+                    .await;
             }
             Verdict::Failed { error, .. } | Verdict::Disabled(error) => {
                 count("webhook", "failed");
@@ -115,8 +118,8 @@ impl WebhookDelivery {
                      again: {error}",
                     key.0
                 );
-                let bury = || store.bury_delivery(*key, &error);
-                context.shutdown.stored("the failure of a delivery to a webhook", bury).await;
+                let dead_letter = || store.dead_letter_delivery(*key, &error);
+                context.shutdown.stored("the failure of a delivery to a webhook", dead_letter).await;
             }
             Verdict::Gone(webhook) => {
                 count("webhook", "failed");
@@ -125,8 +128,8 @@ impl WebhookDelivery {
                 if let Err(error) = context.webhooks.disable(&context.outbox.router, &webhook, &why).await {
                     tracing::error!("cannot disable the webhook: {error}");
                 }
-                let bury = || store.bury_delivery(*key, &why);
-                context.shutdown.stored("the failure of a delivery to a webhook", bury).await;
+                let dead_letter = || store.dead_letter_delivery(*key, &why);
+                context.shutdown.stored("the failure of a delivery to a webhook", dead_letter).await;
             }
         }
     }
@@ -149,7 +152,7 @@ impl WebhookDelivery {
                 webhook = id,
                 topic = self.row.topic,
                 event = self.row.event_id,
-                "a webhook is failing; each of its events is tried up to {TRIES} times over several hours: {error}"
+                "a webhook is failing; each of its events is tried up to {MAX_ATTEMPTS} times over several hours: {error}"
             ),
             None if !was_well => tracing::info!(webhook = id, "a webhook accepts events again"),
             _ => {}

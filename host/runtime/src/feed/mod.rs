@@ -44,7 +44,7 @@ pub(crate) struct Feed {
     changed: Notify,
     cancelled: watch::Sender<bool>,
     parked: watch::Sender<Option<Pause>>,
-    /// The client that waits for the turn, if it can be told and asked things.
+    /// The client that waits for the turn, if it can receive notifications and questions.
     client: Mutex<Option<Weak<dyn TurnClient>>>,
     timeline: LiveTimeline,
 }
@@ -121,7 +121,7 @@ impl Feed {
         *self.client.lock().unwrap_or_else(PoisonError::into_inner) = Some(client);
     }
 
-    /// Returns the client that waits for the turn, if there is one that can be told and asked things.
+    /// Returns the client that waits for the turn, if there is one that can receive notifications and questions.
     pub(crate) fn client(&self) -> Option<Arc<dyn TurnClient>> {
         self.client.lock().unwrap_or_else(PoisonError::into_inner).as_ref()?.upgrade()
     }

@@ -47,7 +47,7 @@ impl TryFrom<String> for ModelGrant {
             return Ok(ModelGrant(name));
         }
         Err(format!(
-            "a model's name has 1 to {MAX_BYTES} bytes, not {}; `*` stands for all models of this host, and `NAME/*` for \
+            "a model's name has 1 to {MAX_BYTES} bytes, not {}; `*` means all local models, and `NAME/*` \
              those of an upstream",
             name.len()
         ))

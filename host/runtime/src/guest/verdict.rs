@@ -80,7 +80,7 @@ impl Verdict<'_> {
         }
         if trap == Some(&Trap::AsyncDeadlock) {
             return RuntimeError::Trap {
-                message: "the agent waits for something that can never happen (a deadlock)".into(),
+                message: "the agent is deadlocked: it waits for something that can never happen".into(),
             };
         }
         RuntimeError::Trap { message: self.describe(&error) }

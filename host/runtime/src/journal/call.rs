@@ -47,7 +47,7 @@ impl Drop for Children {
 pub(crate) struct Call {
     pub(super) number: u32,
     pub(super) identity: Identity,
-    pub(super) past: Past,
+    pub(super) recorded: RecordedCall,
     /// The guest's reads of the call's text before a restart.
     pub(super) reads: Vec<Read>,
     /// The attempts at a generation before a restart.
@@ -63,18 +63,18 @@ pub(crate) struct Call {
 }
 
 /// The recorded state of a call from before a restart.
-pub(super) enum Past {
+pub(super) enum RecordedCall {
     /// The journal has no record of the call; it is made now.
     None,
     /// The call was interrupted.
-    Begun {
+    Interrupted {
         tokens: Vec<u32>,
         taken_back: RolledBack,
         model: Option<ModelDigest>,
         shown_bytes: usize,
         dispatched: bool,
     },
-    Ended {
+    Finished {
         result: Json,
         position: ReplayPosition,
     },
@@ -83,24 +83,24 @@ pub(super) enum Past {
 impl Call {
     /// Returns the tokens that the generation had produced when it was interrupted.
     pub(crate) fn tokens(&self) -> &[u32] {
-        match &self.past {
-            Past::Begun { tokens, .. } => tokens,
-            Past::None | Past::Ended { .. } => &[],
+        match &self.recorded {
+            RecordedCall::Interrupted { tokens, .. } => tokens,
+            RecordedCall::None | RecordedCall::Finished { .. } => &[],
         }
     }
 
     /// Returns how much the generation had taken back by the last of these tokens.
     pub(crate) fn taken_back(&self) -> RolledBack {
-        match self.past {
-            Past::Begun { taken_back, .. } => taken_back,
-            Past::None | Past::Ended { .. } => RolledBack::default(),
+        match self.recorded {
+            RecordedCall::Interrupted { taken_back, .. } => taken_back,
+            RecordedCall::None | RecordedCall::Finished { .. } => RolledBack::default(),
         }
     }
 
     /// Returns whether the interrupted generation used a different model, in which case its tokens
     /// are meaningless to this one.
     pub(crate) fn is_of_another(&self, model: &ModelDigest) -> bool {
-        matches!(&self.past, Past::Begun { model: Some(before), .. } if before != model)
+        matches!(&self.recorded, RecordedCall::Interrupted { model: Some(before), .. } if before != model)
     }
 
     /// Returns the call's number in the turn, which is the same in every rerun.
@@ -116,7 +116,7 @@ impl Call {
     /// Returns whether the call was made before a restart, or was about to be, and its result is
     /// unknown.
     pub(crate) fn was_dispatched(&self) -> bool {
-        matches!(self.past, Past::Begun { dispatched: true, .. })
+        matches!(self.recorded, RecordedCall::Interrupted { dispatched: true, .. })
     }
 
     /// Returns whether the guest read some of the call's text before a restart.
@@ -131,9 +131,9 @@ impl Call {
 
     /// Returns how many bytes of text the caller was shown before a restart.
     pub(crate) fn shown_bytes(&self) -> usize {
-        match self.past {
-            Past::Begun { shown_bytes, .. } => shown_bytes,
-            Past::None | Past::Ended { .. } => 0,
+        match self.recorded {
+            RecordedCall::Interrupted { shown_bytes, .. } => shown_bytes,
+            RecordedCall::None | RecordedCall::Finished { .. } => 0,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{
     Failure, Inner, Journal, Stopped,
-    call::{Call, Children, Made, Past},
+    call::{Call, Children, Made, RecordedCall},
     record::{Identity, Record},
     replay::{Recorded, ReplayPosition},
 };
@@ -117,8 +117,8 @@ impl Journal {
         let attempts =
             recorded.as_mut().map(|recorded| std::mem::take(&mut recorded.attempts)).unwrap_or_default();
         let reads_freely = recorded.as_ref().is_some_and(Recorded::is_of_early_version);
-        let past = match recorded {
-            None => Past::None,
+        let recorded = match recorded {
+            None => RecordedCall::None,
             Some(Recorded { identity: Some(before), .. }) if before != identity => {
                 let made = if before.name == identity.name {
                     format!("{} with other arguments", identity.name)
@@ -130,19 +130,20 @@ impl Journal {
             }
             Some(Recorded { result: Some(result), order, made, events, .. }) => {
                 shown = events;
-                Past::Ended { result, position: self.order.position(order, made) }
+                RecordedCall::Finished { result, position: self.order.position(order, made) }
             }
             Some(Recorded { tokens, taken_back, model, shown_bytes, dispatched, events, .. }) => {
                 shown = events;
-                Past::Begun { tokens, taken_back, model, shown_bytes, dispatched }
+                RecordedCall::Interrupted { tokens, taken_back, model, shown_bytes, dispatched }
             }
         };
-        self.feed.timeline().begin(number, &identity.name, matches!(past, Past::Ended { .. }));
-        let is_journalled = matches!(&past, Past::Begun { tokens, .. } if !tokens.is_empty());
+        self.feed.timeline().begin(number, &identity.name, matches!(recorded, RecordedCall::Finished { .. }));
+        let is_journalled =
+            matches!(&recorded, RecordedCall::Interrupted { tokens, .. } if !tokens.is_empty());
         Ok(Call {
             number,
             identity,
-            past,
+            recorded,
             reads,
             attempts,
             shown: AtomicU32::new(shown),
@@ -205,8 +206,8 @@ impl Journal {
         &self,
         call: &mut Call,
     ) -> Result<Option<(T, ReplayPosition)>, Stopped> {
-        match std::mem::replace(&mut call.past, Past::None) {
-            Past::Ended { result, position } => match result.read() {
+        match std::mem::replace(&mut call.recorded, RecordedCall::None) {
+            RecordedCall::Finished { result, position } => match result.read() {
                 Ok(result) => Ok(Some((result, position))),
                 Err(error) => {
                     let name = &call.identity.name;
@@ -216,8 +217,8 @@ impl Journal {
                     Err(Stopped)
                 }
             },
-            past => {
-                call.past = past;
+            recorded => {
+                call.recorded = recorded;
                 Ok(None)
             }
         }

@@ -84,7 +84,7 @@ enum Failure {
     None,
     Known(RuntimeError),
     /// The reason was returned to the turn, which is over.
-    Told,
+    Reported,
 }
 
 /// A record that has not been stored yet.
@@ -180,8 +180,8 @@ impl Journal {
         self.append(&mut inner, call.number, [record]);
     }
 
-    /// Records what a generation has used so far of the model that the bill names. `model` is the model that was asked:
-    /// a remote one is asked anew after a restart, and a local one continues.
+    /// Records what a generation has used so far of the model that usage reports name. `model` is the model that was asked:
+    /// a remote one is asked again after a restart, and a local one continues.
     pub(crate) fn used(self: &Arc<Self>, call: &Call, model: &Model, billed: &str, usage: Usage) {
         self.feed.timeline().model(call.number, billed);
         let is_remote = model.engine().is_none();
@@ -291,13 +291,13 @@ impl Journal {
         // The sender is part of `self`, so it is not dropped meanwhile.
         let _ = self.writing.subscribe().wait_for(|writing| !writing).await;
         let mut inner = self.lock();
-        match std::mem::replace(&mut inner.failure, Failure::Told) {
+        match std::mem::replace(&mut inner.failure, Failure::Reported) {
             Failure::Known(error) => Err(error),
             Failure::None => {
                 inner.failure = Failure::None;
                 Ok(inner.last_shown)
             }
-            Failure::Told => Err(RuntimeError::Cancelled),
+            Failure::Reported => Err(RuntimeError::Cancelled),
         }
     }
 

@@ -37,7 +37,7 @@ impl Numbers {
         number
     }
 
-    /// Marks a call that the host made before as made again.
+    /// Marks a call that the host made before as repeated.
     pub(super) fn take_recorded(&mut self, number: u32) {
         if !self.passed.remove(&number) {
             self.ahead.insert(number);

@@ -6,7 +6,7 @@ use sha2::{Digest, Sha256};
 use skep_engine::{ModelDigest, RolledBack, Usage};
 
 /// Records that are no progress of a turn, as patterns of SQL's `LIKE`: what it used, text without tokens, which another
-/// server wrote and which is made again after a crash, and what the caller was shown of a call without a result.
+/// server wrote and which is repeated after a crash, and what the caller was shown of a call without a result.
 pub(crate) const NO_PROGRESS: [&str; 3] =
     ["{\"used\":%", "{\"tokens\":{\"call\":{%},\"ids\":[],%", "{\"shown\":%"];
 

@@ -51,7 +51,7 @@ impl Recorded {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Attempt {
     pub(super) number: u32,
-    /// The model that the bill names.
+    /// The model that usage reports name.
     pub(crate) model: String,
     pub(crate) usage: Usage,
 }

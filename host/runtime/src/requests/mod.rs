@@ -2,7 +2,7 @@
 //!
 //! A request is observed where it enters the engine, whoever makes it: turns of agents, batches, and clients that name a
 //! model. Its record goes through a bounded queue to a task that takes secrets out of it and stores it (`writer`), so
-//! nothing ever waits for the log; what does not fit into the queue is dropped and counted. It is a log and not the bill,
+//! nothing ever waits for the log; what does not fit into the queue is dropped and counted. It is a log and not the accounting,
 //! which is counted in the commit of a turn (`usage`).
 //!
 //! Invariant: the text of a message or of an answer leaves this module only after `redaction`, and is stored only where

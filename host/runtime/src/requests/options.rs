@@ -10,7 +10,7 @@ use std::{collections::BTreeMap, time::Duration};
 pub enum RequestLogMode {
     #[default]
     Off,
-    /// Everything but the texts.
+    /// Everything but prompts and answers.
     Metadata,
     /// The messages and the answer as well, without secrets.
     Full,

@@ -34,7 +34,7 @@ pub struct LoggedRequest {
     pub error: Option<String>,
     pub details: RequestDetails,
     pub has_body: bool,
-    /// The texts, if they were read.
+    /// The prompt and the answer, if they were read.
     pub body: Option<LoggedBody>,
 }
 
@@ -47,7 +47,7 @@ pub struct RequestDetails {
     pub turn: Option<String>,
     pub streamed: Option<bool>,
     pub finish_reason: Option<String>,
-    /// Time until a local model began. Upstreams do not tell it.
+    /// Time until a local model began. Upstreams do not report it.
     pub queue_ms: Option<u64>,
     /// Time until the first part of the answer.
     pub first_token_ms: Option<u64>,
@@ -87,7 +87,7 @@ pub struct LoggedAttempt {
     pub ms: u64,
 }
 
-/// The texts of a request and its answer, without secrets.
+/// The prompt and the answer of a request, without secrets.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LoggedBody {

@@ -5,7 +5,9 @@ use super::{
     RequestLog, RequestOrigin,
 };
 use crate::{UsageDay, usage::RequestUse};
-use skep_engine::{Attempt, Called, Ending, Observation, Observer, RequestObserver, Said, Timing};
+use skep_engine::{
+    Attempt, Ending, Observation, Observer, PromptMessage, RequestObserver, Timing, ToolCallRef,
+};
 use skep_store::{RequestBody, RequestRow, UsageCounts};
 use std::{
     fmt,
@@ -82,7 +84,11 @@ impl fmt::Debug for Watcher {
 }
 
 impl Observer for Watcher {
-    fn asked(&self, model: &str, said: &mut dyn Iterator<Item = Said<'_>>) -> Box<dyn RequestObserver> {
+    fn request_started(
+        &self,
+        model: &str,
+        said: &mut dyn Iterator<Item = PromptMessage<'_>>,
+    ) -> Box<dyn RequestObserver> {
         Box::new(Recording {
             log: self.log.clone(),
             origin: self.origin.clone(),
@@ -98,13 +104,13 @@ impl Observer for Watcher {
 }
 
 impl RequestObserver for Recording {
-    fn note(&mut self, observation: Observation<'_>) {
+    fn observe(&mut self, observation: Observation<'_>) {
         match observation {
             Observation::Routed(model) => model.clone_into(&mut self.model),
             Observation::Started { prompt_tokens, cached_tokens } => {
                 self.used.started(prompt_tokens, cached_tokens);
             }
-            Observation::Text(_) | Observation::Reasoning(_) | Observation::Called(_) => {
+            Observation::Text(_) | Observation::Reasoning(_) | Observation::ToolCall(_) => {
                 self.first_token.get_or_insert_with(|| self.began.elapsed());
                 if let Some(body) = &mut self.body {
                     body.add(observation);
@@ -113,7 +119,7 @@ impl RequestObserver for Recording {
         }
     }
 
-    fn ended(mut self: Box<Self>, ending: Ending<'_>, spent_tokens: usize, attempts: Vec<Attempt>) {
+    fn request_ended(mut self: Box<Self>, ending: Ending<'_>, spent_tokens: usize, attempts: Vec<Attempt>) {
         self.used.produced(u32::try_from(spent_tokens).unwrap_or(u32::MAX));
         let (status, error) = match ending {
             Ending::Finished { .. } => ("ok", None),
@@ -185,7 +191,7 @@ impl Finished {
 
 impl RawBody {
     /// Keeps the newest messages that fit. The text that does not fit is cut.
-    pub(super) fn new(limit: usize, said: &mut dyn Iterator<Item = Said<'_>>) -> Self {
+    pub(super) fn new(limit: usize, said: &mut dyn Iterator<Item = PromptMessage<'_>>) -> Self {
         let mut raw = RawBody { room: limit + MARGIN_BYTES, limit, ..RawBody::default() };
         raw.body.answer.role = "assistant".to_owned();
         let mut room = limit + MARGIN_BYTES + MESSAGE_BYTES;
@@ -224,7 +230,7 @@ impl RawBody {
                 answer.reasoning.get_or_insert_default().push_str(&keep(delta));
                 AnswerPart::Reasoning
             }
-            Observation::Called(call) => {
+            Observation::ToolCall(call) => {
                 answer.calls.push(logged(&call, keep(call.arguments)));
                 AnswerPart::Call(answer.calls.len() - 1)
             }
@@ -260,7 +266,7 @@ pub(super) fn floor(text: &str, at: usize) -> usize {
     if at >= text.len() { text.len() } else { (0..=at).rfind(|at| text.is_char_boundary(*at)).unwrap_or(0) }
 }
 
-fn logged(call: &Called<'_>, arguments: String) -> LoggedCall {
+fn logged(call: &ToolCallRef<'_>, arguments: String) -> LoggedCall {
     LoggedCall { id: call.id.to_owned(), name: call.name.to_owned(), arguments }
 }
 

@@ -216,7 +216,7 @@ fn is_jwt(word: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use skep_engine::{Observation, Said};
+    use skep_engine::{Observation, PromptMessage};
 
     const VALUE: &str = "tangerine-8491-lamp";
 
@@ -231,7 +231,7 @@ mod tests {
     }
 
     fn raw(limit: usize, texts: &[&str]) -> RawBody {
-        let said = texts.iter().rev().map(|text| Said {
+        let said = texts.iter().rev().map(|text| PromptMessage {
             role: "user",
             text: (*text).into(),
             reasoning: None,
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_and_tokens_are_found_by_their_form() {
+    fn keys_and_tokens_are_found_by_their_format() {
         let own = format!("skep_{}", "0f".repeat(32));
         let jwt = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl";
         let pem = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\nIBAAK\n-----END RSA PRIVATE KEY-----";

@@ -3,7 +3,7 @@
 use super::*;
 use crate::SealingKey;
 use metrics::{Counter, CounterFn, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
-use skep_engine::{Ending, Observation, RequestObserver, Said, Timing, Usage};
+use skep_engine::{Ending, Observation, PromptMessage, RequestObserver, Timing, Usage};
 use skep_store::SecretRow;
 use std::sync::atomic::AtomicU64;
 
@@ -55,7 +55,7 @@ async fn log(
 fn begin(log: &RequestLog, session: &str, text: &str) -> Box<dyn RequestObserver> {
     let mut origin = RequestOrigin::of_client("acme", None, Surface::Agent);
     (origin.source.agent, origin.source.session) = (Some("a".to_owned()), Some(session.to_owned()));
-    let said = Said {
+    let said = PromptMessage {
         role: "user",
         text: text.into(),
         reasoning: None,
@@ -63,15 +63,15 @@ fn begin(log: &RequestLog, session: &str, text: &str) -> Box<dyn RequestObserver
         call_id: None,
         calls: Vec::new(),
     };
-    log.observer(origin).expect("it is logged").asked("m", &mut [said].into_iter())
+    log.observer(origin).expect("it is logged").request_started("m", &mut [said].into_iter())
 }
 
 fn end(mut request: Box<dyn RequestObserver>) {
-    request.note(Observation::Started { prompt_tokens: 3, cached_tokens: 1 });
-    request.note(Observation::Text("hello"));
+    request.observe(Observation::Started { prompt_tokens: 3, cached_tokens: 1 });
+    request.observe(Observation::Text("hello"));
     let usage = Usage { prompt_tokens: 3, cached_tokens: 1, completion_tokens: 2, ..Usage::default() };
     let timing = Timing { queue_us: 1_000, first_token_us: 2_000, total_us: 3_000 };
-    request.ended(Ending::Finished { reason: "stop", usage: &usage, timing: &timing }, 2, Vec::new());
+    request.request_ended(Ending::Finished { reason: "stop", usage: &usage, timing: &timing }, 2, Vec::new());
 }
 
 async fn stored(log: &RequestLog) -> Vec<LoggedRequest> {
@@ -101,7 +101,7 @@ async fn a_full_queue_drops_records_and_counts_them() {
 }
 
 #[tokio::test]
-async fn what_was_asked_in_a_session_before_it_is_deleted_is_not_stored_afterwards() {
+async fn requests_of_a_deleted_session_are_not_stored_afterwards() {
     let (log, writer) = log(RequestLogMode::Full, SealingKey::InMemory).await;
     tokio::spawn(writer);
     let (of_deleted, of_other) = (begin(&log, "s", "one"), begin(&log, "t", "two"));

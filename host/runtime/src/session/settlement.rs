@@ -102,7 +102,7 @@ impl Settlement {
             Err(error) => return Err(error),
         }
         if let Some(spend) = &spend {
-            spend.counted();
+            spend.add_to_day();
         }
         if !self.failure.events.is_empty() {
             host.outbox.ring();
@@ -123,7 +123,7 @@ impl Settlement {
         let (models, produced) = match capability::left_use(records) {
             Ok(used) => used,
             Err(error) => {
-                tracing::error!(agent, session, "what a failed turn used of models is not counted: {error}");
+                tracing::error!(agent, session, "cannot count the model usage of a failed turn: {error}");
                 return Ok(None);
             }
         };

@@ -246,7 +246,7 @@ fn from_outside() -> Invocation {
 }
 
 #[tokio::test]
-async fn an_external_call_requires_approval_too_and_is_made_once() {
+async fn an_external_call_requires_approval_and_is_made_once() {
     let outside = Outside::start();
     let host = start_outside(&outside).await;
     let mut handle = host.agents.invoke(from_outside()).await.expect("taken");

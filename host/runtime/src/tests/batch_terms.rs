@@ -90,7 +90,7 @@ async fn a_batch_is_kept_for_its_own_time_bounded_by_the_hosts() {
 }
 
 #[tokio::test]
-async fn an_emptied_batch_gives_its_room_back_and_keeps_its_counts() {
+async fn an_emptied_batch_frees_its_storage_and_keeps_its_counts() {
     let batch = BatchOptions { max_stored_bytes: 4_000, ..BatchOptions::default() };
     let host = Host::with(RuntimeOptions { batch, ..RuntimeOptions::default() }).await;
     let long = || {
@@ -225,7 +225,7 @@ async fn a_chain_is_bounded_in_responses_and_in_bytes() {
 }
 
 #[tokio::test]
-async fn what_another_server_cannot_continue_fails_at_once() {
+async fn text_completion_by_an_unsuitable_upstream_fails_immediately() {
     let remote = Scripted::new(None, vec![vec![Step::Say("One."), Step::Finish]]);
     let host = Host::with_models(models(&remote), RuntimeOptions::default()).await;
     let texts = |prompt: BatchPrompt, options: ChatOptions| BatchItem {

@@ -181,7 +181,7 @@ async fn an_item_waits_for_the_next_day_when_the_budget_is_used_up() {
 }
 
 #[tokio::test]
-async fn a_batch_whose_time_is_over_gives_its_other_items_up() {
+async fn an_expired_batch_abandons_its_remaining_items() {
     let clock = Clock::at(20_000 * 86_400_000);
     // No item is started.
     let batch = BatchOptions { max_running: 0, ..BatchOptions::default() };

@@ -163,7 +163,7 @@ async fn truncated_structured_output_is_an_error_and_leaves_no_message() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_timeline_tells_how_far_a_running_generation_has_come() {
+async fn a_timeline_shows_the_progress_of_a_running_generation() {
     let host = Host::start().await;
     host.deploy("talk", "", long_talker()).await.expect("valid");
     // A generation may end before it is looked at.

@@ -62,7 +62,7 @@ async fn a_turn_that_never_runs_again_is_counted_with_what_a_server_may_bill() {
 }
 
 #[tokio::test]
-async fn text_that_is_shown_and_made_again_after_each_crash_is_no_progress() {
+async fn text_that_is_regenerated_after_each_crash_is_not_progress() {
     lost_after_three_crashes(relayer()).await;
 }
 
@@ -93,7 +93,7 @@ async fn lost_after_three_crashes(guest: Guest) {
 }
 
 #[tokio::test]
-async fn an_answer_that_is_made_again_is_counted_with_the_one_that_was_cut_off() {
+async fn a_repeated_answer_is_counted_with_the_one_that_was_cut_off() {
     let refused = vec![Step::Fail(UpstreamFault::Refused)];
     let finished = vec![Step::Route("far/big", 1), Step::Say("Another answer."), Step::Finish];
     let remote = Scripted::new(None, vec![vec![Step::Say("One"), Step::Hang], finished, refused]);
@@ -119,7 +119,7 @@ async fn a_recorded_answer_is_billed_to_the_model_that_a_route_chose() {
 }
 
 #[tokio::test]
-async fn an_answer_that_is_not_made_again_is_counted() {
+async fn an_answer_that_is_not_repeated_is_counted() {
     let remote = Scripted::new(None, vec![vec![Step::Say("One"), Step::Hang]]);
     let host = crashed(&remote, "[inference]\ncut_off = \"fail\"").await;
     followed(&host).await.1.expect_err("the answer was cut off");

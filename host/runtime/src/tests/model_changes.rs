@@ -95,7 +95,7 @@ async fn tokens_stored_without_a_digest_are_checked_against_their_text() {
 }
 
 #[tokio::test]
-async fn a_session_whose_model_is_gone_uses_the_agents_model_unless_it_is_pinned() {
+async fn a_session_whose_model_was_removed_uses_the_agents_model_unless_it_is_pinned() {
     let host = Host::start().await;
     host.deploy("free", "", chatter()).await.expect("valid");
     host.deploy("pinned", "model = \"tiny\"", chatter()).await.expect("valid");

@@ -194,7 +194,7 @@ async fn a_turn_that_runs_again_sees_again_that_a_model_was_being_loaded() {
         Scripted::new(None, vec![vec![Step::Say("One"), Step::Hang], vec![Step::Say("Two."), Step::Finish]]);
     let options = || granting(&["*", "far/*"]);
     let host = Host::with_models(models(&remote).with(slow), options()).await;
-    // The guest goes on only if it does not get the model.
+    // The guest continues only if it does not get the model.
     let chatter = chatter();
     let on_message = format!(
         r#"(call $open (i32.const 516) (i32.const 5) (i32.const 1) (i32.const 516) (i32.const 5) (i32.const 660))

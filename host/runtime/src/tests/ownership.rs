@@ -36,7 +36,7 @@ async fn phase(host: &Host, agent: &str, turn: &str) -> TurnPhase {
 }
 
 #[tokio::test]
-async fn a_message_is_accepted_although_its_caller_goes_away() {
+async fn a_message_is_accepted_although_its_caller_disconnects() {
     let host = Host::start().await;
     host.deploy("count", "", counter()).await.expect("valid");
     {

@@ -158,7 +158,7 @@ async fn an_idle_session_is_unloaded() {
 }
 
 #[tokio::test]
-async fn a_deleted_session_starts_over_and_a_deleted_agent_is_gone() {
+async fn a_deleted_session_starts_over_and_a_deleted_agent_is_not_found() {
     let host = Host::start().await;
     host.deploy("count", "", counter()).await.expect("valid");
     host.answer("count", "s", "go").await;

@@ -17,7 +17,7 @@ use tokio::sync::Notify;
 
 type ToolFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, ToolServerError>> + Send + 'a>>;
 
-/// A server whose calls wait until the test lets them go on.
+/// A server whose calls wait until the test releases them.
 #[derive(Debug, Default)]
 struct Slow {
     called: Notify,
@@ -105,7 +105,7 @@ async fn replaced_ceilings_limit_deployed_agents_except_for_the_pools() {
 }
 
 #[tokio::test]
-async fn an_agent_starts_when_the_model_that_it_lacked_is_there() {
+async fn an_agent_starts_when_its_missing_model_is_added() {
     let host = Host::start().await;
     host.deploy("pinned", "model = \"tiny\"", chatter()).await.expect("valid");
     let models = ModelSet::new(permuted_engine("new"));

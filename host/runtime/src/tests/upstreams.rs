@@ -187,7 +187,7 @@ async fn a_grant_for_all_models_does_not_leave_the_host() {
 }
 
 #[tokio::test]
-async fn a_local_tenant_stays_local_though_the_agent_may_leave() {
+async fn a_local_tenant_uses_only_local_models_even_if_its_agent_may_use_upstreams() {
     let remote = Scripted::new(None, Vec::new());
     let local = ModelGrant::try_from("*".to_owned()).expect("a grant");
     let options = RuntimeOptions {
@@ -285,7 +285,7 @@ pub(super) async fn followed(host: &Host) -> (Vec<RunEvent>, Result<Outcome, Run
 }
 
 #[tokio::test]
-async fn an_answer_that_a_crash_cut_off_is_made_again_and_the_caller_is_told() {
+async fn an_interrupted_upstream_answer_is_regenerated_and_the_caller_is_notified() {
     let refused = || vec![Step::Fail(UpstreamFault::Refused)];
     let remote = Scripted::new(
         None,
@@ -306,7 +306,7 @@ async fn an_answer_that_a_crash_cut_off_is_made_again_and_the_caller_is_told() {
 }
 
 #[tokio::test]
-async fn an_agent_may_rather_fail_than_ask_twice() {
+async fn an_agent_can_fail_instead_of_repeating_a_request() {
     let remote = Scripted::new(None, vec![vec![Step::Say("One"), Step::Hang]]);
     let host = crashed(&remote, "[inference]\ncut_off = \"fail\"").await;
     let (_, outcome) = followed(&host).await;

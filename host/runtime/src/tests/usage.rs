@@ -1,4 +1,4 @@
-//! Tests of the bill: what is counted of turns and batches, and daily budgets in money.
+//! Tests of usage accounting: the usage of turns and batches, and daily budgets in money.
 
 use super::{
     durability::{detached, long_talker},

@@ -131,7 +131,7 @@ async fn an_event_that_is_never_accepted_becomes_a_dead_letter() {
 }
 
 #[tokio::test]
-async fn an_address_that_is_gone_receives_no_more_events() {
+async fn an_address_that_answers_gone_receives_no_more_events() {
     let receiver = Receiver::answering(["410"]).await;
     let (host, _clock) = start(&receiver).await;
     host.agents.add_webhook(to(receiver.url(), "*")).await.expect("added");

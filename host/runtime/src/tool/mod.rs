@@ -181,8 +181,8 @@ impl Tool {
             return Err(format!("it asks for {retries} retries; at most {MAX_RETRIES} are allowed"));
         }
         if retries > 0 && !hints.may_repeat() {
-            return Err("it asks for retries and is neither read-only nor idempotent: a second call could do again what \
-                        the first one did; say which it is, or ask for no retries"
+            return Err("it asks for retries and is neither read-only nor idempotent: a retry could repeat its effects; \
+                        declare it as read-only or idempotent, or remove the retries"
                 .into());
         }
         Tool::with_examples(ToolDefinition {

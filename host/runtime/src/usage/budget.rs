@@ -3,7 +3,7 @@
 //! The counts of the day are kept, not their cost, so that budgets and prices can be replaced at any time.
 //!
 //! Invariant: what is spent and what running requests may still cost never exceeds a budget together, except
-//! for requests that a restart interrupted. A request reserves the most that it can cost before it is sent; the
+//! for requests that a restart interrupted. A request reserves its maximum cost before it is sent; the
 //! reservation is replaced with the cost when the request ends, and becomes part of the day's sum when the
 //! store has it. A request whose cost cannot be known is refused.
 
@@ -16,11 +16,11 @@ use std::{
 };
 
 /// The reason why no money can be reserved.
-pub(crate) enum NoMoney {
+pub(crate) enum BudgetRefusal {
     UsedUp(BudgetUsedUp),
-    Unknown(PriceUnknown),
+    NoPrice(PriceUnknown),
     /// The rest is reserved for others, who may release it.
-    Promised,
+    Reserved,
 }
 
 /// The budgets of a host. Clones share the same budgets.
@@ -43,7 +43,7 @@ struct Today {
 /// Money held for open turns and running requests, regardless of the day they started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Held {
-    promised: Amount,
+    reserved: Amount,
     spent: Amount,
 }
 
@@ -60,7 +60,7 @@ pub(crate) struct MoneyShare {
 
 /// The reservation for a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Promise {
+pub(crate) struct ReservedCost {
     /// Number of output tokens that the amount pays for.
     pub(crate) output_tokens: u32,
     pub(crate) amount: Amount,
@@ -115,23 +115,28 @@ impl MoneyShare {
         }
     }
 
-    /// Reserves the most that a request can cost. If that is more than is left, a request that gets by with
-    /// `least` output tokens gets as many as the rest pays for.
-    pub(crate) fn promise(&self, model: &str, worst: WorstCase, least: u32) -> Result<Promise, NoMoney> {
+    /// Reserves the maximum cost of a request. If that is more than is left, a request that accepts `least` output
+    /// tokens gets as many tokens as the remaining budget covers.
+    pub(crate) fn reserve(
+        &self,
+        model: &str,
+        worst: WorstCase,
+        least: u32,
+    ) -> Result<ReservedCost, BudgetRefusal> {
         let WorstCase { input_tokens, output_tokens: asked } = worst;
         let Some(limit) = self.limit else {
-            return Ok(Promise { output_tokens: asked, amount: Amount::ZERO });
+            return Ok(ReservedCost { output_tokens: asked, amount: Amount::ZERO });
         };
-        self.check().map_err(NoMoney::UsedUp)?;
+        self.check().map_err(BudgetRefusal::UsedUp)?;
         let mut today = self.budgets.today();
         let price = match self.prices.price(model, today.day) {
             Some(price) if price.currency == limit.currency => price,
             Some(price) => {
-                return Err(NoMoney::Unknown(
+                return Err(BudgetRefusal::NoPrice(
                     self.unknown(model, &format!("is priced in {}", price.currency)),
                 ));
             }
-            None => return Err(NoMoney::Unknown(self.unknown(model, "has no price for today"))),
+            None => return Err(BudgetRefusal::NoPrice(self.unknown(model, "has no price for today"))),
         };
         let input = price.input.of(input_tokens as u64);
         let least = least.min(asked);
@@ -141,12 +146,12 @@ impl MoneyShare {
         };
         let (used, held) = (self.used(&today), self.all_held(&today, limit));
         let left = limit.amount - (used + held.spent);
-        let Some(output_tokens) = affordable(left - held.promised) else {
+        let Some(output_tokens) = affordable(left - held.reserved) else {
             if affordable(left).is_some() {
-                return Err(NoMoney::Promised);
+                return Err(BudgetRefusal::Reserved);
             }
             let most = input + price.output.of(least.into());
-            return Err(NoMoney::UsedUp(self.used_up(&format!(
+            return Err(BudgetRefusal::UsedUp(self.used_up(&format!(
                 "the request may cost {} {}, and tenant {:?} has {} of its {limit} for today left",
                 most.rounded(6),
                 limit.currency,
@@ -155,12 +160,12 @@ impl MoneyShare {
             ))));
         };
         let amount = input + price.output.of(output_tokens.into());
-        self.hold(&mut today, |held| held.promised += amount);
-        Ok(Promise { output_tokens, amount })
+        self.hold(&mut today, |held| held.reserved += amount);
+        Ok(ReservedCost { output_tokens, amount })
     }
 
     /// Reserves what was reserved before a restart, regardless of the budget.
-    pub(crate) fn promise_again(&self, model: &str, worst: WorstCase) -> Promise {
+    pub(crate) fn reserve_again(&self, model: &str, worst: WorstCase) -> ReservedCost {
         let mut today = self.budgets.today();
         let counts = UsageCounts {
             input_tokens: worst.input_tokens as u64,
@@ -168,22 +173,23 @@ impl MoneyShare {
             ..UsageCounts::default()
         };
         let amount = self.cost(today.day, model, &counts);
-        self.hold(&mut today, |held| held.promised += amount);
-        Promise { output_tokens: worst.output_tokens, amount }
+        self.hold(&mut today, |held| held.reserved += amount);
+        ReservedCost { output_tokens: worst.output_tokens, amount }
     }
 
     /// Replaces a reservation with the cost of what was used.
-    pub(crate) fn settle(&self, promised: Amount, model: &str, counts: &UsageCounts) {
+    pub(crate) fn settle(&self, reserved: Amount, model: &str, counts: &UsageCounts) {
         let mut today = self.budgets.today();
         let cost = self.cost(today.day, model, counts);
         self.hold(&mut today, |held| {
-            held.promised -= promised;
+            held.reserved -= reserved;
             held.spent += cost;
         });
     }
 
-    /// Counts rows for the day after they were written, or before nobody waits for their write.
-    pub(crate) fn counted(&self, rows: &[UsageRow]) {
+    /// Moves the cost of rows from what is held for the turn to the day's totals. Callers do so after the rows were
+    /// written, or just before if they do not wait for the write.
+    pub(crate) fn add_to_day(&self, rows: &[UsageRow]) {
         let mut today = self.budgets.today();
         let day = today.day;
         let spent = std::mem::take(&mut self.held().spent);
@@ -248,12 +254,12 @@ impl MoneyShare {
 
 impl Drop for MoneyShare {
     fn drop(&mut self) {
-        let Held { promised, spent } = *self.held();
-        if promised + spent == Amount::ZERO {
+        let Held { reserved, spent } = *self.held();
+        if reserved + spent == Amount::ZERO {
             return;
         }
         self.change(&mut self.budgets.today(), |held| {
-            held.promised -= promised;
+            held.reserved -= reserved;
             held.spent -= spent;
         });
     }
@@ -314,23 +320,28 @@ mod tests {
         let budgets = budgets(&store, &Clock::at(0), &[("acme", "0.001 USD")]).await;
         let (one, two) = (budgets.share("acme"), budgets.share("acme"));
         // 100 × 1 + 50 × 10 = 600 millionths of 1,000.
-        let promise = one.promise("m", worst(100, 50), 1).ok().expect("there is room");
-        assert_eq!(promise, Promise { output_tokens: 50, amount: amount("0.0006") });
+        let reserved = one.reserve("m", worst(100, 50), 1).ok().expect("there is room");
+        assert_eq!(reserved, ReservedCost { output_tokens: 50, amount: amount("0.0006") });
         // 400 are left: 100 for the input, 300 for 30 tokens of output.
-        let rest = two.promise("m", worst(100, 50), 1).ok().expect("there is some room");
-        assert_eq!(rest, Promise { output_tokens: 30, amount: amount("0.0004") });
-        assert!(matches!(two.promise("m", worst(1, 1), 1), Err(NoMoney::Promised)), "others may release it");
+        let rest = two.reserve("m", worst(100, 50), 1).ok().expect("there is some room");
+        assert_eq!(rest, ReservedCost { output_tokens: 30, amount: amount("0.0004") });
+        assert!(
+            matches!(two.reserve("m", worst(1, 1), 1), Err(BudgetRefusal::Reserved)),
+            "others may release it"
+        );
         // 60 × 1 + 40 × 0.1 + 10 × 10 = 164 millionths.
-        one.settle(promise.amount, "m", &counts(100, 40, 10));
+        one.settle(reserved.amount, "m", &counts(100, 40, 10));
         two.settle(rest.amount, "m", &UsageCounts::default());
         // 836 are left, of which 830 pay for 83 tokens.
-        let rest = two.promise("m", worst(0, 1_000), 1).ok().expect("released");
-        assert_eq!(rest, Promise { output_tokens: 83, amount: amount("0.00083") });
+        let rest = two.reserve("m", worst(0, 1_000), 1).ok().expect("released");
+        assert_eq!(rest, ReservedCost { output_tokens: 83, amount: amount("0.00083") });
         two.settle(rest.amount, "m", &UsageCounts::default());
         // The same when the turn has ended, and its row is written.
-        one.counted(&[row(0, "acme", counts(100, 40, 10))]);
+        one.add_to_day(&[row(0, "acme", counts(100, 40, 10))]);
         drop(one);
-        let Err(NoMoney::UsedUp(error)) = two.promise("m", worst(100, 100), 100) else { panic!("too much") };
+        let Err(BudgetRefusal::UsedUp(error)) = two.reserve("m", worst(100, 100), 100) else {
+            panic!("too much")
+        };
         let text = error.to_string();
         assert!(
             text.contains("the request may cost 0.0011 USD")
@@ -364,23 +375,23 @@ mod tests {
         let store = Store::for_tests().await.expect("a database in memory");
         let mut budgets = budgets(&store, &Clock::at(0), &[]).await;
         // The tenant has no budget yet: 100 × 1 + 10 × 10 = 200 millionths.
-        budgets.share("acme").counted(&[row(0, "acme", counts(100, 0, 10))]);
+        budgets.share("acme").add_to_day(&[row(0, "acme", counts(100, 0, 10))]);
         budgets.limits = [("acme".to_owned(), "0.0002 USD".parse().expect("money"))].into();
         budgets.share("acme").check().expect_err("a new budget counts what was used before");
         budgets.limits = [("acme".to_owned(), "0.001 USD".parse().expect("money"))].into();
         let running = budgets.share("acme");
-        let promise = running.promise("m", worst(100, 10), 1).ok().expect("800 are left");
+        let reserved = running.reserve("m", worst(100, 10), 1).ok().expect("800 are left");
         let mut dearer = PriceList::default();
         dearer.add("m", vec![price("5", "0.5", "50", "USD", "1970-01-01")]).expect("a price");
         budgets.prices = Arc::new(dearer);
         budgets.share("acme").check().expect_err("five times the price");
-        running.settle(promise.amount, "m", &counts(100, 0, 10));
+        running.settle(reserved.amount, "m", &counts(100, 0, 10));
         budgets.limits = [("acme".to_owned(), "0.001 EUR".parse().expect("money"))].into();
         budgets.share("acme").check().expect("another currency begins anew");
         budgets.limits = [("acme".to_owned(), "1 USD".parse().expect("money"))].into();
         let held = budgets.share("acme").all_held(&budgets.budgets.today(), "1 USD".parse().expect("money"));
         assert_eq!(
-            (held.promised, held.spent),
+            (held.reserved, held.spent),
             (Amount::ZERO, amount("0.0002")),
             "at the price of its start"
         );
@@ -398,26 +409,26 @@ mod tests {
             ("late", "has no price for today"),
             ("other", "has no price for today"),
         ] {
-            let refused = budgets.share("acme").promise(model, worst(1, 1), 1);
-            let Err(NoMoney::Unknown(error)) = refused else { panic!("{model} is refused") };
+            let refused = budgets.share("acme").reserve(model, worst(1, 1), 1);
+            let Err(BudgetRefusal::NoPrice(error)) = refused else { panic!("{model} is refused") };
             assert!(
                 error.message.contains(why) && error.message.contains(&format!("[prices.\"{model}\"]")),
                 "{error}"
             );
-            budgets.share("globex").promise(model, worst(1, 1), 1).ok().expect("no budget in money");
+            budgets.share("globex").reserve(model, worst(1, 1), 1).ok().expect("no budget in money");
         }
     }
 
     #[tokio::test]
-    async fn what_is_held_is_released_with_its_owner() {
+    async fn reserved_amounts_are_released_with_their_owner() {
         let store = Store::for_tests().await.expect("a database in memory");
         let budgets = budgets(&store, &Clock::at(0), &[("acme", "0.001 USD")]).await;
         let share = budgets.share("acme");
-        share.promise("m", worst(500, 10), 1).ok().expect("there is room");
-        let again = share.promise_again("m", worst(900, 90));
+        share.reserve("m", worst(500, 10), 1).ok().expect("there is room");
+        let again = share.reserve_again("m", worst(900, 90));
         assert_eq!(again.amount, amount("0.0018"), "an interrupted request continues");
-        assert!(matches!(budgets.share("acme").promise("m", worst(1, 1), 1), Err(NoMoney::Promised)));
+        assert!(matches!(budgets.share("acme").reserve("m", worst(1, 1), 1), Err(BudgetRefusal::Reserved)));
         drop(share);
-        budgets.share("acme").promise("m", worst(100, 90), 90).ok().expect("all of it is left");
+        budgets.share("acme").reserve("m", worst(100, 90), 90).ok().expect("all of it is left");
     }
 }

@@ -26,7 +26,7 @@ pub(crate) struct Source {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ModelUse(BTreeMap<String, UsageCounts>);
 
-/// The most tokens that a request may use.
+/// Maximum number of tokens that a request can use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorstCase {
     pub input_tokens: usize,

@@ -1,4 +1,4 @@
-//! The bill: what the use of models costs, by tenant, key, agent, session, model and day.
+//! Usage accounting: the cost of models, by tenant, key, agent, session, model and day.
 //!
 //! Invariants: sums are integers, so they are exact and the same in every order. Usage whose model has no price
 //! on its day costs an unknown amount, which is never added up as 0. Whatever was used is counted once, in the
@@ -11,7 +11,7 @@ mod money;
 mod price;
 mod report;
 
-pub(crate) use budget::{MoneyBudgets, MoneyShare, NoMoney, Promise};
+pub(crate) use budget::{BudgetRefusal, MoneyBudgets, MoneyShare, ReservedCost};
 pub use day::UsageDay;
 pub use meter::WorstCase;
 pub(crate) use meter::{ModelUse, RequestUse, Source, most_prompt_tokens};

@@ -195,7 +195,7 @@ async fn printed_by(words: &[String]) -> io::Result<Vec<KeyBytes>> {
     }
     let malformed = || {
         io::Error::other(format!(
-            "it has to print 1 to {MAX_KEYS} lines with {} hexadecimal digits each",
+            "it must print 1 to {MAX_KEYS} lines of {} hexadecimal digits",
             2 * KEY_BYTES
         ))
     };

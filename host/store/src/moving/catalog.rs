@@ -22,7 +22,7 @@ pub(super) struct Column {
     pub(super) kind: ColumnKind,
 }
 
-/// The type of a column. PostgreSQL's catalogue tells it; SQLite does not insist on types.
+/// The type of a column. PostgreSQL's catalog reports it; SQLite does not enforce types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ColumnKind {
     Bool,
@@ -48,7 +48,7 @@ struct Described {
 }
 
 impl Catalog {
-    /// Reads the catalogue of an SQLite and a PostgreSQL database, in either order.
+    /// Reads the catalog of an SQLite and a PostgreSQL database, in either order.
     pub(super) async fn of_both(one: &mut Connection, other: &mut Connection) -> Result<Self, StoreError> {
         let (sqlite, postgres) = match (one.dialect(), other.dialect()) {
             (Dialect::Sqlite, Dialect::Postgres) => (one, other),

@@ -114,7 +114,7 @@ async fn everything_moves_to_the_other_database_and_back() {
         assert!(first == second && second == third, "the table {} differs", table.name);
     }
 
-    // Sessions go on in each.
+    // Sessions continue in each.
     for store in [&file, &server, &back] {
         let commit = TurnCommit { agent: "a".into(), session: "s599".into(), turn: 2, ..Default::default() };
         store.commit_turn(commit).await.unwrap();
@@ -145,7 +145,7 @@ async fn a_text_that_postgresql_cannot_store_is_named_and_nothing_is_written() {
 }
 
 #[tokio::test]
-async fn numbers_continue_after_rows_that_are_gone() {
+async fn numbers_continue_after_deleted_rows() {
     let folder = tempfile::tempdir().unwrap();
     let Some((file, server)) = both(&folder).await else { return };
     let last = async |store: &Store| -> i64 {

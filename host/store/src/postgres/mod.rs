@@ -23,7 +23,7 @@ const LOCK_CLASS: i32 = 0x736b_6570;
 /// Time for which a host that starts waits for the lock.
 const LOCK_TIME: Duration = Duration::from_secs(5);
 
-/// The part that a process plays for a database.
+/// The role of a process at a database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
     /// The only host.
@@ -38,7 +38,7 @@ async fn take_lock(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
     sqlx::query_scalar(take).bind(LOCK_CLASS).fetch_one(connection).await
 }
 
-/// Returns the statement that tells whether a host has its lock.
+/// Returns the statement that checks whether a host has its lock.
 pub(crate) fn has_host() -> String {
     format!(
         "SELECT EXISTS (SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 2
@@ -57,7 +57,7 @@ pub(crate) async fn inspect(url: &str) -> Result<(PgConnection, schema::Found), 
     Ok((connection, found))
 }
 
-/// A connection that is made again when it is needed.
+/// A connection that is opened again when it is needed.
 pub(crate) struct Reconnecting {
     server: Server,
     role: Role,

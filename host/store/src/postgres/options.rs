@@ -8,8 +8,8 @@ use sqlx::{
 use std::{str::FromStr, sync::Arc, time::Duration};
 
 /// Settings of every connection. A host that is stopped in the middle of a transaction must not hold its rows for long.
-/// A commit waits for the server's disk, because a host remembers what it committed and would go on from there after a
-/// crash of the server.
+/// A commit waits for the server's disk, because after a crash of the server, a running host would continue from commits
+/// that the server has lost.
 const SETTINGS: [(&str, &str); 5] = [
     ("synchronous_commit", "on"),
     ("statement_timeout", "60s"),

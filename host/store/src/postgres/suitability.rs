@@ -1,5 +1,5 @@
-//! Whether a database is fit for a host: its version, its encoding, the rights of the user, and that no pooler for
-//! transactions stands in between.
+//! Checks whether a host can use a database: version, encoding, user privileges, and that no transaction pooler is in
+//! between.
 
 use super::Server;
 use crate::StoreError;

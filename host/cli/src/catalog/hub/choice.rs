@@ -34,7 +34,7 @@ impl Choice {
     pub(super) fn of_file(file: &str) -> Result<Choice> {
         let Some(part) = Part::parse(file) else { return Ok(Choice::Files(vec![file.to_owned()])) };
         if !(1..=MAX_PARTS).contains(&part.count) || !(1..=part.count).contains(&part.number) {
-            bail!("{file} names part {} of {}, which cannot be", part.number, part.count);
+            bail!("{file} claims to be part {} of {}, which is impossible", part.number, part.count);
         }
         Ok(Choice::Files((1..=part.count).map(|number| part.named(number)).collect()))
     }

@@ -22,7 +22,7 @@ const MAX_FILE_BYTES: u64 = 9_500_000;
 ///
 /// The file has one request per line: a JSON object with `prompt` or `messages`, any other fields of a
 /// request, and an optional `external_reference` of your own; or a JSON string, which is a prompt. The host
-/// stores the batch, works on it while nobody waits for an answer, and continues with it after a restart.
+/// stores the batch, processes it when no interactive request is waiting, and continues after a restart.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

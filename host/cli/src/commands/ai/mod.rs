@@ -1,8 +1,8 @@
 //! `skep ai`: inference without an agent, directly or in batches.
 
 mod batch;
+mod batch_status;
 mod run;
-mod standing;
 
 use anyhow::Result;
 
@@ -11,15 +11,15 @@ use anyhow::Result;
 pub enum Command {
     Run(run::Args),
     Batch(batch::Args),
-    Status(standing::StatusArgs),
-    Cancel(standing::CancelArgs),
+    Status(batch_status::StatusArgs),
+    Cancel(batch_status::CancelArgs),
 }
 
 pub async fn run(command: Command) -> Result<()> {
     match command {
         Command::Run(args) => run::run(args).await,
         Command::Batch(args) => batch::run(args).await,
-        Command::Status(args) => standing::status(args).await,
-        Command::Cancel(args) => standing::cancel(args).await,
+        Command::Status(args) => batch_status::status(args).await,
+        Command::Cancel(args) => batch_status::cancel(args).await,
     }
 }

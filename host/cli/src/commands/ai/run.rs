@@ -33,7 +33,7 @@ pub struct Args {
     /// Sampling temperature; 0 gives the same answer each time
     #[arg(long, value_name = "0..2")]
     temperature: Option<f32>,
-    /// Fail if the model has to answer others first
+    /// Fail instead of waiting if the model is busy
     #[arg(long)]
     reject_if_busy: bool,
     #[command(flatten)]

@@ -1,4 +1,4 @@
-//! `skep bench bill`: what an agent that reads a lot costs, by a price list and on this machine.
+//! `skep bench bill`: the cost of an agent that reads many tokens, at list prices and on this machine.
 
 use std::sync::Arc;
 
@@ -14,11 +14,11 @@ use crate::server_options::ServerOptions;
 
 const DAY_S: f64 = 86_400.0;
 
-/// Compute the bill of an agent that reads billions of tokens a day, by a price list and on this machine
+/// Compute the cost of an agent that reads billions of tokens a day, at list prices and on this machine
 ///
-/// The work of `skep bench agents` runs for a short while, which measures how much of the input the prefix cache has
-/// and how many tokens a second this machine reads. From that follow the bill by the list without a cache, the bill
-/// with the measured cache, and how much of the work this machine does in a day.
+/// The work of `skep bench agents` runs for a short while, which measures the share of the input that the prefix cache
+/// holds and the number of tokens a second that this machine reads. From these follow the cost at list prices without a
+/// cache, the cost with the measured cache, and the share of the work that this machine does in a day.
 ///
 /// The example is an agent that reads 7 billion tokens a day. The list price is that of Kimi K2.5: 0.60 USD for a
 /// million input tokens, 0.10 USD for cached ones, and 3.00 USD for output. How many tokens the agent writes was
@@ -140,11 +140,11 @@ pub async fn run(args: Args) -> Result<()> {
             measured.output_tokens += exchange.usage.completion_tokens;
         }
     }
-    let place = target.place.clone();
+    let label = target.label.clone();
     if let Some(target) = Arc::into_inner(target) {
         target.stop().await;
     }
-    let report = report(place, &args, &price, measured)?;
+    let report = report(label, &args, &price, measured)?;
     if args.json { out::json(&report) } else { for_people(&report) }
 }
 
@@ -242,7 +242,7 @@ fn for_people(report: &Report) -> Result<()> {
         share * 100.0
     ))?;
     out::line(&format!(
-        "{:<22} its day is worth {worth_per_day} USD by the list; it is cheaper if it costs less (its model is another one)",
+        "{:<22} one day of this machine is worth {worth_per_day} USD at list price (for a different model)",
         ""
     ))
 }

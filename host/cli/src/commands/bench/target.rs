@@ -43,7 +43,7 @@ pub struct Target {
     /// Name that requests use for the model.
     pub model: String,
     /// Destination of requests, as text for people.
-    pub place: String,
+    pub label: String,
     here: Option<RunningServer>,
 }
 
@@ -53,7 +53,7 @@ impl Target {
     pub async fn start(args: &TargetArgs, options: ServerOptions) -> Result<Self> {
         if let Some(url) = &args.url {
             let model = args.model.clone().unwrap_or_else(|| "default".to_owned());
-            return Ok(Self { client: ChatClient::new(url)?, model, place: url.clone(), here: None });
+            return Ok(Self { client: ChatClient::new(url)?, model, label: url.clone(), here: None });
         }
         let mut options = ServerOptions {
             listen: ([127, 0, 0, 1], 0).into(),
@@ -65,7 +65,7 @@ impl Target {
         let server = server::start_with(options, Vec::new(), Arc::new(Terminal)).await?;
         let client = ChatClient::new(&format!("{}/v1", server.url()))?;
         let model = server.host.models().default_name();
-        Ok(Self { client, place: format!("{model} in this process"), model, here: Some(server) })
+        Ok(Self { client, label: format!("{model} in this process"), model, here: Some(server) })
     }
 
     /// Returns the current statistics of the engine of a host in this process.

@@ -9,10 +9,10 @@ use skep_store::{
     known_schema,
 };
 
-use super::{Place, out, print_rows, refuse_absent, rows_as_json};
+use super::{DatabaseTarget, out, print_rows, refuse_absent, rows_as_json};
 use crate::database_flag::DatabaseAddress;
 
-pub async fn run(Place { address, sealing_key }: &Place, as_json: bool) -> Result<()> {
+pub async fn run(DatabaseTarget { address, sealing_key }: &DatabaseTarget, as_json: bool) -> Result<()> {
     let report = match address {
         DatabaseAddress::Postgres(url) => inspect_server(url).await?,
         DatabaseAddress::Sqlite(path) => {

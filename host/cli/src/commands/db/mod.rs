@@ -30,7 +30,7 @@ pub enum Command {
 /// Check that a host can use a database, and show what is in it; a host may be running
 ///
 /// Reads the whole file of an SQLite database to find damage. Of a PostgreSQL server it checks the version, the
-/// encoding, the rights of the user, that no pooler is in between, and that enough connections are free.
+/// encoding, the user's privileges, that there is no transaction pooler, and that enough connections are free.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -39,13 +39,13 @@ Examples:
   skep db check --database postgres://skep@db.example/skep --json | jq .rows.sessions")]
 pub struct CheckArgs {
     #[command(flatten)]
-    place: PlaceArgs,
+    target: DatabaseArgs,
     /// Print as JSON
     #[arg(long)]
     json: bool,
 }
 
-/// Create the tables of a database, or bring them to this version, while no host is running
+/// Create the tables of a database, or migrate them to this version, while no host is running
 ///
 /// A host does the same when it starts. A copy of an SQLite database is made before.
 #[derive(Debug, clap::Args)]
@@ -55,7 +55,7 @@ Examples:
   skep db migrate --database postgres://skep@db.example/skep")]
 pub struct MigrateArgs {
     #[command(flatten)]
-    place: PlaceArgs,
+    target: DatabaseArgs,
 }
 
 /// Write everything in a database to a file, while no host is running
@@ -72,7 +72,7 @@ pub struct ExportArgs {
     #[arg(value_name = "FILE")]
     file: PathBuf,
     #[command(flatten)]
-    place: PlaceArgs,
+    target: DatabaseArgs,
     /// Print as JSON
     #[arg(long)]
     json: bool,
@@ -92,7 +92,7 @@ pub struct ImportArgs {
     #[arg(value_name = "FILE")]
     file: PathBuf,
     #[command(flatten)]
-    place: PlaceArgs,
+    target: DatabaseArgs,
     /// Print as JSON
     #[arg(long)]
     json: bool,
@@ -100,7 +100,7 @@ pub struct ImportArgs {
 
 /// Seal all secrets with a new key, while no host is running
 ///
-/// Draws a new key for the file secrets.key, or the one that [secrets] key_file names. A crash in between loses nothing.
+/// Generates a new key in secrets.key, or in the file that [secrets] key_file names. A crash halfway loses nothing.
 /// A program of [secrets] key_command has to print the new key on its first line and the old one below; afterwards it
 /// need not print the old one any more.
 #[derive(Debug, clap::Args)]
@@ -110,12 +110,12 @@ Examples:
   skep db rotate-key --config skep.toml")]
 pub struct RotateKeyArgs {
     #[command(flatten)]
-    place: PlaceArgs,
+    target: DatabaseArgs,
 }
 
 /// The database that a command works on.
 #[derive(Debug, clap::Args)]
-struct PlaceArgs {
+struct DatabaseArgs {
     /// File of settings, for `data`, `database` and `[secrets]`; see `skep up --help`
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -129,32 +129,32 @@ struct PlaceArgs {
 }
 
 /// A database, and the keys of the secrets in it.
-struct Place {
+struct DatabaseTarget {
     address: DatabaseAddress,
     sealing_key: SealingKey,
 }
 
 pub async fn run(command: Command) -> Result<()> {
     match command {
-        Command::Check(CheckArgs { place, json }) => check::run(&place.find()?, json).await,
-        Command::Migrate(MigrateArgs { place }) => migrate(&place.find()?.address).await,
-        Command::Export(ExportArgs { file, place, json }) => {
-            moving::export(&place.find()?.address, &file, json).await
+        Command::Check(CheckArgs { target, json }) => check::run(&target.resolve()?, json).await,
+        Command::Migrate(MigrateArgs { target }) => migrate(&target.resolve()?.address).await,
+        Command::Export(ExportArgs { file, target, json }) => {
+            moving::export(&target.resolve()?.address, &file, json).await
         }
-        Command::Import(ImportArgs { file, place, json }) => {
-            moving::import(&file, &place.find()?.address, json).await
+        Command::Import(ImportArgs { file, target, json }) => {
+            moving::import(&file, &target.resolve()?.address, json).await
         }
-        Command::RotateKey(RotateKeyArgs { place }) => rotation::run(&place.find()?).await,
+        Command::RotateKey(RotateKeyArgs { target }) => rotation::run(&target.resolve()?).await,
     }
 }
 
-impl PlaceArgs {
-    fn find(&self) -> Result<Place> {
+impl DatabaseArgs {
+    fn resolve(&self) -> Result<DatabaseTarget> {
         let config = self.config.as_deref().map_or_else(|| Ok(Config::default()), Config::read)?;
         let data = self.data.clone().or(config.data).map_or_else(paths::data_dir, Ok)?;
-        let configured = config.secrets.place()?.unwrap_or_default();
+        let configured = config.secrets.sealing_key()?.unwrap_or_default();
         let database = self.database.clone().or(config.database);
-        Ok(Place {
+        Ok(DatabaseTarget {
             address: database.unwrap_or_else(|| DatabaseAddress::Sqlite(server::database(&data))),
             sealing_key: server::sealing_key(&DataDir::Path(data), &configured),
         })

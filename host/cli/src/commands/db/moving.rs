@@ -107,7 +107,7 @@ fn done(what: &str, rows: &[TableRows], as_json: bool) -> Result<()> {
         return out::json(&json!({ "rows": rows_as_json(rows) }));
     }
     print_rows(rows)?;
-    out::line(&format!("{what}; every table has as many rows as before"))?;
+    out::line(&format!("{what}; the row counts of all tables match"))?;
     if rows_of(rows, "secrets") + rows_of(rows, "webhooks") > 0 {
         out::line(
             "next: copy secrets.key from the old data folder to the new one, or no secret can be opened",

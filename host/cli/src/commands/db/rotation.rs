@@ -3,10 +3,10 @@
 use anyhow::Result;
 use skep_runtime::{Resealed, SealingKey, reseal};
 
-use super::{Place, alone, out, refuse_absent};
+use super::{DatabaseTarget, alone, out, refuse_absent};
 use crate::database_flag::DatabaseAddress;
 
-pub async fn run(Place { address, sealing_key }: &Place) -> Result<()> {
+pub async fn run(DatabaseTarget { address, sealing_key }: &DatabaseTarget) -> Result<()> {
     if let DatabaseAddress::Sqlite(path) = address {
         refuse_absent(path)?;
     }

@@ -16,7 +16,7 @@ Examples:
 pub struct Args {
     /// The alias
     alias: String,
-    /// Name or alias of the model that it is to mean
+    /// Name or alias of the model that it points to
     model: String,
     #[command(flatten)]
     host: HostArgs,

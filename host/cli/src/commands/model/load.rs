@@ -11,8 +11,8 @@ const INTERVAL: std::time::Duration = std::time::Duration::from_millis(200);
 
 /// Load a model of a running host, and wait until it can be used
 ///
-/// The host must have been started with the model, which `skep up` also loads by itself. Needs an admin key if the
-/// host requires keys.
+/// The host must have been started with the model. `skep up` loads it automatically unless it has `load = "demand"`
+/// in skep.toml. Needs an admin key if the host requires keys.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

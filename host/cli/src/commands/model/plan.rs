@@ -21,7 +21,7 @@ const LONGEST_DEFAULT_CONTEXT: usize = 131_072;
 
 /// Plan the memory of a model on devices, without its weights
 ///
-/// Prints weights, activations, recorded graphs and the room for keys and values, for each way to divide the
+/// Prints weights, activations, recorded graphs and the space for keys and values, for each way to divide the
 /// model among the devices: tensor-parallel (TP), pipeline-parallel (PP) and expert-parallel (EP) ranks. For a
 /// model that this Skep runs, this is what `skep up` allocates; for others it is an estimate by the same rules.
 #[derive(Debug, clap::Args)]
@@ -183,7 +183,7 @@ fn notes(model: &Description, request: &Request, plan: &Plan) -> Vec<String> {
     notes.push(match is_cpu(request) {
         true => format!("bytes are of all ranks together; 1/{CPU_RESERVE_PARTS} of the memory stays free for the system"),
         false => format!(
-            "bytes are of the device with the least room; of each, {} are left to the driver, kernels and libraries",
+            "sizes are for the device with the least memory; {} of each device are reserved for the driver, kernels and libraries",
             HumanBytes(DRIVER_BYTES)
         ),
     });
@@ -191,7 +191,7 @@ fn notes(model: &Description, request: &Request, plan: &Plan) -> Vec<String> {
     notes.push(format!("SEQUENCES counts sequences of {context} tokens, whose pages are all kept"));
     if let Some((layers, window)) = model.windowed_layers() {
         notes.push(format!(
-            "{layers} of {} layers attend to {window} tokens; without the pages behind them, a sequence of {context} tokens \
+            "{layers} of {} layers attend to {window} tokens; if older pages were freed, a sequence of {context} tokens \
              would take {} instead of {}",
             model.layer_count(),
             HumanBytes(model.kv_bytes_of_sequence(context, kv)),

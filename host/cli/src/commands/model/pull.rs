@@ -10,7 +10,7 @@ use crate::style;
 
 /// Download a model into the cache, so that it can be used without a network
 ///
-/// Downloads resume where they broke, and are checked against the SHA-256 that the catalog or the hub states. HF_TOKEN is
+/// Interrupted downloads resume. Files are checked against the SHA-256 that the catalog or the hub states. HF_TOKEN is
 /// an access token for gated models, HF_ENDPOINT a mirror of the hub; HTTPS_PROXY, HTTP_PROXY and NO_PROXY apply.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\

@@ -76,7 +76,7 @@ pub fn run(args: &Args) -> Result<()> {
     let memory = match args.memory {
         Some(gb) => (gb * GB) as u64,
         None => machine::available_memory_bytes().context(
-            "this system does not say how much memory is available\n  hint: give it with --memory",
+            "cannot determine how much memory is available on this system\n  hint: give it with --memory",
         )?,
     };
     let gb_per_s = args.bandwidth.unwrap_or_else(|| {

@@ -30,8 +30,8 @@ pub fn run(args: &Args) -> Result<()> {
     let model = match found.as_slice() {
         [model] => *model,
         [] => bail!(
-            "no model {:?} in the cache\n  hint: `skep model list` shows what is there; a file outside of the cache is \
-             yours to delete",
+            "no model {:?} in the cache\n  hint: `skep model list` shows what is in the cache; delete files outside of the \
+             cache yourself",
             args.model
         ),
         several => {

@@ -7,7 +7,7 @@ use crate::commands::HostArgs;
 
 /// Unload a model of a running host, and free its memory
 ///
-/// Requests and turns that use the model may come to their end first. The model stays unloaded until `skep model load`; one with
+/// Running requests and turns may finish first. The model stays unloaded until `skep model load`; one with
 /// `load = "demand"` is loaded again by the next request. Needs an admin key if the host requires keys.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -17,7 +17,7 @@ Examples:
 pub struct Args {
     /// Name or alias of the model
     model: String,
-    /// Seconds that requests and turns which use the model may go on
+    /// Seconds that running requests and turns may continue
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     drain: u64,
     /// Return once no new request gets the model

@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_choose_among_models_and_a_lost_host_is_told() {
+    fn arrow_keys_select_a_model_and_a_lost_host_is_shown() {
         let (history, mut screen) = (history(&["small", "large"]), screen());
         screen.select(&KeyEvent::from(KeyCode::Right), 2);
         assert!(drawn(&history, &screen, (80, 24))[0].contains("large on cpu (2 of 2)"));

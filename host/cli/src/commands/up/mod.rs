@@ -196,7 +196,7 @@ fn mismatch_line(ModelMismatch { model, is_served, sessions }: &ModelMismatch) -
     let sessions = if *sessions == 1 { "1 session".to_owned() } else { format!("{sessions} sessions") };
     match is_served {
         true => format!(
-            "{model} is not the model that {sessions} used under this name before; their tokens are rebuilt from the messages"
+            "{model} differs from the model that {sessions} used under this name; their messages will be tokenized again"
         ),
         false => format!(
             "{sessions} used the model {model}, which is no longer served; they continue with their agent's own model"

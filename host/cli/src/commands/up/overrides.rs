@@ -4,11 +4,11 @@ use clap::ValueEnum as _;
 
 use super::Args;
 use crate::config::AuthFlag;
+use crate::file_settings::FileSettings;
 use crate::model_options::ModelOptions;
-use crate::written::Written;
 
 /// Replaces the settings that flags override. `models` are those that the flag `--model` names.
-pub(super) fn apply(args: &Args, models: &[ModelOptions], written: &mut Written) {
+pub(super) fn apply(args: &Args, models: &[ModelOptions], written: &mut FileSettings) {
     let text = |value: &dyn std::fmt::Display| format!("{:?}", value.to_string());
     let number = |value: &dyn std::fmt::Display| value.to_string();
     let compute = &args.compute;

@@ -1,6 +1,6 @@
 //! `skep up --watch`: rebuilds and redeploys agents whose files change.
 //!
-//! A build that fails is reported, and the version in force stays. Running turns finish on the version with
+//! A build that fails is reported, and the active version stays. Running turns finish on the version with
 //! which they started.
 
 use std::convert::Infallible;
@@ -16,10 +16,10 @@ use crate::server::DEPLOYER;
 use crate::source_watch::{Change, SourceWatch};
 use crate::style;
 
-/// The version that was built after a change, and is now in force.
+/// The version that was built after a change, and is now active.
 struct Redeployed {
     agent: AgentSummary,
-    /// Whether it differs from the version that was in force before.
+    /// Whether it differs from the version that was active before.
     is_new: bool,
     build_s: f64,
 }
@@ -31,20 +31,20 @@ pub(super) async fn watch(mut sources: SourceWatch, host: AgentHost) -> Result<I
             let paint = style::stderr();
             match redeploy(&path, &host).await {
                 Ok(Redeployed { agent, is_new: true, build_s }) => eprintln!(
-                    "  {} {} version {} in force, {:.1} s after the change (build {build_s:.1} s)",
+                    "  {} {} version {} active, {:.1} s after the change (build {build_s:.1} s)",
                     paint.green("updated"),
                     agent.name,
                     agent.version,
                     since.elapsed().as_secs_f64(),
                 ),
                 Ok(Redeployed { agent, is_new: false, .. }) => eprintln!(
-                    "  {} {}: the build is version {}, which is already in force",
+                    "  {} {}: the build is version {}, which is already active",
                     paint.green("unchanged"),
                     agent.name,
                     agent.version
                 ),
                 Err(error) => eprintln!(
-                    "  {} {}; the version in force stays: {error:#}",
+                    "  {} {}; the active version stays: {error:#}",
                     paint.red("not updated"),
                     path.display()
                 ),

@@ -26,7 +26,7 @@ impl ServiceManager {
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let socket = variable(SOCKET).and_then(|name| {
             let opened = open(&name);
-            opened.inspect_err(|error| tracing::warn!("the service manager is told nothing: {error:#}")).ok()
+            opened.inspect_err(|error| tracing::warn!("cannot notify the service manager: {error:#}")).ok()
         });
         let is_for_us =
             variable(WATCHDOG_PROCESS).is_none_or(|process| process == std::process::id().to_string());
@@ -41,7 +41,7 @@ impl ServiceManager {
         let Some((interval, socket)) = self.watchdog.zip(self.socket.as_ref()) else { return };
         let socket = match socket.try_clone() {
             Ok(socket) => socket,
-            Err(error) => return tracing::warn!("the watchdog is told nothing: {error}"),
+            Err(error) => return tracing::warn!("cannot notify the watchdog: {error}"),
         };
         tokio::spawn(async move {
             let mut ticks = tokio::time::interval(interval);

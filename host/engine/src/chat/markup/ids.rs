@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn foreign_ids_get_the_form_of_the_markup_and_answers_follow_them() {
+    fn foreign_ids_are_rewritten_for_the_markup_in_calls_and_results() {
         let messages = [
             calling(&["call_a", "toolu_b"]),
             ChatMessage::tool("toolu_b", "2"),

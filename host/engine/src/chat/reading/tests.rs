@@ -173,7 +173,7 @@ fn every_accepted_call_is_found_in_every_markup() {
 }
 
 #[test]
-fn text_before_calls_stays_free_and_calls_in_it_have_their_form() {
+fn text_before_calls_is_unconstrained_and_calls_match_their_schema() {
     for name in NAMES {
         for tokenizer in [fixture::byte_tokenizer(), with_tokens(name)] {
             let tokenizer = Arc::new(tokenizer);
@@ -387,7 +387,7 @@ fn other_markups_tolerate_the_slips_of_models() {
 }
 
 #[test]
-fn reasoning_is_told_apart_from_the_answer() {
+fn reasoning_is_separated_from_the_answer() {
     let call = Markup::named("hermes")
         .unwrap()
         .assistant("", &[ToolCall { id: String::new(), name: "get".into(), arguments: "{}".into() }]);

@@ -1,6 +1,6 @@
 //! Tells the reasoning at the beginning of an answer from what follows it.
 //!
-//! Invariant: only the first reasoning is told apart; a tag that the answer itself contains is text.
+//! Invariant: only the reasoning at the beginning is separated; a tag inside the answer is text.
 
 use crate::chat::parsed::{ParsedEvent, ParsedEvents};
 

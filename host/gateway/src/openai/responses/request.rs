@@ -87,8 +87,10 @@ impl ResponseRequest {
         };
         let include: Vec<String> = fields.take("include")?.unwrap_or_default();
         if let Some(unknown) = include.iter().find(|name| !INCLUDABLE.contains(&name.as_str())) {
-            let message =
-                format!("{unknown:?} cannot be included; one can include {}", INCLUDABLE.join(", "));
+            let message = format!(
+                "{unknown:?} is not a valid value of include; the valid values are {}",
+                INCLUDABLE.join(", ")
+            );
             return Err(ApiError::parameter("include", message));
         }
         let shown_reasoning = fields.take::<Value>("reasoning")?;
@@ -183,7 +185,7 @@ impl ResponseRequest {
         })
     }
 
-    /// Returns the settings as the response shows them, with the sampling parameters that are in force. An agent has
+    /// Returns the settings as the response shows them, with the sampling parameters that apply. An agent has
     /// none.
     pub(crate) fn settings(&self, sampling: Option<&Sampling>) -> ResponseSettings {
         ResponseSettings {

@@ -47,8 +47,13 @@ impl StoredRequest {
     }
 }
 
-/// Returns a response that has not begun.
-pub(crate) fn begun(id: &str, previous: Option<&str>, request: &StoredRequest, created_at: u64) -> Response {
+/// Returns a response without output, before its model has answered.
+pub(crate) fn without_output(
+    id: &str,
+    previous: Option<&str>,
+    request: &StoredRequest,
+    created_at: u64,
+) -> Response {
     let StoredRequest { model, is_background, settings, caller, .. } = request;
     Response {
         id: id.to_owned(),
@@ -71,7 +76,8 @@ pub(crate) fn begun(id: &str, previous: Option<&str>, request: &StoredRequest, c
 /// Returns a stored response as clients see it.
 pub(crate) fn shown(stored: &StoredResponse) -> Result<Response, ApiError> {
     let request = StoredRequest::decode(stored)?;
-    let mut response = begun(&stored.id, stored.previous.as_deref(), &request, stored.created_at_ms / 1000);
+    let mut response =
+        without_output(&stored.id, stored.previous.as_deref(), &request, stored.created_at_ms / 1000);
     match &stored.phase {
         ResponsePhase::Queued => response.status = ResponseStatus::Queued,
         ResponsePhase::Running => {}

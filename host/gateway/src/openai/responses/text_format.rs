@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_form_is_a_constraint_and_errors_name_the_field() {
+    fn a_schema_becomes_a_constraint_and_errors_name_the_field() {
         let schema = json!({"type": "object"});
         let format = json!({"type": "json_schema", "name": "x", "strict": true, "schema": schema});
         let read_text = |text: Value| read(Some(text));

@@ -16,7 +16,7 @@ use skep_engine::{
     Usage,
     chat::{ChatEvent, ChatFinish},
 };
-use skep_runtime::{BatchAnswer, Outcome, ResponseEnd, RunEvent, Said};
+use skep_runtime::{BatchAnswer, Outcome, PartialAnswer, ResponseEnd, RunEvent};
 
 /// Longest piece of a text without a blank in one event of a response in the background.
 const PIECE_BYTES: usize = 32;
@@ -246,9 +246,9 @@ impl Writer for AgentFollowWriter {
 
 /// The progress of a response in the background.
 pub(crate) enum Progress {
-    Begun,
+    Started,
     /// More of the reasoning and the text.
-    Said(Said),
+    Partial(PartialAnswer),
     Ended {
         at_ms: u64,
         end: ResponseEnd,
@@ -299,7 +299,7 @@ impl FollowWriter {
         FollowWriter { events, reasoning: Words::default(), text: Words::default() }
     }
 
-    fn said(&mut self, said: &Said, events: &mut Vec<ResponseEvent>) {
+    fn said(&mut self, said: &PartialAnswer, events: &mut Vec<ResponseEvent>) {
         let output = &mut self.events.output;
         // Reasoning after the text has begun is left to the end.
         if self.text.arrived == 0 {
@@ -317,7 +317,7 @@ impl FollowWriter {
     fn done(&mut self, answer: &BatchAnswer, at_ms: u64, events: &mut Vec<ResponseEvent>) {
         let beyond = |text: &str, from: usize| text.get(from..).unwrap_or_default().to_owned();
         let reasoning = beyond(&answer.reasoning, self.reasoning.arrived);
-        self.said(&Said { reasoning, text: beyond(&answer.text, self.text.arrived) }, events);
+        self.said(&PartialAnswer { reasoning, text: beyond(&answer.text, self.text.arrived) }, events);
         if let Some(piece) = self.reasoning.end() {
             self.events.output.reasoning(piece, events);
         }
@@ -335,8 +335,8 @@ impl Writer for FollowWriter {
     fn write(&mut self, progress: Self::Item) -> Step {
         let mut events = Vec::new();
         match progress {
-            Ok(Progress::Begun) => events = self.events.begun(),
-            Ok(Progress::Said(said)) => self.said(&said, &mut events),
+            Ok(Progress::Started) => events = self.events.begun(),
+            Ok(Progress::Partial(said)) => self.said(&said, &mut events),
             Ok(Progress::Ended { at_ms, end }) => match end {
                 ResponseEnd::Done(answer) => self.done(&answer, at_ms, &mut events),
                 ResponseEnd::Failed { code, message } => {
@@ -367,7 +367,7 @@ mod tests {
     use crate::openai::responses::output;
     use crate::openai::responses::{
         request::ResponseRequest,
-        stored::{StoredRequest, begun},
+        stored::{StoredRequest, without_output},
     };
     use serde_json::{Value, json};
     use skep_engine::chat::{ChatOutcome, ToolCall};
@@ -382,7 +382,7 @@ mod tests {
             caller: request.caller.clone(),
             input: Vec::new(),
         };
-        let response = begun("resp_0123456789abcdef0123456789abcdef", None, &stored, 1);
+        let response = without_output("resp_0123456789abcdef0123456789abcdef", None, &stored, 1);
         FollowWriter::new(Events::new(response, seen))
     }
 
@@ -405,17 +405,17 @@ mod tests {
     /// before it ends.
     fn events(piece: usize, upto: usize, seen: Option<u64>) -> Vec<Value> {
         let mut writer = writer(seen);
-        let mut events = write(&mut writer, Progress::Begun);
+        let mut events = write(&mut writer, Progress::Started);
         let BatchAnswer { reasoning, text, .. } = answer();
         let split = |text: &str| {
             let letters: Vec<char> = text.chars().collect();
             letters.chunks(piece).map(|piece| piece.iter().collect::<String>()).collect::<Vec<_>>()
         };
         let reasoning =
-            split(&reasoning).into_iter().map(|reasoning| Said { reasoning, text: String::new() });
-        let text = split(&text).into_iter().map(|text| Said { reasoning: String::new(), text });
+            split(&reasoning).into_iter().map(|reasoning| PartialAnswer { reasoning, text: String::new() });
+        let text = split(&text).into_iter().map(|text| PartialAnswer { reasoning: String::new(), text });
         for said in reasoning.chain(text).take(upto) {
-            events.extend(write(&mut writer, Progress::Said(said)));
+            events.extend(write(&mut writer, Progress::Partial(said)));
         }
         let end = ResponseEnd::Done(Box::new(answer()));
         events.extend(write(&mut writer, Progress::Ended { at_ms: 5_000, end }));
@@ -449,8 +449,11 @@ mod tests {
     #[test]
     fn a_failure_ends_the_item_that_grows() {
         let mut writer = writer(None);
-        write(&mut writer, Progress::Begun);
-        write(&mut writer, Progress::Said(Said { reasoning: String::new(), text: "half a ".into() }));
+        write(&mut writer, Progress::Started);
+        write(
+            &mut writer,
+            Progress::Partial(PartialAnswer { reasoning: String::new(), text: "half a ".into() }),
+        );
         let end = ResponseEnd::Failed { code: "busy", message: "later".into() };
         let events = write(&mut writer, Progress::Ended { at_ms: 1, end });
         let last = &events.last().unwrap()["response"];

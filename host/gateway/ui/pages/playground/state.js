@@ -1,4 +1,4 @@
-// What the playground holds. It lives outside of the page, so that an answer goes on while another page is in view, and it is kept in the tab's
+// What the playground holds. It lives outside of the page, so that an answer continues while another page is in view, and it is kept in the tab's
 // session storage, so that a reload keeps it.
 import { createStore, recall, remember } from '../../lib/store.js';
 

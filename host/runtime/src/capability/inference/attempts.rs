@@ -26,7 +26,7 @@ pub(in crate::capability) fn count_lost<P>(
     lost(call.attempts(), ends_here).iter().for_each(|attempt| turn.count_lost(attempt));
 }
 
-/// Names the model that the bill of a recorded generation names, which a route chose.
+/// Names the model that usage reports name for a recorded generation, which a route chose.
 pub(in crate::capability) fn bill(call: &Call, reservation: &mut Reservation) {
     if let Some(Attempt { model, .. }) = call.attempts().last() {
         reservation.routed(model);

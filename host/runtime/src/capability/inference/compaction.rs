@@ -76,7 +76,7 @@ enum Source {
     },
 }
 
-/// A compaction that the agent requested. `None`: there is nothing to summarise.
+/// A compaction that the agent requested. `None`: there is nothing to summarize.
 pub(crate) struct RequestedCompaction(Option<RequestedCut>);
 
 struct RequestedCut {
@@ -93,7 +93,7 @@ struct StartedCompaction(Option<(Generating, Model, Compacting)>);
 
 impl Cut {
     /// Returns the cut that keeps at most `messages` messages in addition to the system message. `None`: there is nothing to
-    /// summarise.
+    /// summarize.
     pub(in crate::capability) fn keeping(before: &Arc<Transcript>, messages: usize) -> Option<Cut> {
         let from = before.messages().len().saturating_sub(messages);
         let mut at = None;
@@ -135,7 +135,7 @@ impl Cut {
         Cut { before: before.clone(), at: at.min(before.messages().len()) }
     }
 
-    /// Returns the number of messages that are summarised.
+    /// Returns the number of messages that are summarized.
     fn dropped(&self) -> usize {
         self.at - first(self.before.messages())
     }
@@ -156,7 +156,7 @@ impl Cut {
 
     /// Returns the conversation whose next answer is the summary: the dropped messages, or the last part of them that fits.
     /// `None`: no part fits.
-    fn to_summarise(
+    fn to_summarize(
         &self,
         model: &Model,
         tools: &[ToolSpec],
@@ -165,7 +165,7 @@ impl Cut {
     ) -> Result<Option<Transcript>, EngineError> {
         let messages = &self.before.messages()[..self.at];
         let (system, mut rest) = messages.split_at(first(messages));
-        // The last question is kept, so it is not summarised.
+        // The last question is kept, so it is not summarized.
         if let Some((last, before)) = rest.split_last()
             && last.role == Role::User
         {
@@ -209,7 +209,7 @@ fn first_that_fits<E>(starts: &[usize], fits: impl Fn(usize) -> Result<bool, E>)
 }
 
 impl Compacting {
-    /// Starts to summarise with the model, or takes the agent's summary. The prompt starts with the same text and `tools` as
+    /// Starts to summarize with the model, or takes the agent's summary. The prompt starts with the same text and `tools` as
     /// the conversation, so that its prefix is in the model's cache.
     pub(in crate::capability) async fn begin(
         turn: &Arc<Turn>,
@@ -226,7 +226,7 @@ impl Compacting {
         let most = max_tokens.map_or_else(|| summary_tokens(model), |tokens| tokens as usize);
         let (finds, described) = (model.clone(), tools.to_vec());
         let find = move |cancel: &Cancel| {
-            let asking = cut.to_summarise(&finds, &described, most, cancel);
+            let asking = cut.to_summarize(&finds, &described, most, cancel);
             let identity = Identity::new(SUMMARISE, &(cut.before.messages(), cut.at, most));
             (cut, asking, identity)
         };
@@ -498,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_summarised_without_an_answer() {
+    fn nothing_is_summarized_without_an_answer() {
         for (roles, keep) in [("", 0), ("su", 0), ("suc", 0), ("suu", 1)] {
             assert_eq!(compacted(roles, keep), None, "{roles} keeps {keep}");
         }

@@ -56,7 +56,7 @@ pub(crate) async fn complete(
     }
     let Some(engine) = model.engine().cloned() else {
         let message = format!(
-            "{} runs on another server, which answers messages and continues no plain text; use a conversation",
+            "{} is an upstream model, which supports conversations but not text completion; use a conversation",
             model.name()
         );
         return Ok(Err(Error::InvalidArgument(message)));

@@ -196,7 +196,7 @@ impl Conversation {
         Ok(copy)
     }
 
-    /// Returns the form in which the conversation is stored, if the turn changed it.
+    /// Returns the conversation as it is stored, if the turn changed it.
     pub(in crate::capability) fn changed(&self) -> Option<StoredConversation> {
         let inner = self.lock();
         inner.changed.then(|| StoredConversation {

@@ -319,7 +319,7 @@ impl StoredConversation {
         }
         match (&self.digest, model.engine()) {
             (Some(digest), _) => digest == model.digest(),
-            // Without a digest, only the tokens themselves can tell.
+            // Without a digest, only the tokens themselves can be compared.
             (None, Some(engine)) => self.transcript.check(engine).is_ok(),
             (None, None) => false,
         }

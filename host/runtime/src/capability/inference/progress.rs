@@ -43,10 +43,10 @@ impl<'a> Progress<'a> {
         model: &'a Model,
         visible: bool,
     ) -> Self {
-        // A remote model answers anew after a restart.
+        // A remote model answers again from the beginning after a restart.
         let shown_before = if model.engine().is_some() { call.shown_bytes() } else { 0 };
         let journalled = call.tokens().len();
-        // A local model that continues has told how long its prompt is.
+        // A resumed local model has already reported its prompt length.
         let used = (model.engine().is_some() && !call.attempts().is_empty()).then_some(0);
         let (reasoning, stage) = (String::new(), Stage::Waiting);
         Progress { turn, call, model, visible, used, journalled, reasoning, shown_before, stage }

@@ -7,7 +7,7 @@ use crate::{
     journal::{Call, Stopped},
 };
 
-/// Decides whether a generation that a crash may have cut off before is made again. Returns an error if it must not be: because the agent says so, or because the guest read a text that another answer would not repeat.
+/// Decides whether a generation that a crash may have cut off is repeated. Returns an error if it must not be: because the agent says so, or because the guest read a text that another answer would not repeat.
 pub(in crate::capability) async fn make_again(
     turn: &Turn,
     call: &Call,

@@ -106,7 +106,7 @@ impl TurnTools {
         TurnTools { host, servers, rules, turn_id, callers, hops, called, at_once, offered }
     }
 
-    /// Returns the client that waits for the turn, if it can be told and asked things.
+    /// Returns the client that waits for the turn, if it can receive notifications and questions.
     pub(crate) fn client(&self) -> Option<Arc<dyn TurnClient>> {
         self.host.live.get(&self.turn_id)?.client()
     }

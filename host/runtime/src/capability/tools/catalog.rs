@@ -62,7 +62,7 @@ impl Catalog {
         })
     }
 
-    /// Returns a listed tool in the form in which the model may be offered it.
+    /// Returns a listed tool as it may be offered to the model.
     pub(in crate::capability) fn offered(&self, info: &ToolInfo) -> Option<Arc<Offered>> {
         let definition = ToolDefinition {
             name: info.model_name.clone()?,

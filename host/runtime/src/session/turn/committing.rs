@@ -126,7 +126,7 @@ impl Actor {
         drop(context);
         let commit = Arc::new(commit);
         self.store_commit(&commit, key).await?;
-        spend.counted();
+        spend.add_to_day();
         if !(commit.events.is_empty() && commit.schedules.is_empty()) {
             self.host.outbox.ring();
         }

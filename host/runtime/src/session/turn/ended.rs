@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_ends_the_turn_as_it_says() {
+    fn a_stored_row_determines_how_the_turn_ends() {
         let outcome =
             Outcome { text: "hi".into(), data: None, turn: 3, usage: Default::default(), elapsed_us: 1 };
         let body = serde_json::to_vec(&outcome).expect("JSON");

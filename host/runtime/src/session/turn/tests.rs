@@ -254,7 +254,7 @@ async fn a_turn_whose_agent_cannot_be_called_stays_open() {
 }
 
 #[tokio::test]
-async fn a_turn_stays_open_when_its_session_goes_away_before_it_starts() {
+async fn a_turn_stays_open_when_its_session_is_dropped_before_it_starts() {
     let mut stage = Stage::new().await;
     let key = stage.readable().await;
     stage.end.feed().cancel();

@@ -138,7 +138,7 @@ async fn busy_storage_is_asked_again() {
 }
 
 #[tokio::test]
-async fn what_is_left_of_other_contents_is_not_resumed() {
+async fn a_partial_download_of_other_contents_is_not_resumed() {
     for (etag, resumed) in [(Some(DIGEST), 4), (Some("another"), 0), (None, 0)] {
         let (client, hub) = self::hub(0, None).await;
         let dir = tempfile::tempdir().expect("temporary folder");

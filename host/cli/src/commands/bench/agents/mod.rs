@@ -59,7 +59,7 @@ pub struct Args {
     /// Exact length of each free-text answer
     #[arg(long, value_name = "TOKENS", default_value_t = 48, value_parser = clap::value_parser!(u32).range(1..))]
     answer_tokens: u32,
-    /// Do not tell the server which session a request belongs to
+    /// Do not send the server the session to which a request belongs
     #[arg(long)]
     no_affinity: bool,
     /// Rounds: the first one starts with the cold cache of a fresh host, the others find the system prompt in
@@ -114,7 +114,7 @@ pub async fn run(args: Args) -> Result<()> {
         exchanges.extend(of_round);
     }
     let report = Report {
-        target: target.place.clone(),
+        target: target.label.clone(),
         sessions: args.sessions,
         turns: args.turns,
         concurrency: args.concurrency,

@@ -14,7 +14,7 @@ const LIMIT: Duration = Duration::from_secs(1800);
 
 /// The last line that the program prints.
 #[derive(Debug, Deserialize)]
-struct Said {
+struct PeerOutput {
     tok_per_s: f64,
 }
 
@@ -65,7 +65,7 @@ fn tok_per_s(line: &str) -> Result<f64> {
         bail!("--against `{line}` failed: {}", finished.last_words());
     }
     let last = finished.stdout.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
-    match serde_json::from_str::<Said>(last) {
+    match serde_json::from_str::<PeerOutput>(last) {
         Ok(said) if said.tok_per_s.is_finite() && said.tok_per_s > 0.0 => Ok(said.tok_per_s),
         _ => bail!(
             "--against `{line}` ended with {last:?}\n  hint: its last line must be JSON with a positive \"tok_per_s\""

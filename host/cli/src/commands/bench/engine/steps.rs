@@ -48,7 +48,7 @@ impl Amounts {
         }
     }
 
-    /// Maximum length of a sequence.
+    /// Returns the maximum length of a sequence.
     fn tokens(self) -> usize {
         self.depth.saturating_add(self.prompt.max(self.generate))
     }

@@ -148,8 +148,8 @@ pub(super) fn run(
 
     let room = plan.decode().over(options);
     let mut loaded = load(large, DType::Q4_0, room)?;
-    let quantised = decode(&mut loaded, plan.decode(), &ceilings)?;
-    rows.push(Row::of_quantised(large, &one, &quantised));
+    let quantized = decode(&mut loaded, plan.decode(), &ceilings)?;
+    rows.push(Row::of_quantized(large, &one, &quantized));
     drop(loaded);
 
     let mut loaded = load(&shapes.small, DType::BF16, room)?;
@@ -235,8 +235,8 @@ impl Row {
         Row::new(work, measured, *weights_share, Target::ShareAtLeast(0.65))
     }
 
-    fn of_quantised(model: &str, plain: &Decode, quantised: &Decode) -> Self {
-        let Decode { tok_per_s, read_gb_per_s, .. } = quantised;
+    fn of_quantized(model: &str, plain: &Decode, quantized: &Decode) -> Self {
+        let Decode { tok_per_s, read_gb_per_s, .. } = quantized;
         let measured = format!("{tok_per_s:.1} tok/s, {read_gb_per_s:.0} GB/s");
         let times = tok_per_s / plain.tok_per_s;
         let work = format!("{model} Q4_0, decode, 1 sequence, compared with BF16");

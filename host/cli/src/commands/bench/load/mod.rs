@@ -111,12 +111,12 @@ pub async fn run(args: Args) -> Result<()> {
     let overload = streams::burst(&target, requests, args.tokens).await?;
     step.finish(&format!("{} refused", overload.refused));
 
-    let place = target.place.clone();
+    let label = target.label.clone();
     let Some(target) = Arc::into_inner(target) else { bail!("a stream outlived the load") };
     // Stopping waits for the streams that were cancelled last.
     let after = target.stop().await;
     let report = Report {
-        target: place,
+        target: label,
         streams: args.streams,
         wall_s,
         tokens_per_s: load.tokens as f64 / wall_s,

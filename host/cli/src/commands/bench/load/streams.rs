@@ -38,25 +38,25 @@ pub struct Counts {
     pub first_fault: Option<String>,
 }
 
-enum Fate {
+enum StreamOutcome {
     Finished { tokens: u64 },
     Cancelled { pieces: u64 },
     Refused { politely: bool },
 }
 
 impl Counts {
-    fn count(&mut self, fate: Result<Fate>) {
+    fn count(&mut self, outcome: Result<StreamOutcome>) {
         self.started += 1;
-        match fate {
-            Ok(Fate::Finished { tokens }) => {
+        match outcome {
+            Ok(StreamOutcome::Finished { tokens }) => {
                 self.finished += 1;
                 self.tokens += tokens;
             }
-            Ok(Fate::Cancelled { pieces }) => {
+            Ok(StreamOutcome::Cancelled { pieces }) => {
                 self.cancelled += 1;
                 self.tokens += pieces;
             }
-            Ok(Fate::Refused { politely }) => {
+            Ok(StreamOutcome::Refused { politely }) => {
                 self.refused += 1;
                 self.impolite += u64::from(!politely);
             }
@@ -73,7 +73,7 @@ pub async fn hold(target: &Arc<Target>, plan: Plan, step: &dyn Step) -> Result<C
     let mut counts = Counts::default();
     let mut running = JoinSet::new();
     let mut begun = 0;
-    let begin = |running: &mut JoinSet<Result<Fate>>, number: u64| {
+    let begin = |running: &mut JoinSet<Result<StreamOutcome>>, number: u64| {
         let cancel_after = rand::random_bool(plan.cancel_share).then(|| rand::random_range(0..plan.tokens));
         running.spawn(stream(target.clone(), number, plan.tokens, cancel_after));
     };
@@ -99,7 +99,7 @@ pub async fn hold(target: &Arc<Target>, plan: Plan, step: &dyn Step) -> Result<C
 /// Sends `requests` at once and reads every answer.
 pub async fn burst(target: &Arc<Target>, requests: u32, tokens: u32) -> Result<Counts> {
     let mut counts = Counts::default();
-    let mut running: JoinSet<Result<Fate>> =
+    let mut running: JoinSet<Result<StreamOutcome>> =
         (0..requests).map(|number| stream(target.clone(), number.into(), tokens, None)).collect();
     while let Some(ended) = running.join_next().await {
         counts.count(ended.context("a request panicked")?);
@@ -108,14 +108,19 @@ pub async fn burst(target: &Arc<Target>, requests: u32, tokens: u32) -> Result<C
 }
 
 /// Reads one stream to its end, or to the chunk after which it is dropped.
-async fn stream(target: Arc<Target>, number: u64, tokens: u32, cancel_after: Option<u32>) -> Result<Fate> {
+async fn stream(
+    target: Arc<Target>,
+    number: u64,
+    tokens: u32,
+    cancel_after: Option<u32>,
+) -> Result<StreamOutcome> {
     let ask = format!("Tell me about the number {number}, and then about another one.");
     let body = json!({"model": target.model, "messages": [{"role": "user", "content": ask}], "max_tokens": tokens,
         "temperature": 1, "ignore_eos": true, "stream": true, "stream_options": {"include_usage": true}});
     let mut reader: Box<ChatReader> = match target.client.start(&body, None).await? {
         ChatAnswer::Stream(reader) => reader,
         ChatAnswer::Busy { retry_after_s, error } => {
-            return Ok(Fate::Refused { politely: retry_after_s.is_some() && error.is_some() });
+            return Ok(StreamOutcome::Refused { politely: retry_after_s.is_some() && error.is_some() });
         }
     };
     let mut pieces = 0;
@@ -127,9 +132,9 @@ async fn stream(target: Arc<Target>, number: u64, tokens: u32, cancel_after: Opt
                 "a stream ended without an error after {} of {tokens} tokens",
                 usage.completion_tokens
             );
-            return Ok(Fate::Finished { tokens: usage.completion_tokens });
+            return Ok(StreamOutcome::Finished { tokens: usage.completion_tokens });
         }
         pieces += 1;
     }
-    Ok(Fate::Cancelled { pieces })
+    Ok(StreamOutcome::Cancelled { pieces })
 }

@@ -19,12 +19,12 @@ pub struct Life {
 }
 
 /// A process that does not listen yet.
-pub struct Birth {
+pub struct Startup {
     child: Child,
     began: Instant,
 }
 
-impl Birth {
+impl Startup {
     /// Starts the process. Errors of the host go to `log`.
     pub fn begin(folder: &Path, model: &str, log: &Path) -> Result<Self> {
         let log = std::fs::File::options().create(true).append(true).open(log);

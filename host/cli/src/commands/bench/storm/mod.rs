@@ -24,7 +24,7 @@ use super::build_agent;
 use crate::embedded::STORM;
 use books::Books;
 pub use books::{Account, COLUMNS};
-use life::{Birth, Life};
+use life::{Life, Startup};
 pub use options::Options;
 use outside::Outside;
 
@@ -35,7 +35,7 @@ const CALLEE: &str = "storm-callee";
 const TURN_MS: u64 = 600_000;
 /// An answer that takes longer than this is assumed never to come.
 const ANSWER: Duration = Duration::from_secs(180);
-/// Time that a client waits before it asks again a host that is gone or has no room.
+/// Delay before a client retries a host that is down or busy.
 const PAUSE: Duration = Duration::from_millis(20);
 /// Maximum time for everything that was accepted to finish, once nothing more is ordered.
 const SETTLE: Duration = Duration::from_secs(180);
@@ -113,8 +113,8 @@ impl Storm {
     }
 
     /// Starts a process, which does not listen yet.
-    pub fn begin(&self) -> Result<Birth> {
-        Birth::begin(&self.folder, &self.model, &self.log())
+    pub fn begin(&self) -> Result<Startup> {
+        Startup::begin(&self.folder, &self.model, &self.log())
     }
 
     /// Sends a host its first message and lets clients find the host. Returns how long the message took.
@@ -234,7 +234,7 @@ impl Storm {
         self.http.get(format!("{url}/metrics")).send().await.ok()?.text().await.ok()
     }
 
-    /// Sends a request until a host has answered it. A host that has no room is asked again.
+    /// Sends a request until a host has answered it. A busy host is asked again.
     pub async fn ask(&self, request: impl Fn(&reqwest::Client, &str) -> RequestBuilder) -> Response {
         let mut is_repeated = false;
         let began = Instant::now();
@@ -305,7 +305,7 @@ impl Storm {
         const SHOWN: usize = 10;
         let mut found = self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let log = std::fs::read_to_string(self.log()).unwrap_or_default();
-        // A turn that is killed again and again is abandoned, and its client is told.
+        // A turn that is killed again and again is abandoned, and its client gets an error.
         let is_fault = |line: &&str| {
             (line.contains("panicked at") || line.contains(" ERROR "))
                 && !line.contains("turn_lost")

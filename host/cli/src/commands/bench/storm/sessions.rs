@@ -64,9 +64,9 @@ impl Ledger {
 
     /// Returns whether the orders among the entries are in the order in which they were sent.
     fn is_in_order(&self, entries: &[String]) -> bool {
-        let places: Vec<_> =
+        let positions: Vec<_> =
             self.orders.iter().filter_map(|(id, _)| entries.iter().position(|entry| entry == id)).collect();
-        places.is_sorted()
+        positions.is_sorted()
     }
 }
 

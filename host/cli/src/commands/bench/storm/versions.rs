@@ -25,7 +25,7 @@ impl Storm {
         }
     }
 
-    /// Deploys a version, and checks that the manifest in force is the last one that was acknowledged.
+    /// Deploys a version, and checks that the active manifest is the last one that was acknowledged.
     async fn deploy_next(&self, number: u64) {
         let turn_ms = TURN_MS + number;
         let manifest = self.manifest(AGENT, turn_ms, &self.grants());

@@ -79,7 +79,7 @@ pub struct Args {
     /// Maximum number of cases per group, or of questions with --chat
     #[arg(long, value_name = "N")]
     limit: Option<usize>,
-    /// Spelling of the JSON in the examples. A server that writes calls anew, as llama-server does, sees
+    /// Spelling of the JSON in the examples. A server that rewrites calls, as llama-server does, sees
     /// `spaced` examples of them in any case, so that is the spelling that compares the two on the same
     /// prompts
     #[arg(long, value_name = "SPELLING", value_enum, default_value = "own")]

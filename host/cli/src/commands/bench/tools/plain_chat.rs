@@ -64,12 +64,12 @@ struct Figures {
 #[derive(Debug, Serialize)]
 struct Pair {
     question: &'static str,
-    without: Said,
-    with: Said,
+    without: ChatSample,
+    with: ChatSample,
 }
 
 #[derive(Debug, Serialize)]
-struct Said {
+struct ChatSample {
     text: String,
     leaks: bool,
     tokens: usize,
@@ -98,7 +98,12 @@ pub async fn measure(engine: &Engine, limit: usize) -> Result<ChatReport> {
     })
 }
 
-async fn ask(engine: &Engine, question: &str, declared: &[ToolSpec], tools: &[ToolSpec]) -> Result<Said> {
+async fn ask(
+    engine: &Engine,
+    question: &str,
+    declared: &[ToolSpec],
+    tools: &[ToolSpec],
+) -> Result<ChatSample> {
     let options = ChatOptions {
         tools: declared.to_vec(),
         tool_choice: ToolChoice::None,
@@ -116,7 +121,7 @@ async fn ask(engine: &Engine, question: &str, declared: &[ToolSpec], tools: &[To
             logprobs.extend(scored.iter().map(|token| f64::from(token.logprob)));
         }
     }
-    Ok(Said {
+    Ok(ChatSample {
         leaks: leaks(&text, tools),
         tokens: logprobs.len(),
         mean_logprob: mean(logprobs.iter().copied()),
@@ -146,7 +151,7 @@ fn mean(values: impl Iterator<Item = f64>) -> f64 {
 }
 
 impl Figures {
-    fn new<'a>(said: impl Iterator<Item = &'a Said> + Clone) -> Self {
+    fn new<'a>(said: impl Iterator<Item = &'a ChatSample> + Clone) -> Self {
         Self {
             answers: said.clone().count(),
             leaks: said.clone().filter(|one| one.leaks).count(),
