@@ -138,7 +138,7 @@ async fn following_the_log_survives_a_restart_without_duplicate_lines() {
     assert_eq!([next(), next()], of_turn(2));
 
     drop(process);
-    wait_for(&follower.stderr, "the host is gone");
+    wait_for(&follower.stderr, "lost the connection to the host");
     let (_process, host) = up(data.path());
     assert_eq!(said(&host, "levels").await, "logged");
     assert_eq!([next(), next()], of_turn(3));

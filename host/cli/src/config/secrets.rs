@@ -58,7 +58,7 @@ mod tests {
         let command = SealingKey::Command(vec!["print-keys".into(), "skep".into()]);
         assert_eq!(applied("[secrets]\nkey_command = [\"print-keys\", \"skep\"]").unwrap(), command);
         for (text, expected) in [
-            ("[secrets]\nkey_file = \"/k\"\nkey_command = [\"p\"]", "leave one of the two out"),
+            ("[secrets]\nkey_file = \"/k\"\nkey_command = [\"p\"]", "remove one of them"),
             ("[secrets]\nkey_command = []", "key_command is empty"),
             ("[secrets]\nkey = 1", "unknown field `key`"),
         ] {

@@ -59,7 +59,7 @@ function Overview({ name, data, manifest, caller }) {
   }, [name]);
   return html`<div class="agent-overview">
     <div class="stack">
-      <${Section} title="In force"><${Facts} rows=${[
+      <${Section} title="Active version"><${Facts} rows=${[
         ['Version', number(data.version)], ['Deployed', html`<${Time} ms=${data.deployed_at_ms} relative />`], ['Model', html`<code>${data.model}</code>`],
         ['Component', html`<span class="row"><code title=${`SHA-256 ${data.digest}`}>${data.digest.slice(0, 12)}…</code><${Copy} text=${data.digest} label="Copy the digest" /></span>`]]} /><//>
       <${Section} title="Grants" about=${isAdmin ? 'What its agent.toml asks for, and whether skep.toml allows it.' : 'What its agent.toml asks for. A key with the role “admin” sees what the host allows.'} flush>
@@ -101,7 +101,7 @@ function Versions({ name, path, caller, reload }) {
   return html`<${Loaded} resource=${versions}>${({ data }) => {
     const current = data.find((version) => version.in_force);
     return html`<ol class="version-list">${data.map((version) => html`<li key=${version.version} class="card">
-        <div class="version-head"><strong>Version ${number(version.version)}</strong>${version.in_force && html`<${Badge} tone="ok" dot>In force<//>`}
+        <div class="version-head"><strong>Version ${number(version.version)}</strong>${version.in_force && html`<${Badge} tone="ok" dot>Active<//>`}
           <span class="muted small grow">deployed <${Time} ms=${version.deployed_at_ms} relative /> by ${version.deployed_by} · <code title=${version.digest}>${version.digest.slice(0, 12)}</code>${current && !version.in_force && version.digest === current.digest ? ', the same component' : ''}</span>
           ${!version.in_force && may(caller, 'admin') && html`<${Button} small icon="retry" onClick=${() => rollBack(version)}>Put into force<//>`}</div>
         <details class="folded"><summary>agent.toml</summary><${Manifest} text=${version.manifest} inForce=${version.in_force ? undefined : current?.manifest} /></details></li>`)}</ol>

@@ -45,7 +45,7 @@ export function grantRows(manifest, { agent, model, config, secrets }) {
   return rows;
 }
 
-const STATES = { granted: ['ok', 'In force'], refused: ['bad', 'Not granted'], unknown: [null, 'Asked for'] };
+const STATES = { granted: ['ok', 'Granted'], refused: ['bad', 'Not granted'], unknown: [null, 'Asked for'] };
 const ADVICE = { Model: 'models', Tool: 'tools', Host: 'hosts' };
 
 export function Grants({ rows }) {
