@@ -151,7 +151,7 @@ mod tests {
             summary(&report)[1..],
             [
                 "from 2026-01-01 to 2026-01-31, in UTC",
-                "prefix cache: 25.0 % of the input tokens, which saved 0.000125 USD, without what has no price",
+                "prefix cache: 25.0 % of the input tokens, which saved 0.000125 USD, excluding usage without a price",
                 "estimates: 1 request cut off, with 7 input and 2 output tokens",
                 "unknown cost: 5 input and 4 output tokens of mystery; set prices under [prices.\"MODEL\"] in skep.toml",
             ]
