@@ -189,7 +189,10 @@ impl From<RuntimeError> for ApiError {
             | RuntimeError::DeadLetterNotFound { .. }
             | RuntimeError::ApprovalNotFound { .. } => StatusCode::NOT_FOUND,
             RuntimeError::CallRefused { .. } | RuntimeError::PriceUnknown(_) => StatusCode::FORBIDDEN,
-            RuntimeError::ResponsesFull { .. } => StatusCode::TOO_MANY_REQUESTS,
+            // Waiting does not help, and each retry of the same request would compute its answer again.
+            RuntimeError::ResponsesFull { .. } => {
+                return ApiError::new(StatusCode::CONFLICT, code, message).with_header(SHOULD_RETRY, "false");
+            }
             RuntimeError::ResponseChainTooLong { .. } => StatusCode::BAD_REQUEST,
             RuntimeError::ApprovalDecided { .. }
             | RuntimeError::WaitingForApproval { .. }
@@ -271,6 +274,8 @@ pub(crate) async fn in_shape(response: Response) -> Response {
 
 /// Retry delay that is sent to clients when the disk is full, because somebody has to free space first.
 const STORE_FULL_RETRY_MS: u32 = 30_000;
+/// Header that the official clients of OpenAI and Anthropic obey. Without it, they send a request again after 409.
+const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 /// Maximum size of an error text that is converted.
 const MAX_PLAIN_BYTES: usize = 16 << 10;
 

@@ -121,7 +121,7 @@ async fn a_tenant_leaves_room_for_the_responses_of_others() {
         }
         stored += 1;
     };
-    assert_eq!((full.status.as_u16(), &full.error()["code"]), (429, &json!("responses_full")));
+    assert_eq!((full.status.as_u16(), &full.error()["code"]), (409, &json!("responses_full")));
     assert!(stored >= 10, "one tenant may take most of the room: {stored}");
     assert_eq!(create(&bob).await.status, 200, "a part is left to the other");
 }

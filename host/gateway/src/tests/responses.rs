@@ -196,8 +196,10 @@ async fn a_response_for_which_there_is_no_room_is_refused_unless_it_is_not_store
     let server = Server::with_runtime(GatewayOptions::default(), runtime).await;
     for extra in [json!({}), json!({"background": true})] {
         let full = server.post(RESPONSES, &hello(extra)).await;
-        assert_eq!((full.status.as_u16(), &full.error()["code"]), (429, &json!("responses_full")));
+        assert_eq!((full.status.as_u16(), &full.error()["code"]), (409, &json!("responses_full")));
         assert!(full.text.contains("max_stored_mb"), "{}", full.text);
+        assert_eq!(full.headers["x-should-retry"], "false");
+        assert!(!full.headers.contains_key("retry-after"));
     }
     let streamed = events(&server.ok(RESPONSES, &hello(json!({"stream": true}))).await, 0);
     let last = &streamed.last().unwrap()["response"];
