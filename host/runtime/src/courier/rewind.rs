@@ -25,7 +25,8 @@ pub(super) async fn rewind(context: &Context) -> Result<(), StoreError> {
         }
     }
     store.clamp_approval_times(now_ms).await?;
-    store.clamp_retry_times(now_ms + WEBHOOK_BACKOFF.longest_ms(), now_ms).await
+    let longest_ms = WEBHOOK_BACKOFF.longest_ms().max(TURN_BACKOFF.longest_ms());
+    store.clamp_retry_times(now_ms + longest_ms, now_ms).await
 }
 
 /// Returns when a schedule is due and when it is checked, if that is earlier than the stored times.

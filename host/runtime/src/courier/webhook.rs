@@ -12,7 +12,8 @@ use std::sync::Arc;
 
 /// Maximum number of attempts before an event becomes a dead letter. With the delays below they
 /// take about four hours.
-const MAX_ATTEMPTS: u32 = 10;
+const TRIES: u32 = 10;
+/// Delays between the attempts, which are the longest of all deliveries.
 pub(super) const WEBHOOK_BACKOFF: Backoff = Backoff { first_ms: 2_000, factor: 4, most_ms: 3_600_000 };
 /// Longest delay that a receiver can request.
 const MAX_RETRY_AFTER_MS: u64 = 24 * 3600 * 1000;
@@ -180,6 +181,13 @@ fn retry_after_ms(value: &str, now_ms: u64) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_attempts_of_an_event_take_about_four_hours() {
+        let delays_ms = (1..TRIES).map(|attempt| WEBHOOK_BACKOFF.delay_ms(attempt));
+        let hours = delays_ms.sum::<u64>() as f64 / 3.6e6;
+        assert!((3.7..4.8).contains(&hours), "{hours} h");
+    }
 
     #[test]
     fn retry_after_is_parsed_as_seconds_or_a_date() {

@@ -187,9 +187,11 @@ impl MoneyShare {
         });
     }
 
-    /// Moves the cost of rows from what is held for the turn to the day's totals. Callers do so after the rows were
-    /// written, or just before if they do not wait for the write.
-    pub(crate) fn add_to_day(&self, rows: &[UsageRow]) {
+    /// Adds rows of usage to what the tenant has used today, and removes their cost from what is held.
+    ///
+    /// Callers do this once the rows are written. Only a request without a turn does it before, because its rows are written in the
+    /// background and the next request has to be refused meanwhile.
+    pub(crate) fn counted(&self, rows: &[UsageRow]) {
         let mut today = self.budgets.today();
         let day = today.day;
         let spent = std::mem::take(&mut self.held().spent);
