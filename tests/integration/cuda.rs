@@ -47,10 +47,10 @@ fn likeliest(logits: &[f32]) -> usize {
 /// token.
 fn logits(device: &str, tensor_parallel: usize, pipeline_parallel: usize) -> Vec<Vec<f32>> {
     // The kernels are compiled once for all calls.
-    let cache = Box::leak(PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("cubins").into_boxed_path());
+    let cache = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("cubins");
     let options = ExecutorOptions {
         device: device.parse().unwrap(),
-        kernels: KernelFolders { cache: Some(cache), shipped: None },
+        kernels: KernelFolders { cache: Some(cache.into()), shipped: None },
         kv_tokens: Some(256),
         tensor_parallel,
         pipeline_parallel,

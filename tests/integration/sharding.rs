@@ -27,7 +27,7 @@ fn greedy(tensor_parallel: usize, pipeline_parallel: usize) -> Vec<u32> {
         pipeline_parallel,
         ..ExecutorOptions::default()
     };
-    let mut model = LoadedModel::open("default", model_path(), options).unwrap();
+    let mut model = LoadedModel::open("default", model_path(), options.clone()).unwrap();
     let mut tokens = model.tokenizer.encode(PROMPT, SpecialTokens::Literal).unwrap();
     let prompt = tokens.len();
     let sampling = Sampling { temperature: 0.0, ..Sampling::default() };

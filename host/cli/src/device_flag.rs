@@ -1,8 +1,7 @@
 //! Flags for the device that a model runs on and for determinism, shared by all commands that load a model to
 //! use it.
 
-use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::Arc;
 
 use anyhow::Result;
 use clap::builder::{PossibleValue, TypedValueParser};
@@ -33,18 +32,12 @@ impl DeviceFlag {
     }
 }
 
-/// Returns the folders of compiled kernels: shipped ones, and a cache. They stay the same as long as the
-/// process runs.
+/// Returns the folders of compiled kernels: shipped ones, and a cache.
 pub fn kernel_folders() -> Result<KernelFolders> {
-    static FOLDERS: OnceLock<KernelFolders> = OnceLock::new();
-    if let Some(folders) = FOLDERS.get() {
-        return Ok(*folders);
-    }
-    let kept = |folder: PathBuf| -> &'static Path { Box::leak(folder.into_boxed_path()) };
-    let shipped = paths::shipped_cubins()?.map(kept);
+    let shipped = paths::shipped_cubins()?.map(Arc::from);
     // If there is no folder for a cache, kernels are compiled at every start.
-    let cache = paths::cubin_cache().ok().map(kept);
-    Ok(*FOLDERS.get_or_init(|| KernelFolders { cache, shipped }))
+    let cache = paths::cubin_cache().ok().map(Arc::from);
+    Ok(KernelFolders { cache, shipped })
 }
 
 /// Parses a device, and lists the values that shells complete.

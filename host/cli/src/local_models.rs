@@ -78,7 +78,7 @@ fn budgeted(model: &ModelOptions, options: &ServerOptions, engine: &EngineOption
         tensor_parallel: model.tensor_parallel.unwrap_or(options.executor.tensor_parallel),
         pipeline_parallel: model.pipeline_parallel.unwrap_or(options.executor.pipeline_parallel),
         kv_tokens: model.kv_tokens.or(options.executor.kv_tokens),
-        ..options.executor
+        ..options.executor.clone()
     };
     BudgetedModel {
         name: name_of(model),

@@ -93,7 +93,7 @@ impl MemoryBudget {
                         self.check_on_cpu(model, &plan, available)?;
                     }
                 }
-                Ok(model.executor)
+                Ok(model.executor.clone())
             }
             Some(devices) => {
                 let others = self.others(model);
@@ -104,7 +104,10 @@ impl MemoryBudget {
                     !loaded && other.devices().is_some_and(shares)
                 });
                 let room = others.map(|(other, _)| other.on_device().unwrap_or(0));
-                Ok(ExecutorOptions { reserved_bytes: room.fold(0, u64::saturating_add), ..model.executor })
+                Ok(ExecutorOptions {
+                    reserved_bytes: room.fold(0, u64::saturating_add),
+                    ..model.executor.clone()
+                })
             }
         }
     }

@@ -35,7 +35,7 @@ impl CpuExecutor {
 
     /// Creates an executor that shares weights, which must have been loaded for one rank.
     pub fn new(weights: &ModelWeights, options: ExecutorOptions) -> Result<Self, ModelError> {
-        let single = ExecutorOptions { tensor_parallel: 1, pipeline_parallel: 1, ..options };
+        let single = ExecutorOptions { tensor_parallel: 1, pipeline_parallel: 1, ..options.clone() };
         weights.check_ranks(&single)?;
         weights.check_ranks(&options)?;
         let config = &weights.config;

@@ -150,19 +150,19 @@ fn rejects_batches_that_do_not_fit_and_stays_usable() {
 fn rejects_invalid_options_by_name() {
     let base = options(Isa::detect());
     for (options, name) in [
-        (ExecutorOptions { threads: Some(0), ..base }, "threads"),
-        (ExecutorOptions { kv_tokens: Some(0), ..base }, "kv_tokens"),
-        (ExecutorOptions { max_batch_tokens: 0, ..base }, "max_batch_tokens"),
-        (ExecutorOptions { tensor_parallel: 0, ..base }, "tensor_parallel"),
-        (ExecutorOptions { tensor_parallel: 3, ..base }, "tensor_parallel: 3 does not divide the 4"),
-        (ExecutorOptions { pipeline_parallel: 0, ..base }, "pipeline_parallel"),
+        (ExecutorOptions { threads: Some(0), ..base.clone() }, "threads"),
+        (ExecutorOptions { kv_tokens: Some(0), ..base.clone() }, "kv_tokens"),
+        (ExecutorOptions { max_batch_tokens: 0, ..base.clone() }, "max_batch_tokens"),
+        (ExecutorOptions { tensor_parallel: 0, ..base.clone() }, "tensor_parallel"),
+        (ExecutorOptions { tensor_parallel: 3, ..base.clone() }, "tensor_parallel: 3 does not divide the 4"),
+        (ExecutorOptions { pipeline_parallel: 0, ..base.clone() }, "pipeline_parallel"),
         (
-            ExecutorOptions { pipeline_parallel: 4, ..base },
+            ExecutorOptions { pipeline_parallel: 4, ..base.clone() },
             "pipeline_parallel: 3 layers cannot be divided into 4",
         ),
-        (ExecutorOptions { rank_deadline: std::time::Duration::ZERO, ..base }, "rank_deadline"),
+        (ExecutorOptions { rank_deadline: std::time::Duration::ZERO, ..base.clone() }, "rank_deadline"),
         // A CPU executor is one rank.
-        (ExecutorOptions { tensor_parallel: 2, ..base }, "tensor_parallel: is 1"),
+        (ExecutorOptions { tensor_parallel: 2, ..base.clone() }, "tensor_parallel: is 1"),
     ] {
         let error = load("llama-gqa", options).err().unwrap().to_string();
         assert!(error.starts_with(name), "{error}");
@@ -177,7 +177,7 @@ fn replicas_share_weights_and_nothing_else() {
     let options = options(Isa::detect());
     let weights = ModelWeights::load(&checkpoint, &options).unwrap();
     let mut replicas: Vec<CpuExecutor> =
-        (0..3).map(|_| CpuExecutor::new(&weights, options).unwrap()).collect();
+        (0..3).map(|_| CpuExecutor::new(&weights, options.clone()).unwrap()).collect();
     drop(weights);
     // Each replica first computes a different half of the sequence, in the same pages.
     let halves = [&ids[..40], &ids[40..], &ids[20..60]];

@@ -22,7 +22,7 @@ use crate::weights::WeightLoader;
 pub(crate) fn cpu_plan(checkpoint: &Checkpoint, options: &ExecutorOptions) -> Result<RankPlan, ModelError> {
     let (ranks, stages) = (options.tensor_parallel, options.pipeline_parallel);
     let config = checkpoint.config();
-    let page = ExecutorOptions { kv_tokens: Some(PAGE_TOKENS), ..*options };
+    let page = ExecutorOptions { kv_tokens: Some(PAGE_TOKENS), ..options.clone() };
     let limits = limits(config, &page)?;
     let mut plan = MemoryPlan {
         activation_bytes: shared_bytes(config, &limits, ranks, stages),
@@ -92,7 +92,8 @@ mod tests {
             {
                 let options =
                     ExecutorOptions { tensor_parallel, pipeline_parallel, kv, ..options(Isa::detect()) };
-                let executor = ModelWeights::load(&checkpoint, &options).unwrap().executor(options).unwrap();
+                let executor =
+                    ModelWeights::load(&checkpoint, &options).unwrap().executor(options.clone()).unwrap();
                 let planned = cpu_plan(&checkpoint, &options).unwrap();
                 let pages = executor.limits().page_count as u64;
                 let kv_bytes = pages * planned.page_bytes;

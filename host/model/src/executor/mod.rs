@@ -151,24 +151,24 @@ pub enum CpuAffinity {
 pub const CPU_KV_TOKENS: usize = 32768;
 
 /// The folders that hold compiled CUDA kernels.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KernelFolders {
     /// Kernels that were compiled on this machine.
-    pub cache: Option<&'static Path>,
+    pub cache: Option<Arc<Path>>,
     /// Kernels that came with the binary.
-    pub shipped: Option<&'static Path>,
+    pub shipped: Option<Arc<Path>>,
 }
 
 impl KernelFolders {
     /// Returns a compiler that takes kernels from these folders, and compiles those that are in neither.
     pub fn compiler(&self) -> Arc<Compiler> {
-        let owned = |folder: Option<&Path>| folder.map(Path::to_owned);
-        Arc::new(Compiler::when_needed(None, owned(self.cache)).with_shipped(owned(self.shipped)))
+        let owned = |folder: &Option<Arc<Path>>| folder.as_deref().map(Path::to_owned);
+        Arc::new(Compiler::when_needed(None, owned(&self.cache)).with_shipped(owned(&self.shipped)))
     }
 }
 
 /// The options for loading a model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExecutorOptions {
     pub device: DeviceChoice,
     pub kernels: KernelFolders,

@@ -37,7 +37,7 @@ impl PlacedExecutor {
             DeviceChoice::Cuda(devices) => on_devices(checkpoint, options, replicas, devices),
             DeviceChoice::Auto => {
                 let placed = some_devices(&options, replicas)
-                    .and_then(|devices| on_devices(checkpoint, options, replicas, devices));
+                    .and_then(|devices| on_devices(checkpoint, options.clone(), replicas, devices));
                 placed.or_else(|error| on_processor(checkpoint, options, replicas, Some(error.to_string())))
             }
         }
@@ -56,7 +56,7 @@ fn on_processor(
     (0..replicas.get())
         .map(|replica| {
             let threads = share_of(threads, replica, replicas.get());
-            let options = ExecutorOptions { threads: Some(threads), affinity, ..options };
+            let options = ExecutorOptions { threads: Some(threads), affinity, ..options.clone() };
             affinity = affinity.after(threads);
             let executor = weights.executor(options)?;
             let (devices, device) = (DeviceChoice::Cpu, "cpu".to_owned());

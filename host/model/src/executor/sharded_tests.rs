@@ -70,7 +70,7 @@ fn every_division_of_every_model_gives_the_logits_of_one_rank() {
             // The costs lead to the maximum number of micro-batches, and to one.
             for cost in [Cost { fixed_s: 0.0, per_row_s: 1.0 }, Cost { fixed_s: 1.0, per_row_s: 0.0 }] {
                 weights.cost = weights.cost.map(|_| cost);
-                let mut executor = weights.executor(options).unwrap();
+                let mut executor = weights.executor(options.clone()).unwrap();
                 let error = largest_error(&run(executor.as_mut(), &ids), &whole);
                 assert!(error < 1e-4, "{name}, {tensor} × {stages}: {error}");
             }
@@ -88,9 +88,9 @@ fn a_quantized_model_is_split_between_its_blocks() {
     let ids: Vec<u32> = (0..97).map(|at| at * 5 % 256).collect();
     let mut context = options(Isa::detect());
     context.kv_tokens = Some(1024);
-    let whole = run(&mut CpuExecutor::load(&checkpoint, context).unwrap(), &ids);
+    let whole = run(&mut CpuExecutor::load(&checkpoint, context.clone()).unwrap(), &ids);
     for (tensor_parallel, pipeline_parallel) in [(2, 1), (1, 2), (2, 2)] {
-        let options = ExecutorOptions { tensor_parallel, pipeline_parallel, ..context };
+        let options = ExecutorOptions { tensor_parallel, pipeline_parallel, ..context.clone() };
         let weights = ModelWeights::load(&checkpoint, &options).unwrap();
         let error = largest_error(&run(weights.executor(options).unwrap().as_mut(), &ids), &whole);
         assert!(error < 1e-4, "{tensor_parallel} × {pipeline_parallel}: {error}");
@@ -137,12 +137,12 @@ fn the_largest_step_stays_within_the_plan() {
         let leader = weights.parts.len() - tensor;
         std::thread::scope(|scope| {
             let start = |(number, (model, links)): (usize, (&Arc<Transformer>, Links<Local>))| {
-                let (batch, model) = (&batch, model.clone());
+                let (batch, model, options) = (&batch, model.clone(), &options);
                 scope.spawn(move || {
                     let mut rank = Rank::new(model.clone(), rank_options, links).unwrap();
                     let mut logits = vec![0.0; 96 * 320];
                     rank.step(batch, (number == leader).then_some(&mut logits[..])).unwrap();
-                    let plan = memory_plan(&model, &limits, &options).unwrap();
+                    let plan = memory_plan(&model, &limits, options).unwrap();
                     let used = 4 * rank.workspace.capacity() as u64;
                     assert!(used <= plan.activation_bytes, "rank {number} uses {used}, planned {plan}");
                     assert!(2 * used > plan.activation_bytes, "rank {number} uses only {used} of {plan}");
@@ -163,7 +163,7 @@ fn replicas_of_a_divided_model_share_its_weights() {
     let whole = run(&mut load("qwen2-bias", options(Isa::detect())).unwrap(), &ids);
     let options = divided(2, 2);
     let weights = weights("qwen2-bias", &options);
-    let mut replicas: Vec<_> = (0..2).map(|_| weights.executor(options).unwrap()).collect();
+    let mut replicas: Vec<_> = (0..2).map(|_| weights.executor(options.clone()).unwrap()).collect();
     for part in &weights.parts {
         assert_eq!(Arc::strong_count(part), 3, "the loaded weights and each replica hold one reference");
     }

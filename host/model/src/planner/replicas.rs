@@ -32,7 +32,7 @@ pub fn memory_on_device(
     devices: NonZeroUsize,
     memory_bytes: u64,
 ) -> Result<MemoryPlan, ModelError> {
-    let options = device_options(*options);
+    let options = device_options(options.clone());
     let tokens = options.kv_tokens.unwrap_or(CPU_KV_TOKENS.max(checkpoint.config().context_length));
     let mut largest = MemoryPlan::default();
     for stage in 0..options.pipeline_parallel {
@@ -76,7 +76,7 @@ mod tests {
         let (checkpoint, three) = (checkpoint(), NonZeroUsize::new(3).unwrap());
         for kv_tokens in [None, Some(40)] {
             let options = ExecutorOptions { kv_tokens, ..ExecutorOptions::default() };
-            let placed = PlacedExecutor::replicas(&checkpoint, options, three).unwrap();
+            let placed = PlacedExecutor::replicas(&checkpoint, options.clone(), three).unwrap();
             let taken = MemoryPlan::of_replicas(placed.iter().map(|placed| ("cpu", placed.executor.plan())));
             assert_eq!(memory_on_cpu(&checkpoint, &options, three).unwrap(), taken);
         }

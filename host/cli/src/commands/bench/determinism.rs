@@ -143,23 +143,28 @@ pub async fn run(args: Args) -> Result<()> {
 fn settings(kv: KvDtype) -> Vec<Setting> {
     let threads = physical_cores().max(2);
     let executor = ExecutorOptions { threads: Some(threads), kv, ..ExecutorOptions::default() };
-    let base = |name: &str| Setting { name: name.to_owned(), executor, replicas: 1, ..Setting::default() };
+    let base = |name: &str| Setting {
+        name: name.to_owned(),
+        executor: executor.clone(),
+        replicas: 1,
+        ..Setting::default()
+    };
     let limits = DraftLimits { adaptive: false, ..DraftLimits::default() };
     let drafts = EngineOptions { speculation: Speculation::PromptLookup(limits), ..EngineOptions::default() };
     let small = EngineOptions { step_tokens: Some(SMALL_STEP_TOKENS), ..EngineOptions::default() };
     vec![
         base(&format!("{threads} threads")),
-        Setting { executor: ExecutorOptions { threads: Some(1), ..executor }, ..base("1 thread") },
-        Setting { executor: ExecutorOptions { threads: Some(3), ..executor }, ..base("3 threads") },
+        Setting { executor: ExecutorOptions { threads: Some(1), ..executor.clone() }, ..base("1 thread") },
+        Setting { executor: ExecutorOptions { threads: Some(3), ..executor.clone() }, ..base("3 threads") },
         Setting { one_by_one: true, ..base("one request at a time") },
         Setting { engine: drafts, ..base("drafts by prompt lookup") },
         Setting { engine: small, ..base(&format!("steps of {SMALL_STEP_TOKENS} tokens")) },
         Setting {
-            executor: ExecutorOptions { kv_tokens: Some(FEW_KV_TOKENS), ..executor },
+            executor: ExecutorOptions { kv_tokens: Some(FEW_KV_TOKENS), ..executor.clone() },
             ..base(&format!("pages for {FEW_KV_TOKENS} tokens"))
         },
         Setting {
-            executor: ExecutorOptions { pipeline_parallel: 2, ..executor },
+            executor: ExecutorOptions { pipeline_parallel: 2, ..executor.clone() },
             ..base("2 pipeline stages")
         },
         Setting { replicas: 2, ..base("2 replicas") },
@@ -173,7 +178,7 @@ async fn answers(
 ) -> Result<(Vec<ScoredTokens>, skep_engine::EngineStats)> {
     let replicas = NonZeroUsize::new(setting.replicas).unwrap_or(NonZeroUsize::MIN);
     let models = tokio::task::block_in_place(|| {
-        LoadedModel::open_replicas("model", path, setting.executor, replicas)
+        LoadedModel::open_replicas("model", path, setting.executor.clone(), replicas)
             .with_context(|| format!("cannot load {}", path.display()))
     })?;
     let requests = requests(&models[0].tokenizer, args)?;

@@ -165,8 +165,8 @@ pub(super) fn logits_have_the_same_bits_whatever_shares_the_step_and_however_it_
 pub(super) fn replicas_stages_and_reloads_give_the_same_bits() {
     for ranks in [1, 2] {
         let options = deterministic(Activation::Bf16, ranks);
-        let expected = whole(&mut load("llama-gqa", options, "0"));
-        let staged = ExecutorOptions { pipeline_parallel: 3, ..options };
+        let expected = whole(&mut load("llama-gqa", options.clone(), "0"));
+        let staged = ExecutorOptions { pipeline_parallel: 3, ..options.clone() };
         assert!(whole(&mut load("llama-gqa", staged, "0")) == expected, "{ranks} ranks in three stages");
         let checkpoint = open("llama-gqa");
         let mut replicas = model(&checkpoint, options, "0", 2).unwrap();

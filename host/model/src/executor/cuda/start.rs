@@ -89,7 +89,8 @@ impl<'a> CudaModel<'a> {
             ));
         }
         shard::check(checkpoint, options.tensor_parallel)?;
-        let (ranks, count) = (options.tensor_parallel * stages, devices.count());
+        let (tensor, count) = (options.tensor_parallel, devices.count());
+        let ranks = tensor * stages;
         let needed = ranks * replicas;
         if count > needed || !(count.is_multiple_of(ranks) || ranks.is_multiple_of(count)) {
             let problem = format!(
@@ -101,7 +102,7 @@ impl<'a> CudaModel<'a> {
         let ordinals = devices.iter().collect();
         let model = CudaModel { checkpoint, options, replicas, ordinals, open, loaded: HashMap::new() };
         let positions = model.max_ranks_per_device();
-        if options.tensor_parallel > 1 && positions > MAX_RANKS_PER_DEVICE {
+        if tensor > 1 && positions > MAX_RANKS_PER_DEVICE {
             let problem = format!(
                 "{positions} ranks on one device would wait for each other; a device runs {MAX_RANKS_PER_DEVICE} at once"
             );
@@ -133,7 +134,7 @@ impl<'a> CudaModel<'a> {
             tracing::debug!(device = prepared.device.name(), shipped, cached, compiled, "loaded kernels");
         }
         let pages = self.page_count(replica, &stages)?;
-        let options = ExecutorOptions { kv_tokens: Some(pages * PAGE_TOKENS), ..self.options };
+        let options = ExecutorOptions { kv_tokens: Some(pages * PAGE_TOKENS), ..self.options.clone() };
         let mut limits = limits(self.checkpoint.config(), &options)?;
         limits.step_tokens = STEP_TOKENS;
         let mut plan = MemoryPlan::default();

@@ -153,7 +153,7 @@ fn stages_apply_the_windows_of_their_layers() {
 /// Checks that random weights of this shape give the logits of the CPU, for a prompt and for a token after it.
 fn check_beside_processor(config: ModelConfig, dtype: DType, options: ExecutorOptions) {
     let checkpoint = Checkpoint::synthetic(config, dtype).unwrap();
-    let mut cuda = model(&checkpoint, options, "0", 1).unwrap().executor(0).unwrap();
+    let mut cuda = model(&checkpoint, options.clone(), "0", 1).unwrap().executor(0).unwrap();
     // The portable tier does not round to eight bits before multiplying, unlike the fast tiers.
     let (kv, isa) = (KvDtype::F32, Some(Isa::Portable));
     let mut cpu =
@@ -300,7 +300,7 @@ fn a_step_started_before_its_tokens_are_known_equals_the_next_step() {
     let (ids, _) = expected("llama-gqa");
     for (tensor_parallel, pipeline_parallel) in [(1, 1), (2, 2)] {
         let options = ExecutorOptions { tensor_parallel, pipeline_parallel, ..cuda_options() };
-        let mut plain = load("llama-gqa", options, "0");
+        let mut plain = load("llama-gqa", options.clone(), "0");
         let mut ahead = load("llama-gqa", options, "0");
         let starts = [8, 5];
         let prompts = starts.map(|start| &ids[..start]);
@@ -415,17 +415,17 @@ fn rejects_what_a_device_cannot_run_or_hold_before_the_first_step() {
         made.err().expect("the model must be rejected").to_string()
     };
     let base = cuda_options();
-    let error = refused("qwen3-qknorm", base, "0", 1);
+    let error = refused("qwen3-qknorm", base.clone(), "0", 1);
     assert!(error.contains("head_size") && error.contains("24"), "{error}");
-    let error = refused("llama-gqa", ExecutorOptions { kv: KvDtype::I8, ..base }, "0", 1);
+    let error = refused("llama-gqa", ExecutorOptions { kv: KvDtype::I8, ..base.clone() }, "0", 1);
     assert!(error.contains("kv") && error.contains("16 bits"), "{error}");
-    let error = refused("llama-gqa", ExecutorOptions { kv_tokens: Some(1 << 24), ..base }, "0", 1);
+    let error = refused("llama-gqa", ExecutorOptions { kv_tokens: Some(1 << 24), ..base.clone() }, "0", 1);
     assert!(error.contains("kv_tokens") && error.contains("room for"), "{error}");
-    let error = refused("llama-gqa", base, "0,1", 1);
+    let error = refused("llama-gqa", base.clone(), "0,1", 1);
     assert!(error.contains("2 devices") && error.contains("raise replicas"), "{error}");
-    let error = refused("llama-gqa", ExecutorOptions { tensor_parallel: 3, ..base }, "0", 1);
+    let error = refused("llama-gqa", ExecutorOptions { tensor_parallel: 3, ..base.clone() }, "0", 1);
     assert!(error.contains("possible values: 1, 2, 4"), "{error}");
-    let error = refused("llama-gqa", ExecutorOptions { pipeline_parallel: 4, ..base }, "0", 1);
+    let error = refused("llama-gqa", ExecutorOptions { pipeline_parallel: 4, ..base.clone() }, "0", 1);
     assert!(error.contains("3 layers"), "{error}");
 }
 
@@ -461,12 +461,12 @@ fn plans_on_devices_are_those_of_the_executors() {
             let options = ExecutorOptions { tensor_parallel, pipeline_parallel, ..cuda_options() };
             // Every rank has an emulated device of its own.
             let devices = ["0", "0,1", "", "0,1,2,3"][tensor_parallel * pipeline_parallel - 1];
-            let executor = model(&checkpoint, options, devices, 1).unwrap().executor(0).unwrap();
+            let executor = model(&checkpoint, options.clone(), devices, 1).unwrap().executor(0).unwrap();
             let pages = executor.limits().page_count as u64;
             let mut planned = MemoryPlan::default();
             for stage in 0..pipeline_parallel {
                 for rank in 0..tensor_parallel {
-                    let options = estimate::device_options(options);
+                    let options = estimate::device_options(options.clone());
                     let rank =
                         estimate::rank_plan(&checkpoint, &options, [stage, rank], 64 << 20, 3).unwrap();
                     planned.weight_bytes += rank.memory.weight_bytes;

@@ -169,7 +169,7 @@ fn one(args: &Args) -> Result<Report> {
         bail!("--against compares decoded tokens, but --generate 0 decodes none");
     }
     let rival = args.against.as_deref().map(Rival::run).transpose()?;
-    let mut loaded = args.subject().load(amounts.over(options))?;
+    let mut loaded = args.subject().load(amounts.over(&options))?;
     let step = loaded.executor.limits().max_batch_tokens;
     let ceilings = Ceilings::of(&loaded, &options, amounts.prompt.clamp(1, step))?;
     let times = measure(&mut loaded, amounts)?;

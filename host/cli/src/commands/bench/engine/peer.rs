@@ -77,7 +77,7 @@ impl Peer {
         let mut compared = Vec::with_capacity(models.len());
         for model in models {
             let path = catalog::resolve(model, &Terminal)?.path;
-            let mut loaded = Subject::File(model.clone()).load(amounts.over(options))?;
+            let mut loaded = Subject::File(model.clone()).load(amounts.over(&options))?;
             let (mut ours, mut theirs) = (Vec::new(), Vec::new());
             let step = Terminal.count(&format!("measuring {}", loaded.name), u64::from(amounts.repeat));
             for round in 0..amounts.repeat {

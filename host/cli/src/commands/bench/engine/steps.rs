@@ -38,13 +38,13 @@ pub(super) struct Times {
 
 impl Amounts {
     /// Returns options with room for exactly this work.
-    pub(super) fn over(self, options: ExecutorOptions) -> ExecutorOptions {
+    pub(super) fn over(self, options: &ExecutorOptions) -> ExecutorOptions {
         let tokens = self.pages().saturating_mul(self.batch).saturating_mul(PAGE_TOKENS);
         ExecutorOptions {
             kv_tokens: Some(tokens),
             max_sequences: self.batch,
             max_logit_rows: self.batch,
-            ..options
+            ..options.clone()
         }
     }
 
@@ -58,7 +58,7 @@ impl Amounts {
         self.shared.min(self.depth) / PAGE_TOKENS
     }
 
-    /// Pages per sequence.
+    /// Returns the number of pages of each sequence.
     fn pages(self) -> usize {
         self.tokens().div_ceil(PAGE_TOKENS).saturating_add(1)
     }

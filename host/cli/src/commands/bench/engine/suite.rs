@@ -129,8 +129,8 @@ pub(super) fn run(
         Ok::<Loaded, anyhow::Error>(loaded)
     };
     let large = &shapes.large;
-    let batch_room = plan.batch().over(options);
-    let room = plan.prefill().over(options).kv_tokens.max(batch_room.kv_tokens);
+    let batch_room = plan.batch().over(&options);
+    let room = plan.prefill().over(&options).kv_tokens.max(batch_room.kv_tokens);
     let mut loaded = load(large, DType::BF16, ExecutorOptions { kv_tokens: room, ..batch_room })?;
     let ceilings = Ceilings::of(&loaded, &options, plan.prompt)?;
     let one = decode(&mut loaded, plan.decode(), &ceilings)?;
@@ -146,10 +146,10 @@ pub(super) fn run(
     let (load_figures, memory, device) = (Load::of(&loaded), *loaded.executor.plan(), loaded.device.clone());
     drop(loaded);
 
-    let room = plan.decode().over(options);
-    let mut loaded = load(large, DType::Q4_0, room)?;
-    let quantized = decode(&mut loaded, plan.decode(), &ceilings)?;
-    rows.push(Row::of_quantized(large, &one, &quantized));
+    let room = plan.decode().over(&options);
+    let mut loaded = load(large, DType::Q4_0, room.clone())?;
+    let quantised = decode(&mut loaded, plan.decode(), &ceilings)?;
+    rows.push(Row::of_quantised(large, &one, &quantised));
     drop(loaded);
 
     let mut loaded = load(&shapes.small, DType::BF16, room)?;
