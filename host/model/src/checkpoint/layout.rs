@@ -4,7 +4,7 @@
 //! and leaves none unused.
 
 use super::Checkpoint;
-use crate::config::{Expansion, ExpertForm, Experts, Latent, ModelConfig, Norms};
+use crate::config::{Expansion, ExpertForm, Experts, Latent, ModelConfig};
 use crate::error::ModelError;
 
 /// Maximum number of layers that predict further tokens, behind the layers of a model with experts.
@@ -89,7 +89,7 @@ impl Required<'_> {
     fn norms(&mut self, config: &ModelConfig) {
         self.tensor("input_layernorm.weight", &[config.hidden_size]);
         self.tensor("post_attention_layernorm.weight", &[config.hidden_size]);
-        if config.style.norms != Norms::Before {
+        if config.style.norms.follow_parts() {
             self.tensor("pre_feedforward_layernorm.weight", &[config.hidden_size]);
             self.tensor("post_feedforward_layernorm.weight", &[config.hidden_size]);
         }

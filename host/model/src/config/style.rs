@@ -136,6 +136,14 @@ pub enum Norms {
 }
 
 impl Norms {
+    /// Returns whether the output of each part goes through a norm of its own.
+    pub(crate) fn follow_parts(self) -> bool {
+        match self {
+            Norms::Before => false,
+            Norms::BeforeAndAfter | Norms::BeforeAndAfterPlusOne => true,
+        }
+    }
+
     /// Returns what is added to the stored weights.
     pub(crate) fn offset(self) -> f32 {
         match self {
@@ -192,7 +200,7 @@ impl LayerStyle {
             (self.latent.is_some(), "latent attention (MLA)"),
             (self.experts.is_some(), "a mixture of experts"),
             (self.sinks, "attention sinks"),
-            (self.norms != Norms::Before, "norms after the parts of a layer"),
+            (self.norms.follow_parts(), "norms after the parts of a layer"),
             (self.gate != GateKind::Silu, "gates other than SiLU"),
             (self.rotated.is_some(), "partial rotation"),
             (self.windowed_rope.is_some(), "a second rotation"),

@@ -51,6 +51,7 @@ impl Transformer {
             hidden_size,
             rotations: ropes.into_iter().flatten().map(rotation).collect(),
             embedding_scale: config.style.embedding_scale,
+            completions: (&config.style).into(),
         })
     }
 }

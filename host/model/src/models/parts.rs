@@ -1,4 +1,4 @@
-//! The order of a decoder's parts. The CPU executor and the CUDA executor both follow it.
+//! The order of a decoder's parts, with the norms before and after them. The CPU executor and the CUDA executor both follow it.
 //!
 //! A layer has two parts. Each one reads the hidden rows through its norm, and its output is added to them:
 //!
@@ -7,11 +7,18 @@
 //! hidden += feed_forward(mlp_norm(hidden))
 //! ```
 //!
-//! With norms after the parts (`Norms::BeforeAndAfter`), an output is normalized before it is added:
-//! `hidden += after[0](attention(attention_norm(hidden)))`; see `Transformer::finish`.
+//! In some families ([`Norms::follow_parts`]), the output goes through a second norm first:
 //!
-//! A part writes its output to the projected rows. The norm of the next part adds them to the hidden rows in its pass
-//! over them. The norm before the head adds the last ones.
+//! ```text
+//! hidden += attention_norm_after(attention(attention_norm(hidden)))
+//! hidden += mlp_norm_after(feed_forward(mlp_norm(hidden)))
+//! ```
+//!
+//! A part writes its output to the projected rows. Its [`Completion`] follows once all ranks have added up their outputs. The norm
+//! before the next part adds the projected rows to the hidden rows in its pass over them ([`Input::Sum`]). The norm before the
+//! head adds the last ones.
+
+use crate::config::{LayerStyle, Norms};
 
 /// A part of a step. Ranks that share its weights add up their outputs before the next part begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +35,17 @@ pub(crate) enum Part {
     },
 }
 
+/// The rows that a part reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Input {
+    /// The tokens of the step.
+    Tokens,
+    /// The norm of the hidden rows.
+    Hidden,
+    /// The norm of the hidden rows, to which it adds the projected rows first.
+    Sum,
+}
+
 /// The rows that a part writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Output {
@@ -35,12 +53,53 @@ pub(crate) enum Output {
     Projected,
 }
 
+/// An operation on the output of a part, after all ranks have added up theirs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Completion {
+    Nothing,
+    /// The hidden rows are multiplied by the factor of the embeddings.
+    Scale,
+    /// The norm after the part replaces the projected rows.
+    Norm,
+}
+
+/// The completions of parts in a family, as its description has them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Completions {
+    scale_embeddings: bool,
+    norms: Norms,
+}
+
+impl From<&LayerStyle> for Completions {
+    fn from(style: &LayerStyle) -> Self {
+        Completions { scale_embeddings: style.embedding_scale.is_some(), norms: style.norms }
+    }
+}
+
 impl Part {
+    pub(crate) fn input(self) -> Input {
+        match self {
+            Part::Embedding => Input::Tokens,
+            Part::Attention { adds: false, .. } => Input::Hidden,
+            Part::Attention { adds: true, .. } | Part::FeedForward { .. } => Input::Sum,
+        }
+    }
+
     pub(crate) fn output(self) -> Output {
         match self {
             Part::Embedding => Output::Hidden,
             Part::Attention { .. } | Part::FeedForward { .. } => Output::Projected,
         }
+    }
+
+    pub(crate) fn completion(self, completions: Completions) -> Completion {
+        let (operation, is_wanted) = match self {
+            Part::Embedding => (Completion::Scale, completions.scale_embeddings),
+            Part::Attention { .. } | Part::FeedForward { .. } => {
+                (Completion::Norm, completions.norms.follow_parts())
+            }
+        };
+        if is_wanted { operation } else { Completion::Nothing }
     }
 }
 
@@ -67,5 +126,29 @@ mod tests {
         assert_eq!(first, [[Part::Embedding].as_slice(), &layer(0, false), &layer(1, true)].concat());
         let later: Vec<_> = parts(false, 2, true).collect();
         assert_eq!(later, [layer(0, true), layer(1, true)].concat());
+    }
+
+    #[test]
+    fn norms_follow_the_parts_of_a_layer_in_families_that_have_them() {
+        let completed = |norms, embedding_scale| {
+            let style = LayerStyle { norms, embedding_scale, ..LayerStyle::default() };
+            parts(true, 1, false).map(|part| part.completion((&style).into())).collect::<Vec<_>>()
+        };
+        let (nothing, norm) = (Completion::Nothing, Completion::Norm);
+        assert_eq!(completed(Norms::Before, None), [nothing; 3]);
+        assert_eq!(completed(Norms::Before, Some(2.0)), [Completion::Scale, nothing, nothing]);
+        for norms in [Norms::BeforeAndAfter, Norms::BeforeAndAfterPlusOne] {
+            assert_eq!(completed(norms, None), [nothing, norm, norm]);
+        }
+    }
+
+    #[test]
+    fn a_part_reads_the_sum_of_what_came_before_it() {
+        let inputs = |parts: &[Part]| parts.iter().map(|part| part.input()).collect::<Vec<_>>();
+        let first: Vec<_> = parts(true, 2, false).collect();
+        let (tokens, hidden, sum) = (Input::Tokens, Input::Hidden, Input::Sum);
+        assert_eq!(inputs(&first), [tokens, hidden, sum, sum, sum]);
+        let later: Vec<_> = parts(false, 1, true).collect();
+        assert_eq!(inputs(&later), [sum, sum]);
     }
 }

@@ -19,7 +19,7 @@ use crate::layers::latent::{LatentAttention, LatentWorkspace};
 use crate::layers::mixture::{Mixture, MixtureWorkspace};
 use crate::layers::mlp::Mlp;
 use crate::layers::norm::RmsNorm;
-use crate::models::parts::{Output, Part, parts};
+use crate::models::parts::{Completion, Completions, Input, Output, Part, parts};
 
 /// The part of a model that one rank holds: some layers, and the rank's part of the weights in each of them.
 pub(crate) struct Transformer {
@@ -33,6 +33,7 @@ pub(crate) struct Transformer {
     pub(super) rotations: Vec<Rotation>,
     /// The factor of the embeddings.
     pub(super) embedding_scale: Option<f32>,
+    pub(super) completions: Completions,
 }
 
 /// The part that follows the last layer.
@@ -102,6 +103,7 @@ impl Transformer {
             hidden_size: self.hidden_size,
             rotations: self.rotations.clone(),
             embedding_scale: self.embedding_scale,
+            completions: self.completions,
         });
         stages.collect()
     }
@@ -136,7 +138,7 @@ impl Transformer {
                 Output::Hidden => &mut workspace.hidden[..length],
                 Output::Projected => &mut workspace.projected[..length],
             })?;
-            self.finish(part, compute, workspace, length)?;
+            self.complete(part, compute, workspace, length)?;
         }
         match &self.exit {
             Some(exit) => exit.forward(compute, workspace, &mut links.tensor, &wanted_rows(batch), logits),
@@ -149,26 +151,32 @@ impl Transformer {
     }
 
     /// Completes the output of a part, which all ranks have added up.
-    fn finish(
+    fn complete(
         &self,
         part: Part,
         compute: &Compute,
         workspace: &mut Workspace,
         length: usize,
     ) -> Result<(), ModelError> {
-        let (layer, which) = match part {
-            Part::Attention { layer, .. } => (layer, 0),
-            Part::FeedForward { layer } => (layer, 1),
-            Part::Embedding => {
-                if let Some(scale) = self.embedding_scale {
-                    workspace.hidden[..length].iter_mut().for_each(|value| *value *= scale);
-                }
-                return Ok(());
+        match part.completion(self.completions) {
+            Completion::Nothing => Ok(()),
+            Completion::Scale => {
+                let scale = self.embedding_scale.expect("the completions follow from the same description");
+                workspace.hidden[..length].iter_mut().for_each(|value| *value *= scale);
+                Ok(())
             }
-        };
-        let Some(norms) = &self.blocks[layer].after else { return Ok(()) };
-        let scratch = resized(&mut workspace.normed, length);
-        norms[which].replace(compute, &mut workspace.projected[..length], scratch)
+            Completion::Norm => {
+                let (layer, which) = match part {
+                    Part::Embedding => return Ok(()),
+                    Part::Attention { layer, .. } => (layer, 0),
+                    Part::FeedForward { layer } => (layer, 1),
+                };
+                let norms = self.blocks[layer].after.as_ref();
+                let norm = &norms.expect("the completions follow from the same description")[which];
+                let scratch = resized(&mut workspace.normed, length);
+                norm.replace(compute, &mut workspace.projected[..length], scratch)
+            }
+        }
     }
 
     /// Writes this rank's part of the embeddings of the batch's tokens.
@@ -317,27 +325,30 @@ impl Block {
         let hidden = resized(&mut workspace.hidden, length);
         let normed = resized(&mut workspace.normed, length);
         let projected = resized(&mut workspace.projected, length);
+        let norm = match part {
+            Part::Embedding => return Ok(()),
+            Part::Attention { .. } => &self.attention_norm,
+            Part::FeedForward { .. } => &self.mlp_norm,
+        };
+        match part.input() {
+            Input::Tokens => {}
+            Input::Hidden => norm.forward(compute, hidden, normed)?,
+            Input::Sum => norm.forward_sum(compute, hidden, projected, normed)?,
+        }
         match part {
             Part::Embedding => Ok(()),
-            Part::Attention { adds, .. } => {
-                match adds {
-                    true => self.attention_norm.forward_sum(compute, hidden, projected, normed)?,
-                    false => self.attention_norm.forward(compute, hidden, normed)?,
+            Part::Attention { .. } => match (&self.attention, cache) {
+                (LayerAttention::Grouped(attention), LayerCache::Grouped(kv)) => {
+                    attention.forward(compute, &mut workspace.attention, kv, step, normed, projected)
                 }
-                match (&self.attention, cache) {
-                    (LayerAttention::Grouped(attention), LayerCache::Grouped(kv)) => {
-                        attention.forward(compute, &mut workspace.attention, kv, step, normed, projected)
-                    }
-                    (LayerAttention::Latent(attention), LayerCache::Latent(latents)) => {
-                        attention.forward(compute, &mut workspace.latent, latents, step, normed, projected)
-                    }
-                    _ => Err(ModelError::Batch {
-                        problem: "the pages of a layer were made for another kind of attention".to_owned(),
-                    }),
+                (LayerAttention::Latent(attention), LayerCache::Latent(latents)) => {
+                    attention.forward(compute, &mut workspace.latent, latents, step, normed, projected)
                 }
-            }
+                _ => Err(ModelError::Batch {
+                    problem: "the pages of a layer were made for another kind of attention".to_owned(),
+                }),
+            },
             Part::FeedForward { .. } => {
-                self.mlp_norm.forward_sum(compute, hidden, projected, normed)?;
                 let (tokens, workspace) = (step.tokens, &mut workspace.mixture);
                 match &self.feed_forward {
                     FeedForward::Dense(mlp) => {

@@ -13,6 +13,7 @@ use skep_kernels::cuda::operation::ACTIVATION_BYTES;
 use crate::checkpoint::{Checkpoint, Tensor};
 use crate::config::ModelConfig;
 use crate::error::ModelError;
+use crate::models::parts::Completions;
 use crate::shard::{Shard, ShardPlan};
 
 /// The alignment of every range in bytes.
@@ -26,6 +27,7 @@ pub(super) struct Layout {
     pub(super) entry: Option<TokenOffsets>,
     pub(super) layers: Vec<LayerOffsets>,
     pub(super) exit: Option<ExitOffsets>,
+    pub(super) completions: Completions,
     /// Rotary frequencies, f32 `[head_size / 2]`.
     pub(super) frequencies: Range<usize>,
     /// The tensors to read from the checkpoint, in this order.
@@ -141,7 +143,8 @@ impl Layout {
             false => None,
         };
         let Planner { loads, bytes, .. } = planner;
-        Ok(Layout { activation, entry, layers, exit, frequencies, loads, bytes })
+        let completions = (&config.style).into();
+        Ok(Layout { activation, entry, layers, exit, completions, frequencies, loads, bytes })
     }
 
     /// Returns the number of values in this rank's widest rows: of queries, keys and values; of queries; and of

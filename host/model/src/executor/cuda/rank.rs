@@ -23,7 +23,7 @@ use super::workspace::{Sizes, WorkspaceOffsets};
 use crate::batch::PAGE_TOKENS;
 use crate::config::{ModelConfig, RopePairing};
 use crate::error::ModelError;
-use crate::models::parts::{Output, Part, parts};
+use crate::models::parts::{Completion, Input, Output, Part, parts};
 
 /// Number of times that a rank polls for the others before it fails, per microsecond that it may wait. A poll goes
 /// through the memory of another device.
@@ -306,18 +306,20 @@ impl<'a> Peers<'a> {
         let layout = &rank.weights.layout;
         let projected = || self.sum_part(rows, &rank.offsets.projected);
         let hidden = rank.shape.hidden;
+        let adds = match part.input() {
+            Input::Tokens | Input::Hidden => None,
+            Input::Sum => Some(rank.projected(rows)?),
+        };
         match part {
             Part::Embedding => layout.entry.as_ref().map_or(Ok(()), |table| self.enter(table, step)),
-            Part::Attention { layer: index, adds } => {
+            Part::Attention { layer: index, .. } => {
                 let layer = &layout.layers[index];
-                let adds = adds.then(|| rank.projected(rows)).transpose()?;
                 let normed = rank.norm(adds, rank.hidden(rows)?, &layer.attention_norm, rows)?;
                 let attended = rank.attend(index, layer, step, normed)?;
                 rank.multiply(&layer.output, attended, rows, projected()?, hidden, OutputFormat::Activations)
             }
             Part::FeedForward { layer: index } => {
                 let layer = &layout.layers[index];
-                let adds = Some(rank.projected(rows)?);
                 let normed = rank.norm(adds, rank.hidden(rows)?, &layer.mlp_norm, rows)?;
                 let gated = rank.gate(layer, rows, normed)?;
                 rank.multiply(&layer.down, gated, rows, projected()?, hidden, OutputFormat::Activations)
@@ -325,16 +327,24 @@ impl<'a> Peers<'a> {
         }
     }
 
-    /// Adds up the results of all ranks for a part.
+    /// Adds up the results of all ranks for a part, and completes the sum.
     pub(super) fn add_up(self, part: Part, step: &Step) -> Result<(), ModelError> {
-        let offsets = &self.rank().offsets;
+        let Rank { offsets, weights, .. } = self.rank();
         self.sum(
             step.rows,
             match part.output() {
                 Output::Hidden => &offsets.hidden,
                 Output::Projected => &offsets.projected,
             },
-        )
+        )?;
+        match part.completion(weights.layout.completions) {
+            Completion::Nothing => Ok(()),
+            // `LayerStyle::lack_on_cuda` refuses such a model before its weights are read.
+            completion @ (Completion::Scale | Completion::Norm) => {
+                let operation = format!("{completion:?} after {part:?}");
+                Err(ModelError::unsupported("model_type", operation, "models without it on CUDA devices"))
+            }
+        }
     }
 
     /// Computes the logits of the requested rows, or this rank's part of each, and writes them from row `first` of
