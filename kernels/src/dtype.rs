@@ -1,8 +1,33 @@
 //! The number formats of weights and their block geometry.
 //!
-//! Invariant: `block_bytes` holds exactly `block_len` values. Nothing here reads data.
+//! Invariant: `block_bytes` holds exactly `block_len` values. Nothing here reads data. The blocks that kernels on devices read,
+//! too, are defined by the source of these kernels.
 
+use crate::device_constants::device_constant;
 use std::fmt;
+
+/// A block of values that share scales.
+#[derive(Clone, Copy)]
+struct Block {
+    values: usize,
+    bytes: usize,
+}
+
+/// Reads the geometry of a block from the CUDA sources.
+macro_rules! device_block {
+    ($name:literal) => {
+        Block {
+            values: device_constant!("formats/blocks.cuh", $name, "VALUES") as usize,
+            bytes: device_constant!("formats/blocks.cuh", $name, "BYTES") as usize,
+        }
+    };
+}
+
+const Q4_0: Block = device_block!("Q4_0");
+const Q4_1: Block = device_block!("Q4_1");
+const Q8_0: Block = device_block!("Q8_0");
+const Q4K: Block = device_block!("Q4_K");
+const Q6K: Block = device_block!("Q6_K");
 
 /// The storage format of a tensor's values. Quantized formats follow the GGUF block layouts, except for [`DType::Int4`] and
 /// [`DType::F8E4M3`], which no GGUF file has.
@@ -57,36 +82,37 @@ impl DType {
         DType::F8E4M3,
     ];
 
+    fn block(self) -> Block {
+        let (values, bytes) = match self {
+            DType::F32 => (1, 4),
+            DType::F16 | DType::BF16 => (1, 2),
+            DType::Q4_0 => return Q4_0,
+            DType::Q4_1 => return Q4_1,
+            DType::Q8_0 => return Q8_0,
+            DType::Q4K => return Q4K,
+            DType::Q6K => return Q6K,
+            DType::Mxfp4 => (32, 17),
+            DType::Iq4Nl => (32, 18),
+            DType::Int4 => (32, 19),
+            DType::Q5_0 => (32, 22),
+            DType::Q5_1 => (32, 24),
+            DType::F8E4M3 => (32, 36),
+            DType::Q2K => (256, 84),
+            DType::Q3K => (256, 110),
+            DType::Iq4Xs => (256, 136),
+            DType::Q5K => (256, 176),
+        };
+        Block { values, bytes }
+    }
+
     /// Returns the number of values per block.
     pub fn block_len(self) -> usize {
-        match self {
-            DType::F32 | DType::F16 | DType::BF16 => 1,
-            DType::Q4_0 | DType::Q4_1 | DType::Q5_0 | DType::Q5_1 | DType::Q8_0 | DType::Iq4Nl => 32,
-            DType::Mxfp4 | DType::Int4 | DType::F8E4M3 => 32,
-            DType::Q2K | DType::Q3K | DType::Q4K | DType::Q5K | DType::Q6K | DType::Iq4Xs => 256,
-        }
+        self.block().values
     }
 
     /// Returns the number of bytes per block.
     pub fn block_bytes(self) -> usize {
-        match self {
-            DType::F32 => 4,
-            DType::F16 | DType::BF16 => 2,
-            DType::Mxfp4 => 17,
-            DType::Q4_0 | DType::Iq4Nl => 18,
-            DType::Int4 => 19,
-            DType::Q4_1 => 20,
-            DType::Q5_0 => 22,
-            DType::Q5_1 => 24,
-            DType::Q8_0 => 34,
-            DType::F8E4M3 => 36,
-            DType::Q2K => 84,
-            DType::Q3K => 110,
-            DType::Iq4Xs => 136,
-            DType::Q4K => 144,
-            DType::Q5K => 176,
-            DType::Q6K => 210,
-        }
+        self.block().bytes
     }
 
     /// Returns the size in bytes of a row of `values` values, or `None` if the row is not a whole number of blocks or the
@@ -138,6 +164,13 @@ impl fmt::Display for DType {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn blocks_have_the_sizes_of_gguf_files() {
+        let sizes = |dtype: DType| (dtype.block_len(), dtype.block_bytes());
+        assert_eq!([DType::Q4_0, DType::Q4_1, DType::Q8_0].map(sizes), [(32, 18), (32, 20), (32, 34)]);
+        assert_eq!([DType::Q4K, DType::Q6K].map(sizes), [(256, 144), (256, 210)]);
+    }
 
     #[test]
     fn partial_blocks_and_overflow_have_no_size() {

@@ -13,6 +13,7 @@ mod cpu;
 pub mod cuda;
 mod cuda_types;
 pub mod dequantize;
+mod device_constants;
 mod dtype;
 mod error;
 pub mod gather;

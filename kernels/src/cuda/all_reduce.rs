@@ -1,8 +1,8 @@
 //! OutputFormat values over all ranks, through memory that all of them can access.
 
-use super::device_constants::device_constant;
 use super::{Activation, Address, Launch};
 use crate::KernelError;
+use crate::device_constants::device_constant;
 
 /// Maximum number of ranks, as in the kernel.
 pub const MAX_RANKS: usize = device_constant!("all_reduce.cu", "MAX_RANKS") as usize;

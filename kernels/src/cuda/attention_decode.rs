@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use super::device_constants::device_constant;
 use super::{Activation, Address, Launch, WARP, WIDE_HEAD};
 use crate::KernelError;
+use crate::device_constants::device_constant;
 
 /// Number of warps per block.
 const WARPS: u32 = device_constant!("attention_decode.cu", "DECODE_WARPS");

@@ -1,8 +1,8 @@
 //! Causal attention of prompt rows over paged keys and values, with tensor cores.
 
-use super::device_constants::device_constant;
 use super::{Activation, Address, Launch, WARP, WIDE_HEAD};
 use crate::KernelError;
+use crate::device_constants::device_constant;
 
 /// Number of query rows per tile.
 const TILE_ROWS: u32 = device_constant!("attention_prefill.cu", "TILE_ROWS");

@@ -1,9 +1,9 @@
 //! Products of many rows with weights of any format, on tensor cores.
 
-use super::device_constants::device_constant;
 use super::matmul::{MatmulParams, Weights};
 use super::{Activation, Launch, WARP};
 use crate::KernelError;
+use crate::device_constants::device_constant;
 
 /// Number of warps per block.
 const WARPS: u32 = device_constant!("gemm.cu", "GEMM_WARPS");

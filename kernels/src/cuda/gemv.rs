@@ -1,9 +1,9 @@
 //! Products of few rows with weights of any format, with one warp per output.
 
-use super::device_constants::device_constant;
 use super::matmul::{MatmulParams, Weights};
 use super::{Activation, Launch, WARP};
 use crate::KernelError;
+use crate::device_constants::device_constant;
 
 /// Number of outputs per block, each computed by one warp.
 const WARPS: u32 = 4;

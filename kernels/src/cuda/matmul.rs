@@ -4,9 +4,9 @@
 //! different orders. Where the bits of a row must not depend on the number of rows, `gemm` is used for all of them.
 
 use super::{Activation, Address, Launch, gemm, gemv};
-use crate::{DType, KernelError};
+use crate::{DType, KernelError, device_constants::device_constant};
 
-const INT4_GROUP: u32 = 32;
+const INT4_GROUP: u32 = device_constant!("formats/blocks.cuh", "Int4", "GROUP");
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -114,12 +114,12 @@ pub fn reads_blocks(dtype: DType) -> bool {
 
 /// Returns the part of the kernel names for a format, and the number of values per block.
 pub(super) fn block_format(op: &'static str, dtype: DType) -> Result<(&'static str, u32), KernelError> {
-    match dtype {
-        DType::Q4_0 => Ok(("q4_0", 32)),
-        DType::Q4_1 => Ok(("q4_1", 32)),
-        DType::Q8_0 => Ok(("q8_0", 32)),
-        DType::Q4K => Ok(("q4_k", 256)),
-        DType::Q6K => Ok(("q6_k", 256)),
+    let name = match dtype {
+        DType::Q4_0 => "q4_0",
+        DType::Q4_1 => "q4_1",
+        DType::Q8_0 => "q8_0",
+        DType::Q4K => "q4_k",
+        DType::Q6K => "q6_k",
         DType::F32
         | DType::F16
         | DType::BF16
@@ -134,9 +134,10 @@ pub(super) fn block_format(op: &'static str, dtype: DType) -> Result<(&'static s
         | DType::Int4
         | DType::F8E4M3 => {
             let supported = "Q4_0, Q4_1, Q8_0, Q4_K and Q6_K";
-            Err(KernelError::Format { op, found: dtype, supported })
+            return Err(KernelError::Format { op, found: dtype, supported });
         }
-    }
+    };
+    Ok((name, dtype.block_len() as u32))
 }
 
 #[cfg(test)]

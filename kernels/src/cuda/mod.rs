@@ -13,7 +13,6 @@ pub mod compile;
 mod cubin_cache;
 pub mod cublas_lt;
 pub mod device;
-mod device_constants;
 mod driver;
 #[cfg(any(test, feature = "emulated"))]
 mod emulated;
@@ -46,8 +45,7 @@ mod on_device;
 use std::fmt;
 use std::str::FromStr;
 
-use crate::KernelError;
-use device_constants::device_constant;
+use crate::{KernelError, device_constants::device_constant};
 
 /// Number of threads per warp.
 const WARP: u32 = device_constant!("device.cuh", "WARP");

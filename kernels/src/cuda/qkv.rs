@@ -1,8 +1,8 @@
 //! Bias, head norms and rotation after the QKV projection, and the write of keys and values into their pages.
 
-use super::device_constants::device_constant;
 use super::{Activation, Address, Launch, WARP};
 use crate::KernelError;
+use crate::device_constants::device_constant;
 
 /// Number of heads per block, each processed by one warp.
 const WARPS: u32 = 4;

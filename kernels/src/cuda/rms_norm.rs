@@ -1,8 +1,8 @@
 //! The residual sum and its norm.
 
-use super::device_constants::device_constant;
 use super::{Activation, Address, Launch, WARP};
 use crate::KernelError;
+use crate::device_constants::device_constant;
 
 /// Number of chunks of eight values that a thread holds.
 const CHUNKS: u32 = device_constant!("rms_norm.cu", "CHUNKS");

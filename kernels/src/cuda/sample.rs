@@ -3,9 +3,9 @@
 //! The choice is the same as that of `sampling.rs` in the crate `model`. Weights are summed as integers, so that a row's
 //! draw is the same in every batch and for every order of threads.
 
-use super::device_constants::device_constant;
 use super::{Address, Launch, WARP};
 use crate::KernelError;
+use crate::device_constants::device_constant;
 
 /// Number of warps per block.
 const WARPS: u32 = device_constant!("sample.cu", "SAMPLE_WARPS");
