@@ -2,7 +2,7 @@
 
 use crate::{
     Store, StoreError,
-    postgres::{Reconnecting, Server},
+    postgres::{Reconnecting, Server, Upgrade},
     sql::Pool,
     sqlite::{CHUNK_TIME, MAX_CHUNKED_WRITES},
     writer::{WriteConnection, Writer},
@@ -18,8 +18,16 @@ pub const MAX_CONNECTIONS: u32 = READERS + 2;
 impl Store {
     /// Connects to a PostgreSQL database as its only host, and creates or migrates its tables. Every write is made on
     /// a connection that holds the lock of the host, so that a host that lost it writes nothing.
+    ///
+    /// Tables of an older version, whose hosts could not use them after the change, are refused with
+    /// [`StoreError::NoWayBack`]; [`Store::connect_to_migrate`] changes them.
     pub async fn connect(url: &str) -> Result<Store, StoreError> {
         Self::connect_to(Server::new(url)?).await
+    }
+
+    /// Connects like [`Store::connect`], and migrates tables of every older version.
+    pub async fn connect_to_migrate(url: &str) -> Result<Store, StoreError> {
+        Ok(Self::on(Reconnecting::as_host(Server::new(url)?, Upgrade::Any).await?))
     }
 
     /// Connects to a database that hosts may be using. Tables of another version are refused and stay as they are.
@@ -28,7 +36,7 @@ impl Store {
     }
 
     pub(crate) async fn connect_to(server: Server) -> Result<Store, StoreError> {
-        Ok(Self::on(Reconnecting::as_host(server).await?))
+        Ok(Self::on(Reconnecting::as_host(server, Upgrade::Reversible).await?))
     }
 
     pub(crate) async fn connect_beside_to(server: Server) -> Result<Store, StoreError> {

@@ -6,6 +6,7 @@ mod schema;
 mod suitability;
 
 pub(crate) use options::Server;
+pub(crate) use schema::Upgrade;
 
 use crate::{
     StoreError,
@@ -66,7 +67,7 @@ pub(crate) struct Reconnecting {
 
 impl Reconnecting {
     /// Connects as the only host of a database, whose tables are created or migrated.
-    pub(crate) async fn as_host(server: Server) -> Result<Self, StoreError> {
+    pub(crate) async fn as_host(server: Server, upgrade: Upgrade) -> Result<Self, StoreError> {
         let mut connection = server.connect().await?;
         suitability::check(&server, &mut connection).await?;
         let begun = Instant::now();
@@ -77,7 +78,7 @@ impl Reconnecting {
             }
             sleep(Duration::from_millis(50)).await;
         }
-        schema::migrate(&mut connection).await?;
+        schema::migrate(&mut connection, upgrade).await?;
         Ok(Reconnecting { server, role: Role::Host, connection: Some(Connection::postgres(connection)) })
     }
 

@@ -17,6 +17,15 @@ const _: () = assert!(BASE + STEPS.len() as i64 == KNOWN, "both databases have t
 /// version's step takes away what no host of the version before uses any more, and raises this number.
 const OLDEST: i64 = 24;
 
+/// How far the tables of an older version may be changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Upgrade {
+    /// Only if hosts of that version can use them afterwards: no copy is made on the server, so this is the way back.
+    Reversible,
+    /// In any case, because the operator asks for it.
+    Any,
+}
+
 /// Makes hosts that start at the same time migrate one after another.
 const LOCK: i64 = 0x736b_6570;
 
@@ -33,6 +42,17 @@ impl Found {
     /// Returns whether hosts of this build can use it, whether they are of the same version or an older one.
     pub(crate) fn is_usable(self) -> bool {
         self.version >= KNOWN && self.oldest <= KNOWN
+    }
+
+    /// Checks that tables may be changed so that hosts older than schema `oldest` cannot use them any more.
+    fn check_upgrade(self, upgrade: Upgrade, oldest: i64) -> Result<(), StoreError> {
+        let is_lost = self.version > 0 && self.version < oldest;
+        match upgrade {
+            Upgrade::Reversible if is_lost => {
+                Err(StoreError::NoWayBack { found: self.version, known: KNOWN })
+            }
+            Upgrade::Reversible | Upgrade::Any => Ok(()),
+        }
     }
 }
 
@@ -73,7 +93,7 @@ pub(crate) async fn check(connection: &mut PgConnection) -> Result<(), StoreErro
 
 /// Creates the tables or brings them to the schema of this build, in one transaction. A newer schema that this build can
 /// use stays as it is.
-pub(crate) async fn migrate(connection: &mut PgConnection) -> Result<(), StoreError> {
+pub(crate) async fn migrate(connection: &mut PgConnection, upgrade: Upgrade) -> Result<(), StoreError> {
     let failed = || StoreError::while_it("brought the schema up to date");
     let mut transaction = connection.begin().await.map_err(failed())?;
     sqlx::query("SELECT pg_advisory_xact_lock($1)")
@@ -89,6 +109,7 @@ pub(crate) async fn migrate(connection: &mut PgConnection) -> Result<(), StoreEr
     if version > KNOWN {
         return Err(StoreError::NewerSchema { found: version, known: KNOWN });
     }
+    found.check_upgrade(upgrade, OLDEST)?;
     if version == 0 {
         let create = "CREATE TABLE skep_schema (version BIGINT NOT NULL, oldest BIGINT NOT NULL)";
         for script in [TABLES, create, "INSERT INTO skep_schema VALUES (0, 0)"] {
@@ -105,4 +126,23 @@ pub(crate) async fn migrate(connection: &mut PgConnection) -> Result<(), StoreEr
         .await
         .map_err(failed())?;
     transaction.commit().await.map_err(failed())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_upgrade_without_a_way_back_is_made_only_if_it_is_asked_for() {
+        let checked = |version, oldest, upgrade| {
+            Found { version, oldest: version }
+                .check_upgrade(upgrade, oldest)
+                .map_err(|error| error.to_string())
+        };
+        assert_eq!(checked(0, 26, Upgrade::Reversible), Ok(()), "there are no tables yet");
+        assert_eq!(checked(25, 25, Upgrade::Reversible), Ok(()), "hosts of schema 25 can use the new tables");
+        assert_eq!(checked(25, 26, Upgrade::Any), Ok(()));
+        let refused = checked(25, 26, Upgrade::Reversible).expect_err("no way back");
+        assert!(refused.contains("(schema 25") && refused.contains("`skep db migrate`"), "{refused}");
+    }
 }

@@ -47,7 +47,8 @@ pub struct CheckArgs {
 
 /// Create the tables of a database, or migrate them to this version, while no host is running
 ///
-/// A host does the same when it starts. A copy of an SQLite database is made before.
+/// A host does the same when it starts, except if hosts of the older version could not use the tables of a PostgreSQL
+/// database afterwards: make a backup before. A copy of an SQLite database is made.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -167,8 +168,13 @@ async fn migrate(address: &DatabaseAddress) -> Result<()> {
         DatabaseAddress::Sqlite(path) if path.try_exists()? => inspect_file(path).await?.schema,
         DatabaseAddress::Sqlite(_) => 0,
     };
-    let (store, _lock) = alone(address).await?;
-    store.close().await;
+    match address {
+        DatabaseAddress::Postgres(url) => Store::connect_to_migrate(url).await?.close().await,
+        DatabaseAddress::Sqlite(_) => {
+            let (store, _lock) = alone(address).await?;
+            store.close().await;
+        }
+    }
     let known = known_schema();
     out::line(&match before {
         0 => format!("created the tables of {address} (schema {known})"),
