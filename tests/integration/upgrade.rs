@@ -5,7 +5,7 @@
 
 use crate::{
     durability::{Process, tiny_model},
-    harness::repository,
+    harness::{client, repository},
 };
 use serde_json::Value;
 use std::{
@@ -109,13 +109,66 @@ fn data_folders_of_every_version_are_served() {
         // The use of models is counted from now on.
         let usage = skep(&host, &admin, &["usage", "--by", "session", "--json"]);
         let usage: Value = serde_json::from_str(&usage).unwrap();
-        let mut sessions: Vec<_> =
-            usage["data"].as_array().unwrap().iter().map(|line| line["name"].as_str().unwrap()).collect();
-        sessions.sort();
-        assert_eq!(sessions, ["acme/ada", "ada", "bo"], "{usage}");
+        let lines = usage["data"].as_array().unwrap().iter();
+        let sessions: Vec<_> = lines.filter_map(|line| line["name"].as_str()).collect();
+        assert!(["acme/ada", "ada", "bo"].iter().all(|one| sessions.contains(one)), "{usage}");
         host.kill();
         let copy = format!("backup-before-schema-{}.db", skep_store::known_schema());
         assert_eq!(version.at("data").join(copy).exists(), schema(&version) < skep_store::known_schema());
+    }
+}
+
+/// Rows of these tables were made by versions whose schema has at least this number. A host would delete some of them once their
+/// time is over, so they are counted before one starts.
+const LATER_ROWS: [(i64, &[&str]); 1] =
+    [(24, &["usage", "requests", "request_bodies", "responses", "files", "file_parts", "batches"])];
+
+#[test]
+fn a_migration_keeps_the_rows_of_every_version() {
+    for version in Version::all() {
+        version.unpack("data.tar.gz");
+        let data = version.at("data").display().to_string();
+        let db = |arguments: &[&str]| {
+            let skep = Command::new(env!("CARGO_BIN_EXE_skep"))
+                .args([&["db"][..], arguments, &["--data", &data]].concat())
+                .output()
+                .unwrap();
+            assert!(skep.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&skep.stderr));
+            skep.stdout
+        };
+        db(&["migrate"]);
+        let found: Value = serde_json::from_slice(&db(&["check", "--json"])).unwrap();
+        let expected = LATER_ROWS.iter().filter(|(since, _)| schema(&version) >= *since);
+        for table in expected.flat_map(|(_, tables)| *tables).chain(&["agents", "sessions", "secrets"]) {
+            assert!(
+                found["rows"][*table].as_u64() > Some(0),
+                "{}: {table}: {found}",
+                version.fixtures.display()
+            );
+        }
+        assert_eq!(found["unreadable"], 0, "{found}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn responses_requests_and_pages_of_every_version_are_served() {
+    for version in Version::all().into_iter().filter(|version| version.fixtures.join("response.id").exists())
+    {
+        version.unpack("data.tar.gz");
+        let host = tokio::task::block_in_place(|| version.host("data"));
+        let key = version.text("admin.key");
+        let get = async |path: &str| -> Value {
+            let asked = client().get(format!("{}{path}", host.url)).bearer_auth(&key);
+            let response = asked.send().await.unwrap();
+            assert_eq!(response.status(), 200, "{path}");
+            response.json().await.unwrap()
+        };
+        let response = get(&format!("/v1/responses/{}", version.text("response.id"))).await;
+        assert_eq!(response["status"], "completed", "{response}");
+        assert!(!get("/v1/requests").await["data"].as_array().unwrap().is_empty());
+        let kv = get("/v1/kv").await;
+        assert!(kv["pages_at_start"].as_u64() > Some(0), "{kv}");
+        host.kill();
     }
 }
 
