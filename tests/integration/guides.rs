@@ -1,9 +1,12 @@
-//! The guides: every shell block runs as it stands, in the order of its page. The Rust blocks are doc tests of the SDK.
+//! The guides: every shell block runs as it stands, in the order of its page. The Rust blocks are doc tests of `tests/guests`, and
+//! settings are parsed.
 //!
 //! Each page has an empty folder as its home and its working folder, and where the system allows it a network of its own, so
 //! that its host can listen on the default port. What the words after a fence's language mean is in `.github/CONTRIBUTING.md`.
 
-use crate::harness::repository;
+use crate::{harness::repository, postgres_server::Server};
+use skep_cli::config::Config;
+use skep_runtime::Manifest;
 use std::{
     fmt::Write as _,
     fs,
@@ -17,6 +20,35 @@ const REASONS: [&str; 5] = ["gpu", "root", "cluster", "network", "secret"];
 const FOLDERS: [&str; 2] = ["guest-sdk/guide", "host/guide"];
 /// Pages whose commands download packages, which a network of their own would prevent.
 const DOWNLOADS: [&str; 2] = ["javascript", "python"];
+/// Databases of a PostgreSQL server that a page gets if it uses these variables.
+const DATABASES: [(&str, &str); 2] = [("DATABASE", "skep"), ("NEW_DATABASE", "skep_new")];
+/// Programs whose commands belong into blocks that run.
+const PROGRAMS: [&str; 24] = [
+    "apt-get",
+    "bash",
+    "cargo",
+    "cat",
+    "cd",
+    "cp",
+    "createdb",
+    "curl",
+    "docker",
+    "echo",
+    "export",
+    "git",
+    "jq",
+    "kill",
+    "ln",
+    "mkdir",
+    "npm",
+    "openssl",
+    "pip",
+    "podman",
+    "psql",
+    "skep",
+    "sudo",
+    "systemctl",
+];
 /// Time within which a block has to end.
 const BLOCK_SECONDS: u32 = 180;
 
@@ -108,6 +140,14 @@ fn run(folder: &str, name: &str) {
     let script = scratch.path().join("page.sh");
     fs::write(&script, script_of(&page, &work)).unwrap();
 
+    let server = if text.contains("\"$DATABASE\"") {
+        let Some(server) = Server::start() else { return };
+        server.execute("CREATE DATABASE skep");
+        server.execute("CREATE DATABASE skep_new");
+        Some(server)
+    } else {
+        None
+    };
     let own_network = NETWORK.filter(|_| !DOWNLOADS.contains(&name));
     let _alone = own_network.is_none().then(|| SHARED_NETWORK.lock().unwrap_or_else(PoisonError::into_inner));
     let mut command = match own_network {
@@ -134,6 +174,9 @@ fn run(folder: &str, name: &str) {
     }
     if own_network.is_some() {
         command.env("CARGO_NET_OFFLINE", "true");
+    }
+    for (variable, database) in DATABASES {
+        command.envs(server.as_ref().map(|server| (variable, server.socket_url(database))));
     }
     let output = command
         .arg(&script)
@@ -260,11 +303,14 @@ pages! {
         structured_output_quality = "structured-output-quality",
         reasoning_and_tools = "reasoning-and-tools",
         tenants_and_keys = "tenants-and-keys",
+        overview = "README",
         usage = "usage",
         requests = "requests",
         security_model = "security-model",
         limits = "limits",
         operations = "operations",
+        kv_on_disk = "kv-on-disk",
+        databases = "databases",
         backup_and_upgrade = "backup-and-upgrade";
 }
 
@@ -295,4 +341,92 @@ fn every_page_has_a_test_and_few_blocks_are_skipped() {
         }
     }
     assert!(all > 60 && skipped * 20 < all, "{skipped} of {all} blocks are skipped");
+}
+
+/// A command in a block of output would be neither run nor noticed.
+#[test]
+fn output_contains_no_commands() {
+    let mut faults = Vec::new();
+    for page in pages() {
+        for block in blocks(&page).iter().filter(|block| block.is("text") || block.words.is_empty()) {
+            for line in block.text.lines().filter(|line| is_command(line)) {
+                faults.push(format!("{}:{}: put {line:?} into an `sh` block", page.display(), block.line));
+            }
+        }
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+/// Returns whether a line of a block begins with a command rather than with the name of a program in a sentence.
+fn is_command(line: &str) -> bool {
+    if line.starts_with("$ ") || line.starts_with("# apt") {
+        return true;
+    }
+    let mut words = line.split(' ');
+    let program = words.next().is_some_and(|word| PROGRAMS.contains(&word));
+    let argument = words.next().unwrap_or_default();
+    let is_sentence =
+        argument.is_empty() || argument == "is" || argument.starts_with(|c: char| c.is_ascii_digit());
+    program && !is_sentence
+}
+
+#[test]
+fn commands_are_distinguished_from_output() {
+    let commands = ["skep kv status", "$ ls", "curl -s localhost", "mkdir a && cd a", "export A=1"];
+    assert!(commands.iter().all(|line| is_command(line)));
+    let outputs =
+        ["skep is up at http://127.0.0.1:8080", "skep 0.1.0", "  cargo test", "error: cd", "ada", "…"];
+    assert!(!outputs.iter().any(|line| is_command(line)));
+}
+
+/// Blocks that are written to a file run with their page; those that are only shown are parsed here.
+#[test]
+fn settings_and_json_in_the_guides_are_valid() {
+    let (mut faults, mut count) = (Vec::new(), 0);
+    for page in pages() {
+        for block in blocks(&page) {
+            let place = format!("{}:{}", page.display(), block.line);
+            let name = block.value("file").and_then(|path| path.rsplit('/').next());
+            if block.is("json") && name.is_none() {
+                count += 1;
+                let parsed = serde_json::from_str::<serde_json::Value>(&block.text);
+                faults.extend(parsed.err().map(|error| format!("{place}: {error}")));
+            }
+            if block.is("toml") && name.is_none_or(|name| name == "skep.toml" || name == "agent.toml") {
+                count += 1;
+                let host = Config::parse(&block.text).err().filter(|_| name != Some("agent.toml"));
+                let has_name = block.text.lines().any(|line| line.starts_with("name = "));
+                let manifest =
+                    if has_name { block.text.clone() } else { format!("name = \"x\"\n{}", block.text) };
+                let agent = Manifest::from_toml(&manifest).err();
+                match (name, host, agent) {
+                    (Some("skep.toml"), Some(error), _) => faults.push(format!("{place}: {error:#}")),
+                    (Some("agent.toml"), _, Some(error)) => faults.push(format!("{place}: {error}")),
+                    (None, Some(host), Some(agent)) => {
+                        faults.push(format!(
+                            "{place}: neither a skep.toml ({host:#}) nor an agent.toml ({agent})"
+                        ));
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+    assert!(count > 30, "found only {count} blocks");
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+/// A page whose Rust blocks are not compiled with a package that it writes is in the list of doc tests.
+#[test]
+fn rust_in_the_guides_is_compiled() {
+    let tests = fs::read_to_string(repository().join("tests/guests/src/lib.rs")).unwrap();
+    for page in pages() {
+        let shown = |block: &Block| block.is("rust") && block.value("file").is_none();
+        let path = page.strip_prefix(repository()).unwrap().display().to_string();
+        let is_listed = tests.contains(&format!("include_str!(\"../../../{path}\")"));
+        assert!(
+            is_listed || !blocks(&page).iter().any(shown),
+            "{path}: add the page to tests/guests/src/lib.rs"
+        );
+    }
 }

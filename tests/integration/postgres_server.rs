@@ -51,6 +51,11 @@ impl Server {
         format!("postgres://{user}@127.0.0.1:{}/{database}", self.port)
     }
 
+    /// Returns the address of a database at the server's socket, which is reached from other networks, too.
+    pub fn socket_url(&self, database: &str) -> String {
+        format!("postgres://skep@localhost:{}/{database}?host={}", self.port, self.folder.path().display())
+    }
+
     /// Runs a statement as the administrator.
     pub fn execute(&self, sql: &'static str) {
         self.execute_in("postgres", sql);

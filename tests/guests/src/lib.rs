@@ -5,7 +5,7 @@
 //! of the guests are useless, because the exports exist only in WebAssembly. Components that no toolchain
 //! generates are text in `components`.
 
-/// The Rust blocks of the SDK's guide, as doc tests. Blocks that a page writes to a file are compiled by its commands.
+/// The Rust blocks of the guides, as doc tests. Blocks that a page writes to a file are compiled by its commands.
 #[cfg(doctest)]
 // The words after a fence's language are for the test of the guides.
 #[allow(rustdoc::invalid_codeblock_attributes)]
@@ -34,4 +34,6 @@ mod guide {
     mod testing {}
     #[doc = include_str!("../../../guest-sdk/guide/any-language.md")]
     mod any_language {}
+    #[doc = include_str!("../../../host/guide/mcp.md")]
+    mod mcp {}
 }
