@@ -8,6 +8,8 @@
 mod harness;
 /// A server that stands for one with OpenAI's API.
 mod scripted_upstream;
+/// The packages of the workspace.
+mod workspace;
 
 /// Agents: turns, state, conversations, tools, triggers, restarts.
 mod agents;
@@ -41,6 +43,8 @@ mod data_folder;
 mod databases;
 /// `skep up --watch` and `skep logs --follow`.
 mod dev_loop;
+/// The language of the documentation, and what it says about the repository.
+mod documentation;
 /// A host that is killed under load, and the events that its clients see.
 mod durability;
 /// The examples, used as their READMEs say, and copies of them.
@@ -109,7 +113,7 @@ mod schedules;
 mod sessions;
 /// The default model divided among ranks.
 mod sharding;
-/// The structure of the crates, and the language of their documentation.
+/// The structure of the crates.
 mod structure;
 /// Traces over OTLP, and the request ids of the log.
 mod traces;

@@ -1,29 +1,15 @@
-//! The structure of each crate: no import cycles, one module layout, small structs, and documentation in full sentences.
+//! The structure of each crate: no import cycles, one module layout, small structs.
 //!
 //! The sources are read as text, without tests. An import of something that the crate's root re-exports counts as one of the
 //! module that defines it.
 
-use crate::harness::{repository, rust_sources};
+use crate::{harness::rust_sources, workspace::packages};
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
 };
 
-const CRATES: [&str; 12] = [
-    "host/cli",
-    "host/gateway",
-    "host/api",
-    "host/runtime",
-    "host/providers",
-    "host/outbound",
-    "host/store",
-    "host/engine",
-    "host/model",
-    "kernels",
-    "guest-sdk",
-    "guest-sdk/macros",
-];
 const MOST_FIELDS: usize = 16;
 /// Structs with more fields, which hold settings.
 const SETTINGS: [&str; 10] = [
@@ -44,8 +30,8 @@ type Edges = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
 #[test]
 fn the_modules_of_a_crate_form_no_import_cycle() {
     let mut faults = Vec::new();
-    for krate in CRATES {
-        let edges = imports(&repository().join(krate).join("src"));
+    for package in packages() {
+        let edges = imports(package.sources());
         for cycle in cycles(&edges) {
             let because = cycle.iter().flat_map(|from| {
                 let inside = edges[from].iter().filter(|(to, _)| cycle.contains(*to));
@@ -55,7 +41,12 @@ fn the_modules_of_a_crate_form_no_import_cycle() {
                 })
             });
             let because: Vec<String> = because.collect();
-            faults.push(format!("{krate}: {} import each other\n{}", cycle.join(", "), because.join("\n")));
+            faults.push(format!(
+                "{}: {} import each other\n{}",
+                package.folder,
+                cycle.join(", "),
+                because.join("\n")
+            ));
         }
     }
     assert!(faults.is_empty(), "{}", faults.join("\n"));
@@ -63,8 +54,8 @@ fn the_modules_of_a_crate_form_no_import_cycle() {
 
 #[test]
 fn a_directory_of_modules_has_a_mod_rs() {
-    for krate in CRATES {
-        for file in rust_sources(&repository().join(krate).join("src")) {
+    for package in packages() {
+        for file in rust_sources(package.sources()) {
             let folder = file.with_extension("");
             assert!(!folder.is_dir(), "move {} to {}/mod.rs", file.display(), folder.display());
         }
@@ -74,7 +65,7 @@ fn a_directory_of_modules_has_a_mod_rs() {
 #[test]
 fn a_struct_has_few_fields() {
     let mut faults = Vec::new();
-    for file in all_sources() {
+    for file in packages().iter().flat_map(|package| rust_sources(package.sources())) {
         let text = without_tests(&plain(&fs::read_to_string(&file).unwrap()));
         for (at, _) in text.match_indices("struct ") {
             let Some(open) =
@@ -92,107 +83,6 @@ fn a_struct_has_few_fields() {
         }
     }
     assert!(faults.is_empty(), "{}", faults.join("\n"));
-}
-
-/// Openings of fragments: a sentence that begins so has no subject before its verb, or no verb.
-const FRAGMENTS: [&str; 9] = ["Of", "What", "That", "Who", "Which", "As", "So", "Nothing", "Where"];
-
-#[test]
-fn documentation_is_made_of_sentences() {
-    let mut faults = Vec::new();
-    for file in all_sources() {
-        let text = fs::read_to_string(&file).unwrap();
-        let mut before = "";
-        for (index, line) in text.lines().enumerate() {
-            let line = line.trim_start();
-            let is_doc = |line: &str| line.starts_with("///") || line.starts_with("//!");
-            let begins = is_doc(line) && (!is_doc(before) || before.len() == 3);
-            let first = line.get(3..).unwrap_or_default().trim_start().split(' ').next().unwrap_or_default();
-            if begins && FRAGMENTS.contains(&first) {
-                faults.push(format!("{}:{}: a doc comment begins with {first:?}", file.display(), index + 1));
-            }
-            if let Some(at) = line
-                .find("is no ")
-                .filter(|_| !line.contains("there is no ") && !line.contains("There is no "))
-            {
-                let rest = line[at + 6..].split(' ').next().unwrap_or_default();
-                if !["longer", "more", "less", "other", "one"]
-                    .contains(&rest.trim_end_matches([',', '.', ';', ':']))
-                {
-                    faults.push(format!("{}:{}: write \"is not a {rest}\"", file.display(), index + 1));
-                }
-            }
-            before = line;
-        }
-    }
-    for file in documents(&repository()) {
-        faults.extend(house_words(&file, &fs::read_to_string(&file).unwrap()));
-    }
-    assert!(faults.is_empty(), "{}", faults.join("\n"));
-    let page = "The host goes on, `in_force` or not.\n```text\nshe was told\n```\n";
-    assert_eq!(house_words(Path::new("page.md"), page).len(), 1);
-}
-
-/// Words that only the authors understand at once, with those to write instead. They are looked for in the documentation of
-/// Rust items, in WIT, and in Markdown outside of code.
-const HOUSE_WORDS: [(&str, &str); 14] = [
-    ("told", "sent, reported or notified"),
-    ("anew", "again"),
-    ("goes on", "continues"),
-    ("go on", "continue"),
-    ("going on", "continuing"),
-    ("in force", "active"),
-    ("into force", "activated"),
-    ("told apart", "distinguished"),
-    ("tell apart", "distinguish"),
-    ("kept apart", "isolated"),
-    ("stands still", "stops"),
-    ("is there twice", "is duplicated"),
-    ("made again", "repeated, recreated or retried"),
-    ("the most that", "the maximum"),
-];
-
-fn house_words(file: &Path, text: &str) -> Vec<String> {
-    let is_page = file.extension().is_some_and(|extension| extension == "md");
-    let (mut faults, mut is_code) = (Vec::new(), false);
-    for (index, line) in text.lines().enumerate().map(|(index, line)| (index, line.trim_start())) {
-        is_code ^= is_page && line.starts_with("```");
-        if is_code || !is_page && !line.starts_with("///") && !line.starts_with("//!") {
-            continue;
-        }
-        let words = line.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty());
-        let words = format!(" {} ", words.collect::<Vec<_>>().join(" ").to_lowercase());
-        let found = HOUSE_WORDS.iter().filter(|(word, _)| words.contains(&format!(" {word} ")));
-        faults.extend(found.map(|(word, instead)| {
-            format!("{}:{}: write {instead} instead of {word:?}", file.display(), index + 1)
-        }));
-    }
-    faults
-}
-
-/// Lists the Rust sources, the interfaces and the Markdown pages, except those that are kept as they were.
-fn documents(folder: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    let kept = |name: &str| {
-        name.starts_with('.')
-            || ["target", "shared", "node_modules", "vendor", "fixtures", "CHANGELOG.md"].contains(&name)
-    };
-    let mut found = Vec::new();
-    for path in entries.filter(|path| !kept(path.file_name().unwrap().to_str().unwrap())) {
-        if path.is_dir() {
-            found.extend(documents(&path));
-        } else if path
-            .extension()
-            .is_some_and(|extension| ["rs", "wit", "md"].iter().any(|e| extension == *e))
-        {
-            found.push(path);
-        }
-    }
-    found
-}
-
-fn all_sources() -> Vec<PathBuf> {
-    CRATES.iter().flat_map(|krate| rust_sources(&repository().join(krate).join("src"))).collect()
 }
 
 /// Returns what each top-level module imports of the others, with the items.
@@ -318,7 +208,7 @@ fn split(text: &str) -> Vec<String> {
 }
 
 /// Returns the text without comments and with empty strings.
-fn plain(text: &str) -> String {
+pub fn plain(text: &str) -> String {
     let (mut out, mut rest) = (String::new(), text);
     while let Some(c) = rest.chars().next() {
         let hashes = rest.strip_prefix('r').map(|raw| raw.chars().take_while(|c| *c == '#').count());
@@ -356,7 +246,7 @@ fn plain(text: &str) -> String {
 }
 
 /// Returns the text without the items that only tests have.
-fn without_tests(text: &str) -> String {
+pub fn without_tests(text: &str) -> String {
     let mut out = text.to_owned();
     while let Some(at) = ["#[cfg(test)]", "#[cfg(all(test"].iter().filter_map(|mark| out.find(mark)).min() {
         let after = at + balanced_attribute(&out[at..]);

@@ -4,10 +4,7 @@
 //! parameters are read from the input one after the other in their WebAssembly form: pointers, lengths,
 //! handles, variant cases.
 
-use crate::host::host;
-use skep_engine::Priority;
-use skep_runtime::{Invocation, Origin};
-use std::{fmt::Write, time::Duration};
+use std::fmt::Write;
 use wit_component::{ComponentEncoder, StringEncoding, embed_component_metadata};
 use wit_parser::{
     Resolve, WorldId, WorldItem,
@@ -16,8 +13,7 @@ use wit_parser::{
 
 /// Address of the program in the guest's memory, first as sent and then decoded.
 const PROGRAM: usize = 0x2_0000;
-const PROGRAM_BYTES: usize = 0x8000;
-const PATIENCE: Duration = Duration::from_secs(5);
+pub(crate) const PROGRAM_BYTES: usize = 0x8000;
 /// Texts that calls can point to, stored from `TEXTS_AT` on.
 const TEXTS_AT: usize = 0x400;
 const TEXTS: [&str; 10] = [
@@ -34,32 +30,6 @@ const TEXTS: [&str; 10] = [
 ];
 /// Address to which results are written.
 const RESULTS_AT: i32 = 0x1000;
-
-/// Sends an input to the guest, encoded in letters because messages are text.
-pub(crate) fn arguments(input: &[u8]) {
-    let program: String = input.iter().take(PROGRAM_BYTES / 2).fold(String::new(), |mut program, byte| {
-        program.push(char::from(b'A' + (byte >> 4)));
-        program.push(char::from(b'A' + (byte & 15)));
-        program
-    });
-    let invocation = Invocation {
-        key: None,
-        principal: "local".into(),
-        agent: "caller".into(),
-        session: "s".into(),
-        text: program,
-        data: None,
-        origin: Origin::Direct,
-        priority: Priority::Interactive,
-        deadline: None,
-        idempotency_key: None,
-        detached: false,
-    };
-    host().runtime.block_on(async {
-        let turn = async { host().agents.invoke(invocation).await?.outcome().await };
-        let _ = tokio::time::timeout(PATIENCE, turn).await;
-    });
-}
 
 /// Returns calls of each function with plausible arguments.
 pub(crate) fn seeds() -> Vec<Vec<u8>> {

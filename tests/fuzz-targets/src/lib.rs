@@ -6,6 +6,7 @@
 //! `regressions/TARGET`.
 #![forbid(unsafe_code)]
 
+mod arguments;
 mod guest;
 mod host;
 mod http;
@@ -98,7 +99,7 @@ pub const TARGETS: [Target; 12] = [
         words: upstreams::WORDS,
         tries: 4_000,
     },
-    Target { name: "guest_arguments", run: guest::arguments, seeds: guest::seeds, words: &[], tries: 60 },
+    Target { name: "guest_arguments", run: arguments::call, seeds: guest::seeds, words: &[], tries: 60 },
     Target {
         name: "resume_ids",
         run: http::resume_id,

@@ -126,7 +126,7 @@ impl Mutator {
         input.splice(from..from + digits, number.iter().copied());
     }
 
-    /// Xorshift64*.
+    /// Draws the next number of Xorshift64*.
     fn next(&mut self) -> u64 {
         self.state ^= self.state >> 12;
         self.state ^= self.state << 25;

@@ -1,0 +1,239 @@
+//! The language of the documentation, and whether what it says about the repository is true.
+
+use crate::{harness::repository, house::sources};
+use skep_cli::{config::Config, server_options::ServerOptions};
+use std::{fs, path::PathBuf};
+
+/// Openings of fragments: a sentence that begins so has no subject before its verb, or no verb.
+const FRAGMENTS: [&str; 9] = ["Of", "What", "That", "Who", "Which", "As", "So", "Nothing", "Where"];
+/// Words that end like a verb in the third person and are none.
+const NOUNS: [&str; 9] =
+    ["Always", "Bytes", "Experts", "Its", "Options", "Pages", "Threads", "This", "Tokens"];
+const README_LINES: usize = 150;
+
+#[test]
+fn documentation_is_made_of_sentences() {
+    let mut faults = Vec::new();
+    for file in sources() {
+        let text = fs::read_to_string(&file).unwrap();
+        let mut before = "";
+        for (index, line) in text.lines().enumerate() {
+            let line = line.trim_start();
+            let is_doc = |line: &str| line.starts_with("///") || line.starts_with("//!");
+            let begins = is_doc(line) && (!is_doc(before) || before.len() == 3);
+            let first = line.get(3..).unwrap_or_default().trim_start().split(' ').next().unwrap_or_default();
+            // The documentation of a field of an agent's tool is its description.
+            let is_of_agent = file.starts_with(repository().join("guest-sdk/tests"));
+            if begins && FRAGMENTS.contains(&first) && !is_of_agent {
+                faults.push(format!("{}:{}: a doc comment begins with {first:?}", file.display(), index + 1));
+            }
+            if let Some(at) = line
+                .find(concat!("is ", "no "))
+                .filter(|_| !line.contains("there is no ") && !line.contains("There is no "))
+            {
+                let rest = line[at + 6..].split(' ').next().unwrap_or_default();
+                if !["longer", "more", "less", "other", "one"]
+                    .contains(&rest.trim_end_matches([',', '.', ';', ':']))
+                {
+                    faults.push(format!("{}:{}: write \"is not a {rest}\"", file.display(), index + 1));
+                }
+            }
+            before = line;
+        }
+        for (line, word) in openings_without_verb(&text) {
+            let hint = "begin with what the function does, such as \"Returns\"";
+            faults.push(format!(
+                "{}:{line}: a function's documentation begins with {word:?}; {hint}",
+                file.display()
+            ));
+        }
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+/// Returns the lines at which the documentation of a function begins with another word than a verb in the third person, and
+/// that word.
+///
+/// The documentation of a test says why it exists, and that of an agent is what others see of it.
+fn openings_without_verb(text: &str) -> Vec<(usize, String)> {
+    let lines: Vec<&str> = text.lines().map(str::trim).collect();
+    let mut found = Vec::new();
+    let mut at = 0;
+    while at < lines.len() {
+        let Some(first) = lines[at].strip_prefix("///") else {
+            at += 1;
+            continue;
+        };
+        let begins = at;
+        while at < lines.len() && lines[at].starts_with("///") {
+            at += 1;
+        }
+        let (mut depth, mut is_exempt) = (0_isize, false);
+        while at < lines.len() && (depth > 0 || lines[at].starts_with("#[")) {
+            is_exempt |= lines[at].contains("test") || lines[at].starts_with("#[agent");
+            let count = |brackets: [char; 2]| lines[at].matches(brackets).count() as isize;
+            depth += count(['(', '[']) - count([')', ']']);
+            at += 1;
+        }
+        if is_exempt || !lines.get(at).is_some_and(|line| is_function(line)) {
+            continue;
+        }
+        let word =
+            first.trim_start().split(' ').next().unwrap_or_default().trim_end_matches(['.', ',', ':', ';']);
+        let is_heading = word.starts_with('#');
+        if !is_heading && (!word.ends_with('s') || NOUNS.contains(&word)) {
+            found.push((begins + 1, word.to_owned()));
+        }
+    }
+    found
+}
+
+fn is_function(line: &str) -> bool {
+    let mut rest = line;
+    loop {
+        if rest.starts_with("fn ") {
+            return true;
+        }
+        let words = ["pub ", "default ", "const ", "async ", "unsafe ", "extern \"C\" "];
+        let shorter = words.iter().find_map(|word| rest.strip_prefix(word));
+        let restricted = || rest.strip_prefix("pub(")?.split_once(") ").map(|(_, rest)| rest);
+        let Some(shorter) = shorter.or_else(restricted) else { return false };
+        rest = shorter;
+    }
+}
+
+#[test]
+fn an_opening_without_a_verb_is_found() {
+    let text = [
+        "/// Returns it.",
+        "fn a() {}",
+        "",
+        "/// The value.",
+        "#[must_use]",
+        "#[allow(",
+        "    dead_code",
+        ")]",
+        "pub(crate) const fn b() {}",
+        "/// A riddle that a test answers.",
+        "#[test]",
+        "fn c() {}",
+        "/// The field.",
+        "struct D;",
+        "/// Tokens of it,",
+        "/// or less.",
+        "pub async fn e() {}",
+        "/// # Safety",
+        "unsafe fn f() {}",
+    ]
+    .join("\n");
+    let words = [(4, "The".to_owned()), (15, "Tokens".to_owned())];
+    assert_eq!(openings_without_verb(&text), words);
+}
+
+#[test]
+fn the_readme_is_short_and_shows_the_agent_hello() {
+    let readme = fs::read_to_string(repository().join("README.md")).unwrap();
+    let lines = readme.lines().count();
+    assert!(lines <= README_LINES, "{lines} lines; at most {README_LINES}");
+    let shown = fenced(&readme, "rust");
+    let agent = fs::read_to_string(repository().join("examples/hello/src/lib.rs")).unwrap();
+    let (_, agent) = agent.split_once("\n\n").expect("a header");
+    let (agent, _) = agent.split_once("\n\n#[cfg(test)]").expect("a test");
+    assert_eq!(shown.trim_end(), agent.trim_end(), "the agent of the README is not examples/hello");
+}
+
+#[test]
+fn the_settings_in_the_readme_are_valid() {
+    let readme = fs::read_to_string(repository().join("README.md")).unwrap();
+    let mut options = ServerOptions::default();
+    Config::parse(fenced(&readme, "toml")).unwrap().apply(&mut options).unwrap();
+    assert_eq!((options.models.len(), options.remote.upstreams.len()), (2, 1));
+}
+
+/// Returns the first block of a language.
+fn fenced<'a>(page: &'a str, language: &str) -> &'a str {
+    let (_, block) = page.split_once(&format!("```{language}\n")).expect("a block of this language");
+    block.split_once("```").expect("its fence is closed").0
+}
+
+/// The tables of ARCHITECTURE.md are where a reader looks for a file. A path in a row may begin at any folder that an earlier
+/// path of the row names.
+#[test]
+fn every_path_in_the_tables_of_the_architecture_exists() {
+    let text = fs::read_to_string(repository().join("ARCHITECTURE.md")).unwrap();
+    let (mut faults, mut count) = (Vec::new(), 0);
+    for (index, line) in text.lines().enumerate().filter(|(_, line)| line.starts_with("| ")) {
+        let mut folders = vec![repository(), repository().join("host")];
+        for path in line.split('`').skip(1).step_by(2).filter(|span| is_path(span)) {
+            count += 1;
+            // `NAME` is any file of its folder.
+            let exact = match path.rsplit_once('/') {
+                Some((folder, name)) if name.contains("NAME") => folder,
+                _ => path,
+            };
+            let Some(found) =
+                folders.iter().rev().map(|folder| folder.join(exact)).find(|path| path.exists())
+            else {
+                faults.push(format!("ARCHITECTURE.md:{}: {path} does not exist", index + 1));
+                continue;
+            };
+            let within = found.ancestors().take_while(|folder| **folder != repository());
+            let mut new: Vec<PathBuf> = within.filter(|path| path.is_dir()).map(PathBuf::from).collect();
+            new.extend(new.first().map(|folder| folder.join("src")).filter(|sources| sources.is_dir()));
+            new.retain(|folder| !folders.contains(folder));
+            folders.extend(new);
+        }
+    }
+    assert!(count > 60, "found only {count} paths");
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+/// Returns whether a code span is a path of the repository: not a command, a route, a setting or a suffix.
+fn is_path(span: &str) -> bool {
+    let is_file = [".rs", ".md", ".cu", ".cuh", ".js", ".wit"].iter().any(|end| span.ends_with(end));
+    (is_file || span.contains('/')) && !span.contains([' ', '[', ':']) && !span.starts_with(['/', '.'])
+}
+
+/// Returns the keys that are allowed under a header of `skep.toml`, as the parser lists them in its error for an unknown one.
+fn keys(header: &str) -> Option<Vec<String>> {
+    let message = skep_runtime::parse_toml::<Config>(&format!("{header}\nnot-a-field = 1\n")).err()?;
+    let (_, expected) = message.split_once("unknown field `not-a-field`, expected ")?;
+    Some(expected.split('`').skip(1).step_by(2).map(str::to_owned).collect())
+}
+
+#[test]
+fn every_key_of_the_configuration_is_in_the_guide() {
+    let guide = fs::read_to_string(repository().join("host/guide/configuration.md")).unwrap();
+    let reference = guide.split_once("\n## Top level").expect("the reference").1;
+    let parts: Vec<&str> = reference.split("\n## ").collect();
+    let (mut faults, mut count) = (Vec::new(), 0);
+    let described = |part: &str, key: &str| {
+        let spans = part
+            .lines()
+            .filter(|line| line.starts_with('|'))
+            .flat_map(|row| row.split('`').skip(1).step_by(2));
+        spans.into_iter().any(|span| span.rsplit(' ').next() == Some(key))
+    };
+    for key in keys("").expect("top-level keys") {
+        let headers = [format!("[{key}]"), format!("[{key}.NAME]"), format!("[[{key}]]")];
+        let Some((header, inner)) = headers.iter().find_map(|header| Some((header, keys(header)?))) else {
+            count += 1;
+            if !described(parts[0], &key) {
+                faults.push(format!("{key}: no row under \"Top level\""));
+            }
+            continue;
+        };
+        let title =
+            |part: &&&str| part.lines().next().is_some_and(|title| title.contains(&format!("`{header}`")));
+        let Some(part) = parts.iter().find(title) else {
+            faults.push(format!("{header}: no heading names the section"));
+            continue;
+        };
+        count += inner.len();
+        for key in inner.iter().filter(|key| !described(part, key)) {
+            faults.push(format!("{header} {key}: no row of the section has the key"));
+        }
+    }
+    assert!(count > 80, "found only {count} keys");
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
