@@ -69,7 +69,7 @@ impl Context {
         Conversation::open(self, name, self.model())
     }
 
-    /// Same as [`conversation_named`](Self::conversation_named), but a conversation that does not exist yet
+    /// Does the same as [`conversation_named`](Self::conversation_named), but a conversation that does not exist yet
     /// starts with this model.
     pub fn conversation_with_model(&self, name: &str, model: &str) -> Conversation<'_> {
         Conversation::open(self, name, Some(model))
@@ -213,7 +213,7 @@ impl<'a> Conversation<'a> {
         self
     }
 
-    /// Same as [`answer_format`](Self::answer_format).
+    /// Does the same as [`answer_format`](Self::answer_format).
     #[deprecated(since = "0.1.0", note = "renamed to `answer_format`")]
     pub fn answer_form(self, form: impl Fn(&[Result<Value, String>]) -> Output + 'a) -> Self {
         self.answer_format(form)
@@ -280,7 +280,7 @@ impl<'a> Conversation<'a> {
         })
     }
 
-    /// Same as [`with_compaction`](Self::with_compaction).
+    /// Does the same as [`with_compaction`](Self::with_compaction).
     #[deprecated(
         since = "0.1.0",
         note = "renamed to `with_compaction`, because it does not compact anything"

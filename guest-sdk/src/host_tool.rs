@@ -125,7 +125,7 @@ impl<Arguments: Serialize, Outcome: DeserializeOwned> HostTool<Arguments, Outcom
     }
 }
 
-/// Whether the name has an owner and a tool, and is not a pattern.
+/// Returns whether the name has an owner and a tool, and is not a pattern.
 const fn names_one_tool(name: &str) -> bool {
     let bytes = name.as_bytes();
     let (mut slash, mut at) = (None, 0);

@@ -36,7 +36,7 @@ macro_rules! option_methods {
             self
         }
 
-        /// Same as [`with_stop`](Self::with_stop).
+        /// Does the same as [`with_stop`](Self::with_stop).
         #[deprecated(since = "0.1.0", note = "renamed to `with_stop`, because it does not stop anything")]
         pub fn stop(self, stop: impl Into<String>) -> Self {
             self.with_stop(stop)

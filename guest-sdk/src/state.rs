@@ -28,7 +28,7 @@ impl State<'_> {
         }
     }
 
-    /// Same as [`get`](Self::get), but returns `T::default()` if there is no value.
+    /// Does the same as [`get`](Self::get), but returns `T::default()` if there is no value.
     pub fn get_or_default<T: DeserializeOwned + Default>(&self, key: &str) -> Result<T, StateError> {
         Ok(self.get(key)?.unwrap_or_default())
     }

@@ -289,7 +289,7 @@ async fn a_stream_ends_with_the_model_and_the_limits_with_which_it_began() {
     until(async || (up.host.get("/v1/models/small").await.1["context_length"] == 1024).then_some(())).await;
 }
 
-/// A receiver of webhooks, which counts what it gets.
+/// Starts a receiver of webhooks, which counts what it gets.
 fn receiver() -> (String, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}/hook", listener.local_addr().unwrap());

@@ -79,7 +79,7 @@ impl Host {
         Host { url: format!("http://{address}"), stop: Some(stop), thread: Some(thread) }
     }
 
-    /// A host that runs in a separate process.
+    /// Refers to a host that runs in a separate process.
     pub fn elsewhere(url: String) -> Host {
         Host { url, stop: None, thread: None }
     }

@@ -16,7 +16,7 @@ fn start(data: &Path, arguments: &[&str]) -> (Host, Process) {
     (Host::elsewhere(process.url.clone()), process)
 }
 
-/// A text of about a thousand tokens.
+/// Returns a text of about a thousand tokens.
 fn long_text() -> String {
     let rule = |number: u32| {
         format!("Rule {number}: a parcel of {} kg goes to warehouse {}. ", number * 3 % 17, number % 7)
@@ -93,7 +93,7 @@ impl Warm {
     }
 }
 
-/// The number of tokens of a prompt, and how many of them were cached.
+/// Returns the number of tokens of a prompt, and how many of them were cached.
 fn prompt_tokens(answer: &Value) -> (u64, u64) {
     let usage = &answer["usage"];
     let cached = &usage["prompt_tokens_details"]["cached_tokens"];

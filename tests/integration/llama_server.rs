@@ -213,7 +213,7 @@ async fn agents_converse_fill_forms_and_call_tools_with_llama_server() {
     assert!(is_a_city(formed["text"].as_str().unwrap()), "{formed}");
     let streamed = host.message("stream", "s", "Name a colour.").await.1;
     assert_eq!(streamed["data"]["same"], true, "{streamed}");
-    // The server does not make a model call a tool before its tokens are used up. What is no call is an error then, and
+    // The server does not make a model call a tool before its tokens are used up. Text that is not a call is an error then, and
     // never taken for one.
     let (status, called) = host.message("toolcall", "s", "good Add 2 and 3.").await;
     let refused = called["error"]["message"].as_str().unwrap_or_default();

@@ -40,12 +40,12 @@ struct Shared {
     seen: Mutex<Vec<Seen>>,
 }
 
-/// What goes wrong with an answer of the storage.
+/// A fault of an answer of the storage.
 #[derive(Clone)]
 pub enum Fault {
     /// The connection is cut after this number of bytes.
     Cut(usize),
-    /// Nothing more comes after this number of bytes.
+    /// The connection stays open, and nothing more comes after this number of bytes.
     Stall(usize),
     /// Other bytes come than the hub describes.
     Corrupt,

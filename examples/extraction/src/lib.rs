@@ -37,7 +37,7 @@ enum Currency {
     Usd,
 }
 
-/// An example for the model. None of them is among the documents that are measured.
+/// Returns an example for the model. None of the examples is among the documents that are measured.
 fn example(vendor: &str, number: &str, date: &str, currency: Currency, total: f64) -> Invoice {
     Invoice { vendor: vendor.into(), number: number.into(), date: date.into(), currency, total }
 }

@@ -34,7 +34,7 @@ pub enum HostToolError {
 }
 
 impl HostToolError {
-    /// Whether the same call may succeed later without doing anything twice.
+    /// Returns whether the same call may succeed later without doing anything twice.
     pub fn is_retryable(&self) -> bool {
         matches!(self, Self::Unavailable(_))
     }

@@ -32,7 +32,7 @@ pub enum HttpError {
 }
 
 impl HttpError {
-    /// Whether the same request may succeed later.
+    /// Returns whether the same request may succeed later.
     pub fn is_retryable(&self) -> bool {
         match self {
             Self::Failed(_) | Self::Timeout => true,

@@ -43,7 +43,7 @@ pub enum InferenceError {
 }
 
 impl InferenceError {
-    /// Whether the same call may succeed later, or with a larger `max_tokens`.
+    /// Returns whether the same call may succeed later, or with a larger `max_tokens`.
     pub fn is_retryable(&self) -> bool {
         matches!(self, Self::Busy { .. } | Self::Truncated)
     }

@@ -33,7 +33,7 @@ pub struct HttpResponse {
 }
 
 impl HttpResponse {
-    /// Whether the status is 2xx.
+    /// Returns whether the status is 2xx.
     pub fn is_success(&self) -> bool {
         (200..300).contains(&self.status)
     }

@@ -19,7 +19,7 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
     block_on_or(future, || false)
 }
 
-/// Same as [`block_on`], but when the future is pending, `idle` runs first. The thread parks only if `idle`
+/// Does the same as [`block_on`], but when the future is pending, `idle` runs first. The thread parks only if `idle`
 /// returns `false`, which means that it could not make progress either.
 pub(super) fn block_on_or<F: Future>(future: F, mut idle: impl FnMut() -> bool) -> F::Output {
     let waker = Waker::from(Arc::new(Unpark(thread::current())));

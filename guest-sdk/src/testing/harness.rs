@@ -80,7 +80,7 @@ impl Harness {
         self
     }
 
-    /// Same as [`model`](Self::model), for use between turns.
+    /// Does the same as [`model`](Self::model), for use between turns.
     pub fn set_model(&self, model: ScriptedModel) {
         self.world.borrow_mut().steps = model.steps;
     }
@@ -106,7 +106,7 @@ impl Harness {
         self
     }
 
-    /// Same as [`host_tool`](Self::host_tool), for a typed reference. The tool accepts every object that
+    /// Does the same as [`host_tool`](Self::host_tool), for a typed reference. The tool accepts every object that
     /// deserializes into the arguments.
     ///
     /// ```
@@ -150,7 +150,7 @@ impl Harness {
         self
     }
 
-    /// Same as [`web`](Self::web), for use between turns.
+    /// Does the same as [`web`](Self::web), for use between turns.
     pub fn set_web(&self, web: ScriptedWeb) {
         self.world.borrow_mut().web = web;
     }
@@ -163,7 +163,7 @@ impl Harness {
         self
     }
 
-    /// Same as [`approval_decision`](Self::approval_decision).
+    /// Does the same as [`approval_decision`](Self::approval_decision).
     #[deprecated(since = "0.1.0", note = "renamed to `approval_decision`")]
     pub fn verdict(self, verdict: Result<(), &str>) -> Self {
         self.approval_decision(verdict)

@@ -440,7 +440,7 @@ impl Host for MemoryHost {
         Ok(())
     }
 
-    /// SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
+    /// Draws the next number of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
     fn random(&self) -> u64 {
         let mut world = self.world.borrow_mut();
         world.random = world.random.wrapping_add(0x9e37_79b9_7f4a_7c15);

@@ -24,10 +24,15 @@ pub struct AiEnvelope<T> {
 }
 
 // The OpenAPI document names a schema after the type that a route mentions, so each envelope has a name of its own.
+/// An answer to one request.
 pub type AiAnswerEnvelope = AiEnvelope<AiAnswer>;
+/// The answers of a batch.
 pub type AiBatchAnswersEnvelope = AiEnvelope<AiBatchAnswers>;
+/// The state of a batch.
 pub type BatchStatusEnvelope = AiEnvelope<BatchStatus>;
+/// An answer in the shape of a chat completion.
 pub type ChatCompletionEnvelope = AiEnvelope<ChatCompletion>;
+/// A batch that was accepted.
 pub type QueuedBatchEnvelope = AiEnvelope<QueuedBatch>;
 
 impl<T> AiEnvelope<T> {

@@ -47,6 +47,7 @@ pub enum Decision {
 }
 
 impl Decision {
+    /// Returns the word of the API for the decision.
     pub fn as_str(self) -> &'static str {
         match self {
             Decision::Approve => "approve",

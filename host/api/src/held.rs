@@ -43,6 +43,7 @@ pub enum HeldDecision {
 }
 
 impl HeldDecision {
+    /// Returns the word of the API.
     pub fn as_str(self) -> &'static str {
         match self {
             HeldDecision::Resume => "resume",

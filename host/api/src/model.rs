@@ -130,6 +130,7 @@ pub enum ModelAction {
 }
 
 impl ModelAction {
+    /// Returns the word of the API.
     pub fn as_str(self) -> &'static str {
         match self {
             ModelAction::Load => "load",

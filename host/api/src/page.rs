@@ -32,31 +32,50 @@ pub struct Page<T> {
 }
 
 // The OpenAPI document names a schema after the type that a route mentions, so each listing has a name of its own.
+/// All approvals that wait.
 pub type ApprovalList<J = Value> = List<Approval<J>>;
+/// A page of batches.
 pub type BatchPage = Page<Batch>;
+/// A page of files.
 pub type ClientFilePage = Page<ClientFile>;
+/// A page of deliveries that failed permanently.
 pub type DeadLetterPage = Page<DeadLetter>;
+/// A page of events.
 pub type EventPage<J = Value> = Page<Event<J>>;
+/// All API keys.
 pub type KeyList = List<Key>;
+/// Log lines of an agent.
 pub type LogLineList = List<LogLine>;
+/// All MCP servers.
 pub type McpServerList = List<McpServer>;
+/// All models.
 pub type ModelList = List<Model>;
+/// A page of the sessions of all agents.
 pub type RecentSessionPage = Page<RecentSession>;
+/// A page of schedules.
 pub type SchedulePage<J = Value> = Page<Schedule<J>>;
+/// All secrets, without their values.
 pub type SecretList = List<Secret>;
+/// A page of the sessions of an agent.
 pub type SessionPage = Page<Session>;
+/// A page of the values of a session's state.
 pub type StateValuePage = Page<StateValue>;
+/// A page of the turns of a session.
 pub type TurnSummaryPage = Page<TurnSummary>;
+/// All versions of an agent.
 pub type VersionList = List<AgentVersion>;
+/// A page of webhooks.
 pub type WebhookPage = Page<WebhookState>;
 
 impl<T> List<T> {
+    /// Creates a list of everything there is.
     pub fn new(data: impl IntoIterator<Item = T>) -> Self {
         List { object: marker::List, data: data.into_iter().collect() }
     }
 }
 
 impl<T> Page<T> {
+    /// Creates a page. `has_more` tells whether another one follows it.
     pub fn new(data: impl IntoIterator<Item = T>, has_more: bool) -> Self {
         Page { object: marker::List, data: data.into_iter().collect(), has_more }
     }

@@ -17,6 +17,7 @@ macro_rules! words {
         }
 
         impl $name {
+            /// Returns the word.
             pub fn as_str(&self) -> &str {
                 match self {
                     $($name::$variant => $word,)+

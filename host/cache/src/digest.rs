@@ -35,7 +35,8 @@ impl std::fmt::Debug for PageNamer {
     }
 }
 
-impl PageNamer {
+impl Keys {
+    /// Returns the keys that are made with a secret, which nobody outside of this host knows.
     pub fn new(secret: [u8; 32]) -> Self {
         PageNamer { secret }
     }
@@ -62,10 +63,12 @@ impl PageNamer {
         pages.collect()
     }
 
+    /// Returns the tag of a tenant.
     pub fn tenant(&self, tenant: &str) -> TenantTag {
         TenantTag(self.short("tenant", &[tenant.as_bytes()]))
     }
 
+    /// Returns the owner that a session, all sessions of an agent, or clients without an agent are.
     pub fn owner(&self, agent: Option<&str>, session: Option<&str>) -> Owner {
         let name = agent.unwrap_or_default().as_bytes();
         Owner {

@@ -28,8 +28,11 @@ pub const MAX_PAYLOAD_BYTES: usize = 1 << 30;
 /// The description of a page in the header of its image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
+    /// The weights and the format of the page.
     pub layout: Digest,
+    /// The tenant and the tokens up to the end of the page.
     pub prefix: Digest,
+    /// Number of bytes of keys and values behind the header.
     pub payload_bytes: usize,
 }
 

@@ -1,12 +1,20 @@
 //! The names of the metrics of the tier on disk. The engine describes them with its own.
 
+/// Counter of the bytes of pages that were written.
 pub const WRITTEN_BYTES: &str = "skep_kv_written_bytes_total";
+/// Counter of the pages that were written.
 pub const WRITTEN_PAGES: &str = "skep_kv_written_pages_total";
+/// Counter of the bytes of pages that were read.
 pub const READ_BYTES: &str = "skep_kv_read_bytes_total";
+/// Counter of the pages that were removed, by reason.
 pub const REMOVED_PAGES: &str = "skep_kv_removed_pages_total";
+/// Counter of the pages that were not written, because the disk was full or too slow.
 pub const DROPPED_PAGES: &str = "skep_kv_dropped_pages_total";
+/// Gauge of the bytes of pages on the disk.
 pub const DISK_BYTES: &str = "skep_kv_disk_bytes";
+/// Gauge of the pages on the disk.
 pub const DISK_PAGES: &str = "skep_kv_disk_pages";
+/// Counter of the pages that were read and used instead of being computed.
 pub const PROMOTED_PAGES: &str = "skep_kv_promoted_pages_total";
 
 /// Makes all counters visible before anything has happened.

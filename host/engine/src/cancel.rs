@@ -17,6 +17,7 @@ impl Cancel {
         self.0.store(true, Ordering::Release);
     }
 
+    /// Returns whether nobody waits for the result any more.
     pub fn is_cancelled(&self) -> bool {
         self.0.load(Ordering::Acquire)
     }

@@ -24,11 +24,13 @@ impl Default for Distribution {
 }
 
 impl Distribution {
+    /// Counts a duration.
     pub fn record(&self, time: Duration) {
         let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         self.0[bucket(micros)].fetch_add(1, Relaxed);
     }
 
+    /// Returns the counts so far.
     pub fn counts(&self) -> Counts {
         Counts(self.0.iter().map(|count| count.load(Relaxed)).collect())
     }

@@ -18,13 +18,16 @@ pub enum TokenEvent {
     Finished(Finished),
 }
 
+/// A token of the output.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Token {
+    /// Its id in the vocabulary.
     pub id: u32,
     /// May be empty: bytes are held back until a character is complete, and while they may begin a stop string.
     pub text: String,
     /// Whether the constraint left no other choice, so that the token was appended without sampling.
     pub forced: bool,
+    /// Its log-probability, if the request asked for some.
     pub logprob: Option<TokenLogprob>,
     /// The output that the generation had rolled back when this token, and all tokens before it, were settled.
     /// A run that resumes after this token needs it.
@@ -47,6 +50,7 @@ pub struct TokenLogprob {
     pub top: Vec<(u32, f32)>,
 }
 
+/// The end of a generation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Finished {
     pub reason: FinishReason,
@@ -58,6 +62,7 @@ pub struct Finished {
     pub tokens: Vec<u32>,
 }
 
+/// The reason why a generation ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FinishReason {
     /// The model ended its output.
@@ -86,14 +91,18 @@ impl FinishReason {
     }
 }
 
+/// Token counts of one or several generations.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
+    /// Tokens of the prompts, cached ones included.
     pub prompt_tokens: u32,
+    /// Tokens of the prompts that were not computed, because their KV pages were there.
     pub cached_tokens: u32,
     /// Sampled and forced tokens.
     pub completion_tokens: u32,
     /// The part of `completion_tokens` that is reasoning, with the marks around it.
     pub reasoning_tokens: u32,
+    /// Tokens to which the constraint left no alternative, so that they were not sampled.
     pub forced_tokens: u32,
     /// Sampled tokens that had been drafted, and so took no step of their own.
     pub accepted_tokens: u32,
@@ -129,11 +138,13 @@ impl Usage {
     }
 }
 
+/// Durations of a generation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Timing {
     /// Time from submission to admission.
     pub queue_us: u64,
     /// Time from submission to the first sampled token; the total time where nothing was sampled.
     pub first_token_us: u64,
+    /// Time from submission to the end.
     pub total_us: u64,
 }

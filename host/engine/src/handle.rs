@@ -217,14 +217,17 @@ impl Engine {
         self.shared.sequence_limit
     }
 
+    /// Returns the description of the model.
     pub fn info(&self) -> &ModelInfo {
         &self.shared.info
     }
 
+    /// Returns the tokenizer of the model.
     pub fn tokenizer(&self) -> &Arc<Tokenizer> {
         &self.shared.tokenizer
     }
 
+    /// Returns the chat template of the model.
     pub fn template(&self) -> &Arc<ChatTemplate> {
         &self.shared.template
     }
@@ -270,6 +273,7 @@ impl Engine {
         self.shared.replicas.iter().map(|replica| replica.free_slots(priority)).sum()
     }
 
+    /// Returns the statistics of each replica.
     pub fn replica_stats(&self) -> Vec<EngineStats> {
         self.shared.replicas.iter().map(Replica::stats).collect()
     }

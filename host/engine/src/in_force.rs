@@ -7,6 +7,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 pub struct InForce<T>(Arc<RwLock<Arc<T>>>);
 
 impl<T> InForce<T> {
+    /// Creates a setting with its first value.
     pub fn new(value: T) -> Self {
         Arc::new(value).into()
     }
@@ -16,6 +17,7 @@ impl<T> InForce<T> {
         self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Replaces the value for everyone who reads it from now on.
     pub fn replace(&self, value: T) {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(value);
     }

@@ -15,6 +15,7 @@ pub struct MetricSpec {
     pub help: &'static str,
 }
 
+/// The kind of a metric.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum MetricKind {
     Counter,

@@ -88,6 +88,7 @@ impl Model {
         }
     }
 
+    /// Returns the name that requests use for the model.
     pub fn name(&self) -> &str {
         match self {
             Model::Local(engine) => &engine.info().name,
@@ -95,6 +96,7 @@ impl Model {
         }
     }
 
+    /// Returns the digest that conversations keep of the model that made their tokens.
     pub fn digest(&self) -> &ModelDigest {
         match self {
             Model::Local(engine) => &engine.info().digest,

@@ -121,8 +121,9 @@ impl Attempts {
         Attempts(Some(Arc::default()))
     }
 
-    pub fn begin(&self, upstream: Option<&str>, model: &str) -> PendingAttempt {
-        PendingAttempt {
+    /// Begins an attempt to get an answer from a model, of an upstream or of this host.
+    pub fn begin(&self, upstream: Option<&str>, model: &str) -> BegunAttempt {
+        BegunAttempt {
             attempts: self.clone(),
             upstream: upstream.map(str::to_owned),
             model: model.to_owned(),
@@ -145,7 +146,8 @@ impl Attempts {
     }
 }
 
-impl PendingAttempt {
+impl BegunAttempt {
+    /// Notes how the attempt ended. An attempt that is dropped instead was cancelled.
     pub fn ended(mut self, outcome: &'static str, status: Option<u16>) {
         self.note(outcome, status);
     }

@@ -10,6 +10,7 @@ use skep_cache::DiskTier;
 
 use crate::{InForce, Timeline, TokenMeter, Weights};
 
+/// The bounds and settings of an engine.
 #[derive(Debug, Clone)]
 pub struct EngineOptions {
     /// Maximum number of requests that wait at each replica; further ones get `Busy`.
@@ -99,6 +100,7 @@ impl Default for DraftLimits {
 }
 
 impl Speculation {
+    /// Returns prompt lookup with the default limits.
     pub fn prompt_lookup() -> Self {
         Speculation::PromptLookup(DraftLimits::default())
     }

@@ -267,6 +267,7 @@ pub struct GenerateRequest {
 }
 
 impl GenerateRequest {
+    /// Creates a request with default sampling and without limits of its own.
     pub fn new(prompt: Vec<u32>) -> Self {
         GenerateRequest {
             prompt,

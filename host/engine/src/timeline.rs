@@ -24,9 +24,11 @@ pub enum Phase {
 }
 
 impl Phase {
+    /// All phases in the order in which a step goes through them.
     pub const ALL: [Phase; 6] =
         [Phase::Wait, Phase::Plan, Phase::Forward, Phase::Masks, Phase::Sample, Phase::Commit];
 
+    /// Returns the name of the phase in the API.
     pub fn as_str(self) -> &'static str {
         match self {
             Phase::Wait => "wait",
@@ -60,10 +62,12 @@ pub struct StepWork {
 }
 
 impl StepRecord {
+    /// Returns the duration of a phase.
     pub fn took(&self, phase: Phase) -> Duration {
         self.phases[phase as usize]
     }
 
+    /// Returns the end of the step.
     pub fn ended(&self) -> Instant {
         self.began + self.phases.iter().sum::<Duration>()
     }

@@ -129,7 +129,7 @@ impl Caller {
         Err(forbidden("role_missing", message))
     }
 
-    /// Whether the caller may read what was said in requests to models.
+    /// Returns whether the caller may read what was said in requests to models.
     pub(crate) fn reads_bodies(&self) -> bool {
         self.reads_bodies
     }
@@ -163,7 +163,7 @@ impl Caller {
         self.agents.as_deref()
     }
 
-    /// Whether the caller may reach only some agents.
+    /// Returns whether the caller may reach only some agents.
     pub(crate) fn is_narrow(&self) -> bool {
         self.agents.is_some()
     }
@@ -172,7 +172,7 @@ impl Caller {
         forbidden("key_is_for_agents", format!("{} is for {} only", self.name(), self.agent_names()))
     }
 
-    /// Whether the caller may reach an agent and sees it in lists.
+    /// Returns whether the caller may reach an agent and sees it in lists.
     pub(crate) fn reaches(&self, agent: &str) -> bool {
         self.agents.as_ref().is_none_or(|agents| agents.iter().any(|known| known.as_str() == agent))
     }

@@ -44,7 +44,7 @@ impl ClientAddress {
     }
 }
 
-/// Whether an address belongs to a trusted proxy.
+/// Returns whether an address belongs to a trusted proxy.
 pub(crate) fn is_trusted(address: IpAddr, trusted: &[IpNet]) -> bool {
     trusted.iter().any(|network| network.contains(&address.to_canonical()))
 }

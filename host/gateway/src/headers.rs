@@ -82,7 +82,7 @@ pub(crate) fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Api
     text(headers, "idempotency-key")
 }
 
-/// Whether the client wants a response before the work is done (RFC 7240).
+/// Returns whether the client wants a response before the work is done (RFC 7240).
 pub(crate) fn prefers_async(headers: &HeaderMap) -> bool {
     let preferences = headers.get_all("prefer").iter().filter_map(|value| value.to_str().ok());
     preferences.flat_map(|value| value.split(',')).any(|one| one.trim().eq_ignore_ascii_case("respond-async"))
@@ -95,7 +95,7 @@ pub(crate) fn last_event_id(headers: &HeaderMap) -> Result<Option<u64>, ApiError
     value.parse().map(Some).map_err(|_| ApiError::parameter("last-event-id", rule))
 }
 
-/// Whether the response should be a stream of events.
+/// Returns whether the response should be a stream of events.
 pub(crate) fn wants_events(headers: &HeaderMap) -> bool {
     let accepts = headers.get_all("accept").iter().filter_map(|value| value.to_str().ok());
     accepts.flat_map(|value| value.split(',')).any(|kind| kind.trim().starts_with("text/event-stream"))

@@ -101,19 +101,19 @@ impl Origin {
         self.port
     }
 
-    /// Whether the scheme is `https`.
+    /// Returns whether the scheme is `https`.
     pub fn is_https(&self) -> bool {
         self.scheme == Scheme::Https
     }
 }
 
 impl Origins {
-    /// Whether an entry of the list matches `origin`.
+    /// Returns whether an entry of the list matches `origin`.
     pub fn allows(&self, origin: &Origin) -> bool {
         self.0.iter().any(|pattern| pattern.0.matches(origin))
     }
 
-    /// Whether the list has no entries and therefore grants nothing.
+    /// Returns whether the list has no entries and therefore grants nothing.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -112,7 +112,7 @@ impl Request {
         self.url.as_str().len() + headers + self.body.len()
     }
 
-    /// Whether the request can be sent twice with the effect of once: its method is idempotent, or it has an
+    /// Returns whether the request can be sent twice with the effect of once: its method is idempotent, or it has an
     /// `Idempotency-Key` header.
     pub fn is_idempotent(&self) -> bool {
         self.method.is_idempotent() || self.headers.contains_key("idempotency-key")

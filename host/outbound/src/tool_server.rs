@@ -56,7 +56,7 @@ pub enum ToolServerError {
 }
 
 impl ToolHints {
-    /// Whether an interrupted call may be repeated.
+    /// Returns whether an interrupted call may be repeated.
     pub fn may_repeat(self) -> bool {
         self.read_only || self.idempotent
     }

@@ -140,7 +140,7 @@ impl<'de> Visitor<'de> for Checking {
     }
 }
 
-/// Whether two JSON texts are the same except for white space between tokens.
+/// Returns whether two JSON texts are the same except for white space between tokens.
 pub(crate) fn equal_ignoring_whitespace(one: &[u8], other: &[u8]) -> bool {
     without_whitespace(one).eq(without_whitespace(other))
 }

@@ -229,7 +229,7 @@ impl Manifest {
 }
 
 impl Manifest {
-    /// Whether `agent.toml` requires a person's approval for calls of a tool.
+    /// Returns whether `agent.toml` requires a person's approval for calls of a tool.
     pub(crate) fn asks_approval(&self, tool: &str) -> bool {
         self.tools.get(tool).is_some_and(|tool| tool.approval)
     }

@@ -71,7 +71,7 @@ impl McpToml {
         self.prompts.is_empty() && self.resources.is_empty()
     }
 
-    /// Whether a tool makes a prompt or a resource. Clients see such a tool only as what it makes.
+    /// Returns whether a tool makes a prompt or a resource. Clients see such a tool only as what it makes.
     pub fn uses(&self, tool: &str) -> bool {
         let mut tools = self.prompts.values().map(|prompt| &prompt.tool);
         tools.any(|used| used == tool) || self.resources.values().any(|resource| resource.tool == tool)
@@ -201,7 +201,7 @@ impl UriTemplate {
         &self.text
     }
 
-    /// Whether the URI has variables, and so stands for many resources.
+    /// Returns whether the URI has variables, and so stands for many resources.
     pub fn is_template(&self) -> bool {
         self.parts.iter().any(|part| matches!(part, Part::Variable(_)))
     }

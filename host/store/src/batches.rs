@@ -22,7 +22,7 @@ pub struct BatchRoom {
 }
 
 impl BatchRoom {
-    /// Whether there is room for one more of this size. `all` and `own` are the number and the bytes of those that are
+    /// Returns whether there is room for one more of this size. `all` and `own` are the number and the bytes of those that are
     /// stored, and of the tenant's among them.
     pub(crate) fn admits(&self, all: (u64, u64), own: (u64, u64), bytes: u64) -> bool {
         if all.0 >= self.batches || all.1 + bytes > self.bytes {

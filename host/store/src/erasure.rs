@@ -56,7 +56,7 @@ impl Store {
         deleting.await.map_err(|_ended| StoreError::Closed)?
     }
 
-    /// Same as [`Store::delete_session`], but only if the session's last turn was committed before
+    /// Does the same as [`Store::delete_session`], but only if the session's last turn was committed before
     /// `before_ms`, no turn is open, and nothing is in flight to it. Events that could not be delivered to it
     /// stay. Returns whether it was removed.
     pub async fn expire_session(

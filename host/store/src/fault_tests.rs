@@ -15,7 +15,7 @@ const OPERATIONS: u64 = 48;
 struct Numbers(u64);
 
 impl Numbers {
-    /// SplitMix64, by Steele, Lea and Flood.
+    /// Draws the next number of SplitMix64, by Steele, Lea and Flood.
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;

@@ -28,7 +28,7 @@ impl Order {
     /// Threads run in reverse order; copies arrive when they are waited for.
     pub const BACKWARD: Order = Order(1);
 
-    /// Threads run in a new random order after every barrier; copies arrive when they are waited for.
+    /// Returns an order in which threads run at random, newly drawn after every barrier; copies arrive when they are waited for.
     pub fn shuffled(seed: u32) -> Self {
         Order(seed.max(2))
     }

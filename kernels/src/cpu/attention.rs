@@ -382,7 +382,7 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
         }
     }
 
-    /// OutputFormat `C` registers of a block's values, from `column` on, and merges them into the state.
+    /// Gathers `C` registers of a block's values, from `column` on, and merges them into the state.
     ///
     /// # Safety
     /// The conditions of `attend` hold, and the columns are within `value_stride`.

@@ -166,13 +166,13 @@ async fn test_elicitation_sep1330_enums(cx: &Context) -> Result<String, ToolErro
     filled_in(cx, properties).await
 }
 
-/// A prompt without arguments.
+/// Returns a prompt without arguments.
 #[tool(read_only)]
 fn simple_prompt() -> String {
     "This is a simple prompt for testing.".to_owned()
 }
 
-/// A prompt with arguments.
+/// Returns a prompt with arguments.
 #[tool(read_only)]
 fn prompt_with_arguments(
     /// First test argument
@@ -183,7 +183,7 @@ fn prompt_with_arguments(
     format!("Prompt with arguments: arg1='{arg1}', arg2='{arg2}'")
 }
 
-/// A prompt with a resource in it.
+/// Returns a prompt with a resource in it.
 #[tool(read_only)]
 fn prompt_with_resource(resourceUri: String) -> Content {
     Content::new()
@@ -191,7 +191,7 @@ fn prompt_with_resource(resourceUri: String) -> Content {
         .text("Please process the embedded resource above.")
 }
 
-/// A prompt with an image in it.
+/// Returns a prompt with an image in it.
 #[tool(read_only)]
 fn prompt_with_image() -> Content {
     Content::new().image(PNG, "image/png").text("Please analyze the image above.")

@@ -17,12 +17,14 @@ use crate::{Digest, Owner, TenantTag};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LayoutId(pub(super) usize);
 
+/// The name of a page in the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct PageKey {
     pub layout: LayoutId,
     pub prefix: Digest,
 }
 
+/// The slot of a page in the files of its layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Slot {
     pub layout: LayoutId,
@@ -114,18 +116,22 @@ impl Index {
         (index, useless)
     }
 
+    /// Returns the number of pages.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
+    /// Returns whether a page is on the disk.
     pub fn contains(&self, key: &PageKey) -> bool {
         self.entries.contains_key(key)
     }
 
+    /// Returns the slot of a page, if it is on the disk.
     pub fn slot(&self, key: &PageKey) -> Option<u32> {
         self.entries.get(key).map(|entry| entry.slot)
     }
 
+    /// Returns the slot of a page and the record that describes it.
     pub fn record(&self, key: &PageKey) -> Option<(Slot, Record)> {
         let Entry { slot, parent, tenant, used, owners, .. } = self.entries.get(key)?;
         let record = Record {

@@ -22,8 +22,10 @@ pub(super) const MAX_SLOTS: u64 = 1 << 20;
 const RECORDS: usize = 1024;
 static ZEROS: [u8; 1 << 16] = [0; 1 << 16];
 
+/// The file with the pages of one layout, and the file with their records.
 #[derive(Debug)]
 pub(super) struct LayoutFiles {
+    /// The first record of the index.
     pub head: Head,
     pages: File,
     index: File,
@@ -82,6 +84,7 @@ impl LayoutFiles {
         slot_bytes(self.head.payload_bytes)
     }
 
+    /// Reads the header and the payload of a slot.
     pub fn read_page(
         &self,
         slot: u32,
@@ -93,16 +96,19 @@ impl LayoutFiles {
         self.pages.read_exact_at(payload, at + HEADER_BYTES as u64)
     }
 
+    /// Writes the header and the payload of a slot.
     pub fn write_page(&self, slot: u32, header: &[u8; HEADER_BYTES], payload: &[u8]) -> io::Result<()> {
         let at = u64::from(slot) * self.slot_bytes();
         self.pages.write_all_at(header, at)?;
         self.pages.write_all_at(payload, at + HEADER_BYTES as u64)
     }
 
+    /// Writes the record of a slot.
     pub fn write_record(&self, slot: u32, record: &Record) -> io::Result<()> {
         self.index.write_all_at(&record.encode(slot), record_at(slot))
     }
 
+    /// Marks a slot as empty.
     pub fn clear_record(&self, slot: u32) -> io::Result<()> {
         self.index.write_all_at(&EMPTY, record_at(slot))
     }

@@ -36,11 +36,13 @@ pub enum PageRead {
 }
 
 impl ReadJob {
-    pub fn new(layout: LayoutId, prefixes: Vec<Digest>, payload_bytes: u64) -> (ReadJob, PageStream) {
+    /// Returns a job for the reading thread, and where its pages arrive.
+    pub fn new(layout: LayoutId, prefixes: Vec<Digest>, payload_bytes: u64) -> (ReadJob, Pages) {
         let (pages, received) = sync_channel(READ_AHEAD);
         (ReadJob { layout, prefixes, payload_bytes, pages }, PageStream(received))
     }
 
+    /// Returns the number of bytes of all pages of the job.
     pub fn bytes(&self) -> u64 {
         self.payload_bytes * self.prefixes.len() as u64
     }

@@ -19,9 +19,11 @@ const CHECKSUM_AT: usize = RECORD_BYTES - 16;
 /// The page in a slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Record {
+    /// The tenant and the tokens up to the end of the page.
     pub prefix: Digest,
     /// The page before it, unless it is the first of its prefix.
     pub parent: Option<Digest>,
+    /// The tenant that the page counts for.
     pub tenant: TenantTag,
     /// A number that is larger for pages that were used later.
     pub used: u64,
@@ -32,7 +34,9 @@ pub(super) struct Record {
 /// The first record of an index, which describes its pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Head {
+    /// The weights and the format of the pages.
     pub layout: Digest,
+    /// Number of bytes of keys and values of each page.
     pub payload_bytes: usize,
 }
 
@@ -40,6 +44,7 @@ pub(super) struct Head {
 pub(super) const EMPTY: [u8; RECORD_BYTES] = [0; RECORD_BYTES];
 
 impl Record {
+    /// Returns the bytes of the record in a slot. The checksum covers the number of the slot.
     pub fn encode(&self, slot: u32) -> [u8; RECORD_BYTES] {
         let mut bytes = EMPTY;
         bytes[..8].copy_from_slice(&MAGIC);
@@ -58,6 +63,7 @@ impl Record {
         bytes
     }
 
+    /// Reads the record of a slot. Returns `None` if the slot is empty or its record is damaged.
     pub fn decode(bytes: &[u8], slot: u32) -> Option<Record> {
         let bytes: &[u8; RECORD_BYTES] = bytes.try_into().ok()?;
         if bytes[..8] != MAGIC || number32(bytes, 8) != VERSION || !is_sealed(bytes, u64::from(slot)) {
@@ -77,6 +83,7 @@ impl Record {
 }
 
 impl Head {
+    /// Returns the bytes of the record.
     pub fn encode(&self) -> [u8; RECORD_BYTES] {
         let mut bytes = EMPTY;
         bytes[..8].copy_from_slice(&HEAD_MAGIC);
@@ -87,6 +94,7 @@ impl Head {
         bytes
     }
 
+    /// Reads the first record of an index. Returns `None` if it is damaged or of another version.
     pub fn decode(bytes: &[u8]) -> Option<Head> {
         let bytes: &[u8; RECORD_BYTES] = bytes.try_into().ok()?;
         let is_head = bytes[..8] == HEAD_MAGIC && number32(bytes, 8) == VERSION && is_sealed(bytes, u64::MAX);

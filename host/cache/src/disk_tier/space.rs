@@ -35,6 +35,7 @@ pub(super) struct Pace {
 }
 
 impl Pace {
+    /// Creates a bound of this many bytes in a second, at least one.
     pub fn new(bytes_per_s: u64) -> Self {
         Pace { bytes_per_s: bytes_per_s.max(1), next: Instant::now() }
     }
@@ -52,6 +53,7 @@ impl Pace {
 pub(super) struct ReadRate(Mutex<Option<(f64, Instant)>>);
 
 impl ReadRate {
+    /// Counts a read of `bytes` bytes. Recent reads count for more.
     pub fn record(&self, bytes: u64, took: Duration, now: Instant) {
         let mut rate = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let newest = took.as_secs_f64() / bytes.max(1) as f64;

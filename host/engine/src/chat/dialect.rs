@@ -64,7 +64,7 @@ impl Dialect {
         Dialect { markup, is_native, tags, kept, variables }
     }
 
-    /// Whether the model writes its reasoning apart from its answer.
+    /// Returns whether the model writes its reasoning apart from its answer.
     pub(crate) fn reasons(&self) -> bool {
         self.tags.is_some() || matches!(self.markup.reading, Reading::Harmony)
     }

@@ -153,7 +153,7 @@ impl LocalAnswer {
         self.tokens.warnings()
     }
 
-    /// See [`TokenStream::spent_tokens`].
+    /// Returns what [`TokenStream::spent_tokens`] does.
     pub fn spent_tokens(&self) -> usize {
         self.tokens.spent_tokens()
     }

@@ -276,7 +276,7 @@ impl Writer<'_> {
     }
 }
 
-/// If no other schema describes the same value, unevaluated members are the additional ones.
+/// Turns unevaluated members into additional ones, which they are if no other schema describes the same value.
 fn close_plainly(members: &mut Members) {
     let applicators = ["$ref", "allOf", "anyOf", "oneOf", "if", "dependentSchemas", "contains"];
     if applicators.iter().any(|key| members.contains_key(*key)) {

@@ -47,7 +47,7 @@ impl WrittenValue {
     }
 }
 
-/// Whether a schema of a string allows less than any string, as far as a mask can enforce it.
+/// Returns whether a schema of a string allows less than any string, as far as a mask can tell.
 pub(super) fn bounds_text(schema: &Value) -> bool {
     let members = schema.as_object();
     let has = |key: &str| members.is_some_and(|members| members.contains_key(key));

@@ -53,7 +53,7 @@ impl Draft {
         self.tokens.iter().map(|token| token.id)
     }
 
-    /// Whether a token is drawn after the first `count` tokens.
+    /// Returns whether a token is drawn after the first `count` tokens.
     pub fn draws_after(&self, count: usize) -> bool {
         self.tokens.get(count).is_none_or(|next| !next.forced)
     }

@@ -255,7 +255,7 @@ mod tests {
         }
     }
 
-    /// The machine is memory-bound: rows are nearly free up to sixteen.
+    /// Returns costs of a memory-bound machine: rows are nearly free up to sixteen.
     fn flat_row_cost_us(rows: usize) -> u64 {
         5000 + 50 * rows as u64
     }
@@ -264,7 +264,7 @@ mod tests {
         5000 + 500 * rows as u64
     }
 
-    /// The machine is compute-bound: a row costs as much as a step.
+    /// Returns costs of a compute-bound machine: a row costs as much as a step.
     fn linear_row_cost_us(rows: usize) -> u64 {
         5000 * rows as u64
     }

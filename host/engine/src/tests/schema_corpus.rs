@@ -45,7 +45,7 @@ struct Tally {
     refused_when_spoiled: usize,
 }
 
-/// The value with one of its members or items taken out, and with one exchanged, for each of them.
+/// Returns the value without one of its members or items, and with one exchanged, for each of them.
 fn spoiled(value: &Value) -> Vec<Value> {
     let exchanged = |inner: &Value| if inner.is_string() { json!([null]) } else { json!("another") };
     let mut all = Vec::new();

@@ -56,7 +56,7 @@ thread_local! {
 }
 
 impl Rates {
-    /// `unseen_steps`: how many schemas may be applied between two looks at the value.
+    /// Returns the rates for a schema. `unseen_steps` is how many schemas may be applied between two looks at the value.
     pub fn new(schema: &Value, unseen_steps: usize) -> Self {
         let backtracks = if may_backtrack(schema) { BACKTRACKING_STEPS } else { 0 };
         Rates { look: 1 + unseen_steps / UNSEEN_PER_STEP, string: 1 + backtracks }

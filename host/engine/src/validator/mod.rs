@@ -125,7 +125,7 @@ mod tests {
         SchemaValidator::compile(schema, Dialect::Linear)
     }
 
-    /// Each part applies the next one twice.
+    /// Returns a schema in which each part applies the next one twice.
     fn doubling(parts: usize, applicator: &str, leaf: Value) -> Value {
         let part = |number: usize| json!({"$ref": format!("#/$defs/part%20{number}")});
         let both = |number: usize| json!({applicator: [part(number + 1), part(number + 1)]});

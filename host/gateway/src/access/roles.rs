@@ -140,12 +140,12 @@ pub(super) fn of_admins() -> impl Iterator<Item = (Method, &'static str)> {
     of_admins.map(|(method, path, _)| (method.clone(), *path))
 }
 
-/// Whether the handler itself checks which agents the caller may reach.
+/// Returns whether the handler itself checks which agents the caller may reach.
 pub(super) fn is_narrowed(route: Option<&str>) -> bool {
     route.is_none_or(|route| NARROWED.contains(&route))
 }
 
-/// Whether the request invokes something and counts toward the caller's rate limit. A caller over the limit may still
+/// Returns whether the request invokes something and counts toward the caller's rate limit. A caller over the limit may still
 /// cancel, delete and listen.
 pub(crate) fn is_counted(method: &Method, route: Option<&str>, options: &AccessOptions) -> bool {
     let cancels = route.is_some_and(|route| route.ends_with("/cancel"));
@@ -154,7 +154,7 @@ pub(crate) fn is_counted(method: &Method, route: Option<&str>, options: &AccessO
     invokes && need(method, route, options) == Some(Invoke)
 }
 
-/// Whether the route responds in the shapes of Workers AI.
+/// Returns whether the route responds in the shapes of Workers AI.
 pub(super) fn is_of_workers_ai(route: Option<&str>) -> bool {
     route.is_some_and(|route| route.ends_with("/ai/run/{*model}"))
 }

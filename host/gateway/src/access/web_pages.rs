@@ -86,7 +86,7 @@ fn page(request: &Request, options: &GatewayOptions) -> Result<Option<HeaderValu
     Ok(page)
 }
 
-/// Whether an origin is the address that the request was sent to. A page can make a name of its own resolve to this
+/// Returns whether an origin is the address that the request was sent to. A page can make a name of its own resolve to this
 /// host, so a name counts only where a key is required anyway, or if it cannot mean another machine.
 fn is_own(request: &Request, origin: &str, keys_required: bool) -> bool {
     let Some((scheme @ ("http" | "https"), authority)) = origin.split_once("://") else { return false };
@@ -153,7 +153,7 @@ fn address(name: &str) -> Option<IpAddr> {
     address.parse().ok()
 }
 
-/// Whether an origin matches a granted one. A granted origin that ends in `:*` matches any port.
+/// Returns whether an origin matches a granted one. A granted origin that ends in `:*` matches any port.
 fn matches(granted: &str, origin: &str) -> bool {
     match granted.strip_suffix(":*") {
         Some(granted) => same(granted, without_port(origin)),

@@ -179,7 +179,7 @@ impl MessageRequest {
         (1..=MAX_SESSION_BYTES).contains(&user.len()).then_some(user)
     }
 
-    /// Whether a constraint is compiled for the response.
+    /// Returns whether a constraint is compiled for the response.
     pub(crate) fn is_constrained(&self) -> bool {
         self.tools.as_ref().is_some_and(|tools| !tools.is_empty()) || self.format().is_some()
     }

@@ -97,7 +97,7 @@ pub(crate) fn result_file(id: &str) -> Option<(&str, ResultFile)> {
     RESULT_FILES.iter().find_map(|(file, prefix, _)| Some((id.strip_prefix(prefix)?, *file)))
 }
 
-/// Whether a batch has a result file.
+/// Returns whether a batch has a result file.
 pub(crate) fn has_result(status: &BatchStatus, details: &Details, file: ResultFile) -> bool {
     let lines = match file {
         ResultFile::Output => status.items.done,

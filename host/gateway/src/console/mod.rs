@@ -48,7 +48,7 @@ pub(crate) fn pages(options: &ConsoleOptions) -> Router<Gateway> {
         .route("/ui/{*path}", get(page))
 }
 
-/// Whether a request is for a page or a file of the console. Links of other sites may lead there.
+/// Returns whether a request is for a page or a file of the console. Links of other sites may lead there.
 pub(crate) fn is_page(path: &str) -> bool {
     path == "/" || path == "/ui" || path.starts_with("/ui/")
 }

@@ -132,7 +132,7 @@ fn annotations(hints: ToolHints) -> ToolAnnotations {
         .open_world(hints.open_world)
 }
 
-/// Whether a result is an object and is returned as it is. Any other value is wrapped as the `result` of an object,
+/// Returns whether a result is an object and is returned as it is. Any other value is wrapped as the `result` of an object,
 /// because clients of older revisions accept only objects.
 pub(super) fn is_object(schema: Option<&Value>) -> bool {
     schema.is_some_and(|schema| schema["type"] == "object")

@@ -18,7 +18,7 @@ pub(super) struct Part {
     pub(super) block: ContentBlock,
 }
 
-/// Whether the results of a tool consist of parts.
+/// Returns whether the results of a tool consist of parts.
 pub(super) fn has_parts(tool: &ToolDefinition) -> bool {
     tool.output_schema.as_ref().is_some_and(is_marked)
 }

@@ -107,7 +107,7 @@ impl Link {
         self.can_elicit
     }
 
-    /// Whether the agent counts its progress itself, so that other counts would contradict it.
+    /// Returns whether the agent counts its progress itself, so that other counts would contradict it.
     pub(super) fn has_reported(&self) -> bool {
         self.has_reported.load(Ordering::Relaxed)
     }

@@ -28,7 +28,7 @@ impl Scope {
         Ok(Scope { caller, agent: agent.map(|agent| agent.0.clone()) })
     }
 
-    /// Whether the request may concern an agent.
+    /// Returns whether the request may concern an agent.
     pub(super) fn includes(&self, agent: &str) -> bool {
         self.caller.reaches(agent) && self.agent.as_ref().is_none_or(|own| own == agent)
     }

@@ -59,7 +59,7 @@ impl BoundedSessions {
         }
     }
 
-    /// Whether `requester` may use a session at this path, which only its owner may, and only where it was started. An
+    /// Returns whether `requester` may use a session at this path, which only its owner may, and only where it was started. An
     /// unknown session belongs to nobody.
     pub(super) fn is_of(&self, id: &str, requester: &Requester, agent: Option<&PathAgent>) -> bool {
         let uses = self.uses();

@@ -29,7 +29,7 @@ struct Watched {
 }
 
 impl Watched {
-    /// Whether a turn may have changed the resource. A resource that an agent declares may depend on all sessions of the
+    /// Returns whether a turn may have changed the resource. A resource that an agent declares may depend on all sessions of the
     /// tenant, and reading it is a turn too.
     fn is_touched_by(&self, change: &SessionChange) -> bool {
         match &self.named {

@@ -143,7 +143,7 @@ impl MessageBody {
     }
 }
 
-/// Whether a message lacks content. Only an assistant message with tool calls or a refusal may omit it.
+/// Returns whether a message lacks content. Only an assistant message with tool calls or a refusal may omit it.
 fn content_is_missing(message: &MessageBody) -> bool {
     let may_omit = message.role == "assistant" && (message.tool_calls.is_some() || message.refusal.is_some());
     message.content.is_none() && !may_omit

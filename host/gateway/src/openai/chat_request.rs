@@ -150,12 +150,12 @@ impl ChatBody {
         })
     }
 
-    /// Whether a constraint is compiled for the response.
+    /// Returns whether a constraint is compiled for the response.
     pub(crate) fn is_constrained(&self) -> bool {
         self.output.is_some() || !self.tools.is_empty()
     }
 
-    /// Whether the response must be JSON.
+    /// Returns whether the response must be JSON.
     pub(crate) fn wants_json(&self) -> bool {
         let constraint = self.output.as_ref().map(|form| &form.constraint);
         matches!(constraint, Some(Constraint::JsonSchema(_) | Constraint::JsonObject))

@@ -35,7 +35,7 @@ impl Fields {
         self.take(name)?.ok_or_else(|| ApiError::parameter(name, format!("`{name}` is missing")))
     }
 
-    /// Whether a field exists and is not `null`.
+    /// Returns whether a field exists and is not `null`.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.given.get(name).is_some_and(|value| !value.is_null())
     }
@@ -81,7 +81,7 @@ impl Fields {
     }
 }
 
-/// Whether a value is the one that asks for nothing: false, 0, or something empty.
+/// Returns whether a value is the one that asks for nothing: false, 0, or something empty.
 pub(crate) fn asks_for_nothing(value: &Value) -> bool {
     match value {
         Value::Null => true,

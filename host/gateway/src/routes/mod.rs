@@ -63,7 +63,7 @@ fn page_limit_within(asked: Option<u32>, (default, most): (u32, u32)) -> Result<
     }
 }
 
-/// Whether a listing begins with the oldest entry. OpenAI's begin with the newest one.
+/// Returns whether a listing begins with the oldest entry. OpenAI's begin with the newest one.
 fn ascends(order: Option<&str>) -> Result<bool, ApiError> {
     match order {
         None | Some("desc") => Ok(false),

@@ -148,7 +148,7 @@ fn prepare(stream: &TcpStream, send_timeout: Duration) {
     }
 }
 
-/// Whether the error concerns only one connection, so that the next one can be accepted.
+/// Returns whether the error concerns only one connection, so that the next one can be accepted.
 fn is_of_one_connection(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted)

@@ -95,7 +95,7 @@ impl Pace {
         self.state().deadline(options)
     }
 
-    /// Whether the connection can be closed now without losing a request or a response.
+    /// Returns whether the connection can be closed now without losing a request or a response.
     pub(super) fn is_quiet(&self) -> bool {
         self.state().is_quiet()
     }

@@ -70,7 +70,7 @@ impl AsyncWrite for PacedStream {
         self.stream.is_write_vectored()
     }
 
-    /// Called when the socket has taken all data that was to be sent.
+    /// Notes that everything was sent: hyper calls this when the socket has taken all data that was to be sent.
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.pace.sent_all();
         Pin::new(&mut self.stream).poll_flush(context)

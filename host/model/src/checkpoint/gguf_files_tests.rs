@@ -15,7 +15,7 @@ fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/tiny").join(name)
 }
 
-/// The tensors of a fixture in F32, under the names that GGUF files give them.
+/// Returns the tensors of a fixture in F32, under the names that GGUF files give them.
 fn gguf_tensors(name: &str, split_expansion: bool) -> BTreeMap<String, (Vec<usize>, Vec<u8>)> {
     let bytes = std::fs::read(fixture(name).join("model.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();

@@ -72,7 +72,7 @@ fn mixtral(keys: &Keys<'_>, layer_count: usize) -> Result<LayerStyle, ModelError
     Ok(LayerStyle { experts: Some(experts), ..LayerStyle::default() })
 }
 
-/// Reads latent attention, and experts that are chosen by scores with a bias.
+/// Describes latent attention, and experts that are chosen by scores with a bias.
 fn deepseek(keys: &Keys<'_>, layer_count: usize) -> Result<LayerStyle, ModelError> {
     for (key, supported) in [("attention_bias", false), ("rope_interleave", true)] {
         if let Some(value) = keys.boolean(key)?.filter(|value| *value != supported) {
@@ -97,7 +97,7 @@ fn deepseek(keys: &Keys<'_>, layer_count: usize) -> Result<LayerStyle, ModelErro
     })
 }
 
-/// Experts that are chosen by the logistic function of their scores and a bias.
+/// Describes experts that are chosen by the logistic function of their scores and a bias.
 fn deepseek_experts(keys: &Keys<'_>, layer_count: usize) -> Result<Experts, ModelError> {
     refuse(keys, "hidden_act", &["silu"])?;
     refuse(keys, "scoring_func", &["sigmoid"])?;
@@ -132,7 +132,7 @@ fn deepseek_experts(keys: &Keys<'_>, layer_count: usize) -> Result<Experts, Mode
     })
 }
 
-/// Reads grouped attention that rotates a part of each head, and the experts of DeepSeek-V3.
+/// Describes grouped attention that rotates a part of each head, and the experts of DeepSeek-V3.
 fn glm4_moe(keys: &Keys<'_>, layer_count: usize) -> Result<LayerStyle, ModelError> {
     let inner = keys.rope_parameters()?.map(|rope| rope.float("partial_rotary_factor")).transpose()?;
     let factor = keys.float("partial_rotary_factor")?.or(inner.flatten()).unwrap_or(0.5);

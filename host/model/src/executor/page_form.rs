@@ -65,7 +65,7 @@ pub(super) struct PageParts {
 }
 
 impl PageParts {
-    /// `layers` has the bytes of each layer of each rank. Ranks are ordered by stage.
+    /// Lays out the bytes of a page. `layers` has the bytes of each layer of each rank. Ranks are ordered by stage.
     pub(super) fn new(layers: &[Vec<usize>], tensor_parallel: usize) -> Self {
         let mut ranks: Vec<Vec<(usize, usize)>> = vec![Vec::new(); layers.len()];
         let mut bytes = 0;

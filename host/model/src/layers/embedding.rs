@@ -73,7 +73,7 @@ impl TokenTable {
         }
     }
 
-    /// Whether this rank holds the whole vocabulary.
+    /// Returns whether this rank holds the whole vocabulary.
     pub(crate) fn is_whole(&self) -> bool {
         self.tokens.len() == self.vocabulary_size
     }

@@ -29,7 +29,7 @@ impl MlpWorkspace {
 }
 
 impl Mlp {
-    /// Creates the layer. `gate_up` computes the gate and the up projection side by side; both have the same width.
+    /// Creates the block. `gate_up` computes the gate and the up projection side by side; both have the same width.
     pub(crate) fn new(gate: Gate, gate_up: Linear, down: Linear) -> Self {
         Mlp { gate, gate_up, down }
     }

@@ -7,7 +7,7 @@ use crate::{
 use serde_json::{Value, json};
 use std::{path::Path, sync::Arc, time::Duration};
 
-/// Options that start the fixture in the mode `how`.
+/// Returns options that start the fixture in the mode `how`.
 fn options(how: &str) -> McpOptions {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/mcp/server.py");
     let transport = McpTransport::Process {

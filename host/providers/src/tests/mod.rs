@@ -21,7 +21,7 @@ use skep_engine::{
 
 use crate::{RetryOptions, Upstream, UpstreamKind, UpstreamModel, UpstreamModelOptions, UpstreamOptions};
 
-/// Options with short waits, for a server at `url`.
+/// Returns options with short waits, for a server at `url`.
 fn options(kind: UpstreamKind, url: &str) -> UpstreamOptions {
     let mut options = UpstreamOptions {
         models: vec![UpstreamModelOptions::new("m")],
@@ -94,7 +94,7 @@ impl Heard {
     }
 }
 
-/// A chunk of OpenAI's format.
+/// Returns a chunk of OpenAI's format.
 fn chunk(delta: Value, finish: Value) -> Value {
     json!({"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]})
 }

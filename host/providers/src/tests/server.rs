@@ -121,7 +121,7 @@ async fn serve(mut connection: TcpStream, script: impl FnOnce(&Request) -> Reply
     Ok(())
 }
 
-/// A response with a status and a body. `headers` is text with a line break after each.
+/// Returns a response with a status and a body. `headers` is text with a line break after each.
 pub(super) fn status(status: u16, headers: &str, body: &str) -> Reply {
     let length = body.len();
     let head =
@@ -129,20 +129,20 @@ pub(super) fn status(status: u16, headers: &str, body: &str) -> Reply {
     vec![Part::Bytes(format!("{head}{body}").into_bytes())]
 }
 
-/// The head of a stream that ends with its connection.
+/// Returns the head of a stream that ends with its connection.
 pub(super) fn stream_head() -> Part {
     let head =
         "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\nconnection: close\r\n\r\n";
     Part::Bytes(head.as_bytes().to_vec())
 }
 
-/// The head of a stream in chunks, whose end without a last chunk is an error.
+/// Returns the head of a stream in chunks, whose end without a last chunk is an error.
 pub(super) fn chunked_head() -> Part {
     let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n";
     Part::Bytes(head.as_bytes().to_vec())
 }
 
-/// One chunk of such a stream.
+/// Returns one chunk of such a stream.
 pub(super) fn chunked(bytes: &[u8]) -> Part {
     let mut part = format!("{:x}\r\n", bytes.len()).into_bytes();
     part.extend_from_slice(bytes);
@@ -154,7 +154,7 @@ pub(super) fn event(data: &Value) -> Part {
     Part::Bytes(format!("data: {data}\n\n").into_bytes())
 }
 
-/// A stream of events that ends with `[DONE]`.
+/// Returns a stream of events that ends with `[DONE]`.
 pub(super) fn stream(events: &[Value]) -> Reply {
     let done = Part::Bytes(b"data: [DONE]\n\n".to_vec());
     [stream_head()].into_iter().chain(events.iter().map(event)).chain([done]).collect()

@@ -19,7 +19,7 @@ impl AgentHost {
         self.inner.webhooks.list()
     }
 
-    /// Like [`AgentHost::webhooks`], with the deliveries that are in flight to each.
+    /// Lists what [`AgentHost::webhooks`] does, with the deliveries that are in flight to each.
     pub async fn webhook_states(&self) -> Result<Vec<WebhookState>, RuntimeError> {
         Ok(self.inner.webhooks.states().await?)
     }

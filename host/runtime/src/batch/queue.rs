@@ -31,7 +31,7 @@ const MAX_REFERENCE_BYTES: usize = 256;
 /// Prefix of the ids of responses.
 pub(crate) const RESPONSE_PREFIX: &str = "resp_";
 
-/// Whether a batch produces a response, whose id it has. No event announces such a batch.
+/// Returns whether a batch produces a response, whose id it has. No event announces such a batch.
 pub(super) fn is_response(batch: &str) -> bool {
     batch.starts_with(RESPONSE_PREFIX)
 }

@@ -219,7 +219,7 @@ impl Turn {
         self.tools.client()
     }
 
-    /// Whether calls of one of the agent's own tools need a person's approval.
+    /// Returns whether calls of one of the agent's own tools need a person's approval.
     pub(crate) fn needs_approval(&self, tool: &str) -> bool {
         self.agent.tools.get(tool).is_some_and(|own| own.definition.needs_approval)
     }
@@ -243,7 +243,7 @@ impl Turn {
         self.models.set().find(Some(&self.agent.model)).ok()?.loaded()
     }
 
-    /// Whether the agent's own model is named by an alias, which may mean another model than it did before.
+    /// Returns whether the agent's own model is named by an alias, which may mean another model than it did before.
     pub(super) fn uses_alias(&self) -> bool {
         self.models.set().is_alias(&self.agent.model)
     }

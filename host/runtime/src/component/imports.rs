@@ -60,7 +60,7 @@ fn version(name: &str) -> Option<&str> {
     name.strip_prefix("skep:agent/")?.split_once('@').map(|(_, version)| version)
 }
 
-/// Whether this host has the version, or one that may replace it by the rules of semantic versioning.
+/// Returns whether this host has the version, or one that may replace it by the rules of semantic versioning.
 fn is_served(version: &str) -> bool {
     VERSIONS.iter().any(|known| series(known) == series(version))
 }

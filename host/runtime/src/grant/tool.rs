@@ -74,7 +74,7 @@ impl ToolName {
         }
     }
 
-    /// Whether every agent may call the tool: one that only reports the progress of a turn to its caller, as what a
+    /// Returns whether every agent may call the tool: one that only tells the caller of a turn how far it has come, as what a
     /// model generates does anyway.
     pub(crate) fn needs_no_grant(&self) -> bool {
         matches!(self, ToolName::Client { tool } if tool == "progress")
@@ -137,7 +137,7 @@ impl ToolGrant {
         self.covers_owner(name) && ["*", name.tool()].contains(&self.0.tool())
     }
 
-    /// Whether the grant covers any tool of the same agent, server or host as `name`.
+    /// Returns whether the grant covers any tool of the same agent, server or host as `name`.
     pub(crate) fn covers_owner(&self, name: &ToolName) -> bool {
         let same = |granted: &str, owner: &str| granted == "*" || granted == owner;
         match (&self.0, name) {

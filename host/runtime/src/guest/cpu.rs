@@ -35,7 +35,7 @@ impl CpuMeter {
         }
     }
 
-    /// Whether the guest has used up its CPU time. Must be called on the polling thread.
+    /// Returns whether the guest has used up its CPU time. Must be called on the polling thread.
     pub(super) fn is_over(&self) -> bool {
         let now = thread_cpu_ns().saturating_sub(self.polled_at_ns.load(Ordering::Relaxed));
         self.spent_ns.load(Ordering::Relaxed) + now > self.limit_ns

@@ -94,7 +94,7 @@ impl AgentPre {
         agent::Handlers { alarms: alarms.is_some(), events: events.is_some(), tool_calls: tools.is_some() }
     }
 
-    /// Whether the component is a WASI command, which reads its message from standard input.
+    /// Returns whether the component is a WASI command, which reads its message from standard input.
     pub(crate) fn is_command(&self) -> bool {
         matches!(self.exports, Exports::Command(_))
     }

@@ -25,7 +25,7 @@ pub(super) async fn start(more: &str) -> Host {
     start_at(&Clock::default(), more).await
 }
 
-/// Like [`start`], with a clock that the test moves.
+/// Does the same as [`start`], with a clock that the test moves.
 async fn start_at(clock: &Clock, more: &str) -> Host {
     let host = Host::with(Setup::at(clock, granting(&["agent:*/*"]))).await;
     host.deploy("orders", ASKS, echoing()).await.expect("valid");
@@ -234,7 +234,7 @@ async fn a_held_session_returns_earlier_results_and_accepts_nothing_new() {
     }
 }
 
-/// A tool call that no agent makes.
+/// Returns a tool call that no agent makes.
 fn from_outside() -> Invocation {
     let origin = Origin::Tool(ToolOrigin { name: "find".into(), callers: Vec::new(), hops: 0 });
     Invocation {

@@ -16,7 +16,7 @@ fn keeping(folder: &Path) -> RuntimeOptions {
     RuntimeOptions { artifact_dir: Some(folder.join("artifacts")), ..RuntimeOptions::default() }
 }
 
-/// Options with which an agent is available only if its code was loaded from the cache.
+/// Returns options with which an agent is available only if its code was loaded from the cache.
 fn without_compiler(folder: &Path) -> RuntimeOptions {
     RuntimeOptions { compile_timeout: Duration::ZERO, ..keeping(folder) }
 }

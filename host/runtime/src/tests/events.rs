@@ -123,7 +123,7 @@ async fn an_event_loop_ends_at_the_hop_limit() {
     assert_eq!(host.agents.events(None, 100).await.expect("listed").len(), 8);
 }
 
-/// A guest whose tool `find` emits `ping.x`, if it may.
+/// Returns a guest whose tool `find` emits `ping.x`, if it may.
 fn ringer() -> Guest {
     let emit = r#"(import "skep:agent/events@0.1.1" "emit" (func $emit (param i32 i32 i32 i32 i32 i32)))"#;
     let ring = r#"(call $emit (i32.const 3000) (i32.const 6) (i32.const 0) (i32.const 0) (i32.const 0)

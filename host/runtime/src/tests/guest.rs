@@ -60,7 +60,7 @@ impl Guest {
         component(&self.text(), self.packages, &format!("include skep:agent/agent@0.1.1; {}", self.world))
     }
 
-    /// Memory layout: 64 the description, 128 the reply, 256 to 511 scratch space of the frame, 512
+    /// Writes the module. Memory layout: 64 the description, 128 the reply, 256 to 511 scratch space of the frame, 512
     /// and up the guest's own data, from 8192 data that the host passes in.
     pub(super) fn text(&self) -> String {
         let Guest { module, describe, on_message, pages, .. } = self;

@@ -45,7 +45,7 @@ fn opener(import: &'static str) -> Guest {
     }
 }
 
-/// Like [`opener`], but with a completion of eight tokens.
+/// Does the same as [`opener`], but with a completion of eight tokens.
 ///
 /// At 1024: the parameters of `complete` (the model, at 12 the prompt, at 24 the options:
 /// `max-tokens` at 72).

@@ -195,7 +195,7 @@ async fn an_approval_of_other_arguments_does_not_apply() {
     host.agents.session("orders", "desk~s").await.expect_err("nothing was called");
 }
 
-/// A guest that handles events and asks a person about a call for each.
+/// Returns a guest that handles events and asks a person about a call for each.
 fn asking() -> Guest {
     let guest = caller();
     let module = format!(

@@ -41,7 +41,7 @@ fn sender() -> Guest {
     }
 }
 
-/// Like [`sender`], with an additional header whose name and value have these lengths.
+/// Does the same as [`sender`], with an additional header whose name and value have these lengths.
 fn sender_with(header: &'static str, name: u32, value: u32) -> Guest {
     let plain = sender();
     let module = format!(

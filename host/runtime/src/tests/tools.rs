@@ -46,7 +46,7 @@ const CALL_TOOL: &str = r#"
         (i32.store (i32.const 1608) (local.get $length))
         (i32.const 1600))"#;
 
-/// An agent with the tool `find`, which takes an object with an integer `id`. `body` has the locals
+/// Returns an agent with the tool `find`, which takes an object with an integer `id`. `body` has the locals
 /// `$text` and `$length`, which hold first the arguments and finally the result, and the free
 /// locals `$a` and `$b`.
 pub(super) fn finder(imports: &str, body: &str, timeout_ms: u32) -> Guest {
@@ -235,7 +235,7 @@ async fn a_tool_call_that_times_out_cancels_the_called_turn() {
     }
 }
 
-/// Like `caller`, for a call that times out: replies with one letter per fifty milliseconds of the
+/// Does the same as `caller`, for a call that times out: the guest replies with one letter per fifty milliseconds of the
 /// reported timeout.
 fn timed_caller() -> Guest {
     let guest = caller();

@@ -125,7 +125,7 @@ impl Tool {
         format!("the result of tool {:?} is not valid: {why}", self.definition.name)
     }
 
-    /// Whether a model can be held to the input schema.
+    /// Returns whether a model can be held to the input schema.
     pub(crate) fn check_decodable(&self, model: &Model) -> Result<(), String> {
         // An upstream is asked to follow the schema, and its answer is checked.
         let Some(engine) = model.engine() else { return Ok(()) };

@@ -108,7 +108,7 @@ mod tests {
         UsageSum { agent: None, group: Some(group.into()), day, model: model.into(), counts }
     }
 
-    /// Two models with prices, one of which changes, and a third without a price.
+    /// Returns two models with prices, one of which changes, and a third without a price.
     fn prices() -> PriceList {
         let mut prices = PriceList::default();
         let first = price("0.60", "0.10", "3.00", "USD", "2026-01-01");

@@ -231,7 +231,7 @@ impl Vault {
         self.key.get_or_try_init(load).await
     }
 
-    /// Whether the store holds anything that only an earlier key opens.
+    /// Returns whether the store holds anything that only an earlier key opens.
     async fn has_sealed_secrets(&self) -> Result<bool, RuntimeError> {
         let has_secrets = !self.store.secrets().await?.is_empty();
         Ok(has_secrets || self.store.webhooks().await?.iter().any(|webhook| !webhook.configured))

@@ -155,7 +155,7 @@ impl ResponseRequest {
         Ok(request)
     }
 
-    /// Whether it takes long to begin: a constraint is compiled for the answer, or the input may have to be shortened.
+    /// Returns whether it takes long to begin: a constraint is compiled for the answer, or the input may have to be shortened.
     pub(crate) fn begins_slowly(&self) -> bool {
         self.format.constraint.is_some() || !self.tools.specs.is_empty() || self.truncates
     }

@@ -89,7 +89,7 @@ impl StoredConversation {
     }
 }
 
-/// Whether a conversation of `bytes` bytes is parsed and serialized in about a millisecond.
+/// Returns whether a conversation of `bytes` bytes is parsed and serialized in about a millisecond.
 pub(crate) fn is_quick_conversation(bytes: usize) -> bool {
     bytes <= QUICK_BYTES
 }

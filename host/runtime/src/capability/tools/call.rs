@@ -226,7 +226,7 @@ async fn make(
     }
 }
 
-/// Whether a person must approve the call, because either the tool's owner or the caller's manifest requires it.
+/// Returns whether a person must approve the call, because either the tool's owner or the caller's manifest requires it.
 fn needs_approval(turn: &Turn, name: &ToolName, target: &Target) -> bool {
     let asked_by_owner = match target {
         Target::Agent { tool, .. } => tool.definition.needs_approval,

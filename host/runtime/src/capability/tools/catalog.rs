@@ -91,7 +91,7 @@ impl Catalog {
         Ok(tool)
     }
 
-    /// Whether decoding with the model of this turn's agent can enforce the tool's input schema.
+    /// Returns whether decoding with the model of this turn's agent can enforce the tool's input schema.
     fn is_decodable(&self, turn: &Turn, tool: &Tool) -> bool {
         // A model that is not loaded yet refuses the tool when a generation offers it.
         let Some(model) = turn.own_loaded_model() else { return true };

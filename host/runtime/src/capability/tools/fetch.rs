@@ -100,7 +100,7 @@ pub(in crate::capability) fn tool() -> Tool {
     Tool::new(definition).expect("the tool's own schemas compile")
 }
 
-/// Whether there is any host to which the agent might be allowed to send a request.
+/// Returns whether there is any host to which the agent might be allowed to send a request.
 pub(in crate::capability) fn reaches_anywhere(turn: &Turn) -> bool {
     !turn.agent.manifest.grants.hosts.is_empty() && !turn.tools.rules.granted_hosts.is_empty()
 }
