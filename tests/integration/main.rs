@@ -115,6 +115,8 @@ mod sessions;
 mod sharding;
 /// The structure of the crates.
 mod structure;
+/// Published vocabularies against the libraries of their families.
+mod tokenizers;
 /// Traces over OTLP, and the request ids of the log.
 mod traces;
 /// Data, sessions, backups and agents of earlier versions.

@@ -39,7 +39,7 @@ pub enum ModelError {
     TensorMissing { name: String, path: PathBuf },
     /// The model has no tokenizer, but one is needed.
     #[error(
-        "{path} has no tokenizer; put tokenizer.json beside the weights or use a GGUF file that contains one"
+        "{path} has no tokenizer; put tokenizer.json or tiktoken.model beside the weights or use a GGUF file that contains one"
     )]
     TokenizerMissing { path: String },
     /// The tokenizer's definition is broken, or the tokenizer rejected a text.

@@ -101,10 +101,12 @@ impl Folder {
     }
 
     pub(super) fn tokenizer(&self) -> Result<Option<Tokenizer>, ModelError> {
-        match read_bounded(&self.path.join("tokenizer.json"), MAX_TOKENIZER_BYTES)? {
-            Some(bytes) => Tokenizer::from_json(&bytes).map(Some),
-            None => Ok(None),
+        if let Some(bytes) = read_bounded(&self.path.join("tokenizer.json"), MAX_TOKENIZER_BYTES)? {
+            return Tokenizer::from_json(&bytes).map(Some);
         }
+        let ranks = read_bounded(&self.path.join("tiktoken.model"), MAX_TOKENIZER_BYTES)?;
+        let config = self.tokenizer_config.as_ref().unwrap_or(&Value::Null);
+        ranks.map(|ranks| Tokenizer::from_tiktoken(&ranks, config)).transpose()
     }
 
     pub(super) fn chat_template(&self) -> Result<Option<ChatTemplate>, ModelError> {

@@ -106,6 +106,17 @@ impl Checkpoint {
         }
     }
 
+    /// Reads only the tokenizer of a model, which needs no weights: a GGUF file or a folder with config.json.
+    pub fn tokenizer_of(path: &Path) -> Result<Option<Tokenizer>, ModelError> {
+        match path.is_dir() {
+            true => Folder::open(path)?.tokenizer(),
+            false => {
+                let (file, files) = gguf_files::open(path)?;
+                tokenizer::from_gguf(&file, &files[0])
+            }
+        }
+    }
+
     /// Describes a model of which only the configuration is known: the shapes of its weights, each in the format that
     /// `dtype` returns for its name. It is for plans alone, because its tensors have no bytes.
     pub(crate) fn described(config: ModelConfig, dtype: impl Fn(&str) -> DType) -> Result<Self, ModelError> {

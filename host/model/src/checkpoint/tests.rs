@@ -238,6 +238,41 @@ fn files_next_to_the_weights_add_end_tokens_bos_and_a_template() {
     assert_eq!(checkpoint.chat_template().unwrap().unwrap().source(), "first");
 }
 
+/// Kimi's files: a configuration around that of the text part, tokens in tiktoken.model, and added tokens by their ids.
+#[test]
+fn a_model_with_tiktoken_ranks_has_the_end_tokens_of_all_its_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: String| std::fs::write(folder.path().join(name), text).unwrap();
+    let source = fixture("kimi-k2-int4");
+    let mut text: Value =
+        serde_json::from_slice(&std::fs::read(source.join("config.json")).unwrap()).unwrap();
+    for key in ["bos_token_id", "eos_token_id"] {
+        text.as_object_mut().unwrap().remove(key);
+    }
+    let config = json!({"model_type": "kimi_k25", "architectures": ["KimiK25ForConditionalGeneration"],
+        "text_config": text, "bos_token_id": 256, "eos_token_id": 257});
+    write("config.json", config.to_string());
+    std::fs::copy(source.join("model.safetensors"), folder.path().join("model.safetensors")).unwrap();
+    write("generation_config.json", json!({"eos_token_id": 259}).to_string());
+    let listed = json!({"256": {"content": "[BOS]", "special": true}, "257": {"content": "[EOS]", "special": true},
+        "258": {"content": "<|im_end|>", "special": true}, "260": {"content": "<think>", "special": false}});
+    let tokenizer = json!({"tokenizer_class": "TikTokenTokenizer", "added_tokens_decoder": listed,
+        "eos_token": "[EOS]", "bos_token": "[BOS]"});
+    write("tokenizer_config.json", tokenizer.to_string());
+    use base64::Engine;
+    let spelled = |byte: u8| base64::engine::general_purpose::STANDARD.encode([byte]);
+    write("tiktoken.model", (0..=255u8).map(|byte| format!("{} {byte}\n", spelled(byte))).collect());
+    let checkpoint = Checkpoint::open(folder.path()).unwrap();
+    assert_eq!(checkpoint.config().bos, Some(256));
+    assert_eq!(checkpoint.config().eos, [257, 258, 259]);
+    assert!(!checkpoint.config().add_bos);
+    let tokenizer = checkpoint.tokenizer().unwrap().unwrap();
+    assert_eq!(tokenizer.encode("[BOS]a<think>", SpecialTokens::Parse).unwrap(), [256, 97, 260]);
+    write("tokenizer_config.json", json!({"tokenizer_class": "Qwen2Tokenizer"}).to_string());
+    let message = Checkpoint::open(folder.path()).unwrap().tokenizer().unwrap_err().to_string();
+    assert!(message.contains("tiktoken.model") && message.contains("Qwen2Tokenizer"), "{message}");
+}
+
 #[test]
 fn opens_sharded_weights_and_rejects_index_paths_outside_the_folder() {
     let folder = tempfile::tempdir().unwrap();

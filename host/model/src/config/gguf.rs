@@ -250,8 +250,9 @@ fn adds_bos(file: &GgufFile) -> Result<bool, ModelError> {
     if let Some(add) = file.boolean("tokenizer.ggml.add_bos_token")? {
         return Ok(add);
     }
-    // Without the key, SentencePiece and Llama 3 vocabularies put the token first; byte-level ones do not.
+    // Without the key, the vocabularies of SentencePiece, of Llama 3 and of Mistral put the token first; other byte-level
+    // ones do not.
     let sentence_piece = file.string("tokenizer.ggml.model")? == Some("llama");
-    let llama3 = matches!(file.string("tokenizer.ggml.pre")?, Some("llama-bpe" | "llama3" | "llama-v3"));
-    Ok(sentence_piece || llama3)
+    let pre = file.string("tokenizer.ggml.pre")?;
+    Ok(sentence_piece || matches!(pre, Some("llama-bpe" | "llama3" | "llama-v3" | "tekken")))
 }

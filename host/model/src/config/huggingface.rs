@@ -70,7 +70,7 @@ pub(crate) fn from_huggingface(files: &HuggingFaceFiles<'_>) -> Result<ModelConf
         },
         style,
         tied_head: keys.boolean("tie_word_embeddings")?.unwrap_or(!files.has_head),
-        bos: keys.tokens("bos_token_id")?.first().copied(),
+        bos: begin_token(files, &keys)?,
         eos: end_tokens(files, &keys)?,
         add_bos: adds_bos(files)?,
     }
@@ -344,24 +344,59 @@ fn layer_windows(
         .collect()
 }
 
+/// Returns the token before a text: that of the text part, or else that of another file.
+fn begin_token(files: &HuggingFaceFiles<'_>, config: &Keys<'_>) -> Result<Option<u32>, ModelError> {
+    let mut ids = config.tokens("bos_token_id")?;
+    ids.extend(Keys::of(files.config, "")?.tokens("bos_token_id")?);
+    if let Some(generation) = files.generation {
+        ids.extend(Keys::of(generation, "generation_config.")?.tokens("bos_token_id")?);
+    }
+    if let Some(text) = files.tokenizer_config.and_then(|config| token_text(config.get("bos_token")?)) {
+        ids.extend(added_tokens(files).into_iter().filter(|token| token.text == text).map(|token| token.id));
+    }
+    Ok(ids.first().copied())
+}
+
+/// Returns the tokens that end a generation. Each file may name other ones, and all of them count.
 fn end_tokens(files: &HuggingFaceFiles<'_>, config: &Keys<'_>) -> Result<Vec<u32>, ModelError> {
     let mut ends = config.tokens("eos_token_id")?;
+    ends.extend(Keys::of(files.config, "")?.tokens("eos_token_id")?);
     if let Some(generation) = files.generation {
         ends.extend(Keys::of(generation, "generation_config.")?.tokens("eos_token_id")?);
     }
     let eos_text = files.tokenizer_config.and_then(|config| token_text(config.get("eos_token")?));
-    let added = files.tokenizer.and_then(|tokenizer| tokenizer.get("added_tokens")?.as_array());
-    for token in added.into_iter().flatten() {
-        let text = token.get("content").and_then(Value::as_str).unwrap_or_default();
-        let special = token.get("special").and_then(Value::as_bool).unwrap_or(false);
-        let id = token.get("id").and_then(Value::as_u64).and_then(|id| u32::try_from(id).ok());
-        if eos_text == Some(text) || (special && ends_generation(text)) {
-            ends.extend(id);
+    for token in added_tokens(files) {
+        if eos_text == Some(token.text) || (token.special && ends_generation(token.text)) {
+            ends.push(token.id);
         }
     }
     ends.sort_unstable();
     ends.dedup();
     Ok(ends)
+}
+
+/// A token of a tokenizer that is not a part of text.
+struct AddedToken<'a> {
+    id: u32,
+    text: &'a str,
+    special: bool,
+}
+
+/// Returns the added tokens that tokenizer.json lists, and those that tokenizer_config.json lists by their ids.
+fn added_tokens<'a>(files: &HuggingFaceFiles<'a>) -> Vec<AddedToken<'a>> {
+    let read = |id: Option<u64>, token: &'a Value| {
+        Some(AddedToken {
+            id: u32::try_from(id?).ok()?,
+            text: token.get("content")?.as_str()?,
+            special: token.get("special").and_then(Value::as_bool).unwrap_or(false),
+        })
+    };
+    let listed = files.tokenizer.and_then(|tokenizer| tokenizer.get("added_tokens")?.as_array());
+    let listed =
+        listed.into_iter().flatten().filter_map(|token| read(token.get("id").and_then(Value::as_u64), token));
+    let by_id = files.tokenizer_config.and_then(|config| config.get("added_tokens_decoder")?.as_object());
+    let by_id = by_id.into_iter().flatten().filter_map(|(id, token)| read(id.parse().ok(), token));
+    listed.chain(by_id).collect()
 }
 
 /// Returns the text of a special token of tokenizer_config.json, which is a string or an object with the text in

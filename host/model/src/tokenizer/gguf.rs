@@ -9,15 +9,15 @@ use std::collections::HashMap;
 use serde_json::{Value as Json, json};
 use tokenizers::models::bpe::{BPE, Vocab};
 
-use super::{Tokenizer, broken, special_token};
+use super::tiktoken::merges_of_ranks;
+use super::words::{Words, byte_level};
+use super::{Tokenizer, assemble, bpe, byte_level_alphabet, special_token};
 use crate::error::ModelError;
 use crate::gguf::{GgufFile, Value};
 
+const NORMAL: u64 = 1;
 const CONTROL: u64 = 3;
 const USER_DEFINED: u64 = 4;
-
-/// Llama 3's split pattern. Qwen's differs only in the length of digit runs.
-const WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{DIGITS}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// Returns the tokenizer of `file`, whose content is `bytes`, or `None` if the file has no tokenizer.
 pub(crate) fn from_gguf(file: &GgufFile, bytes: &[u8]) -> Result<Option<Tokenizer>, ModelError> {
@@ -35,7 +35,7 @@ pub(crate) fn from_gguf(file: &GgufFile, bytes: &[u8]) -> Result<Option<Tokenize
         return Err(ModelError::config("tokenizer.ggml.token_type", problem));
     }
     let mut tokenizer = match kind {
-        "gpt2" => byte_level(file, bytes, &tokens)?,
+        "gpt2" => byte_level_bpe(file, bytes, &tokens, &types)?,
         "llama" => sentence_piece(file, bytes, &tokens, &types)?,
         other => return Err(ModelError::unsupported("tokenizer.ggml.model", other, "gpt2, llama")),
     };
@@ -49,22 +49,38 @@ pub(crate) fn from_gguf(file: &GgufFile, bytes: &[u8]) -> Result<Option<Tokenize
     Tokenizer::new(tokenizer).map(Some)
 }
 
-fn byte_level(file: &GgufFile, bytes: &[u8], tokens: &[&str]) -> Result<tokenizers::Tokenizer, ModelError> {
+fn byte_level_bpe(
+    file: &GgufFile,
+    bytes: &[u8],
+    tokens: &[&str],
+    types: &[u64],
+) -> Result<tokenizers::Tokenizer, ModelError> {
     let key = "tokenizer.ggml.pre";
-    let byte_level = |regex: bool| json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": regex});
-    let split = |digits: &str| {
-        let pattern = WORDS.replace("{DIGITS}", digits);
-        json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false})
+    let words = Words::named(key, file.string(key)?.unwrap_or("default"))?;
+    let merges = match words.ranked {
+        true => merges_of_ranks(&text_bytes(tokens, types), tokens),
+        false => listed_merges(file, bytes)?,
     };
-    let sequence =
-        |first: Json, regex: bool| json!({"type": "Sequence", "pretokenizers": [first, byte_level(regex)]});
-    let (cut, normalizer, ignore_merges) = match file.string(key)?.unwrap_or("default") {
-        "default" | "gpt-2" => (byte_level(true), Json::Null, false),
-        "smollm" => (sequence(json!({"type": "Digits", "individual_digits": true}), true), Json::Null, false),
-        "llama-bpe" | "llama3" | "llama-v3" => (sequence(split("{1,3}"), false), Json::Null, true),
-        "qwen2" => (sequence(split(""), false), json!({"type": "NFC"}), false),
-        other => return Err(ModelError::unsupported(key, other, "default, gpt-2, smollm, llama-bpe, qwen2")),
+    let model = bpe(BPE::builder()
+        .vocab_and_merges(vocabulary(tokens), merges)
+        .ignore_merges(words.ignore_merges)
+        .build())?;
+    let mut tokenizer = tokenizers::Tokenizer::new(model);
+    assemble(&mut tokenizer, &words.normalizer(), &words.pre_tokenizer(), &byte_level(true))?;
+    Ok(tokenizer)
+}
+
+/// Returns the bytes of the tokens of text, and no bytes for other tokens.
+fn text_bytes(tokens: &[&str], types: &[u64]) -> Vec<Vec<u8>> {
+    let alphabet = byte_level_alphabet();
+    let bytes = |(id, token): (usize, &&str)| match types.get(id).is_none_or(|kind| *kind == NORMAL) {
+        true => token.chars().map(|letter| alphabet.get(&letter).copied()).collect::<Option<Vec<u8>>>(),
+        false => None,
     };
+    tokens.iter().enumerate().map(|token| bytes(token).unwrap_or_default()).collect()
+}
+
+fn listed_merges(file: &GgufFile, bytes: &[u8]) -> Result<Vec<(String, String)>, ModelError> {
     let mut merges = Vec::new();
     for merge in strings(file, bytes, "tokenizer.ggml.merges")? {
         let (left, right) = merge.split_once(' ').ok_or_else(|| {
@@ -75,11 +91,7 @@ fn byte_level(file: &GgufFile, bytes: &[u8], tokens: &[&str]) -> Result<tokenize
         })?;
         merges.push((left.to_owned(), right.to_owned()));
     }
-    let model = bpe(BPE::builder()
-        .vocab_and_merges(vocabulary(tokens), merges)
-        .ignore_merges(ignore_merges)
-        .build())?;
-    assemble(model, &normalizer, &cut, &byte_level(true))
+    Ok(merges)
 }
 
 fn sentence_piece(
@@ -110,7 +122,9 @@ fn sentence_piece(
     let decoder = json!({"type": "Sequence", "decoders": [
         {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"}]});
     let normalizer = json!({"type": "Sequence", "normalizers": normalizers});
-    assemble(bpe(builder.build())?, &normalizer, &Json::Null, &decoder)
+    let mut tokenizer = tokenizers::Tokenizer::new(bpe(builder.build())?);
+    assemble(&mut tokenizer, &normalizer, &Json::Null, &decoder)?;
+    Ok(tokenizer)
 }
 
 /// Derives merges from scores. SentencePiece merges the pair whose union has the highest score, so every way to split
@@ -133,26 +147,6 @@ fn merges_of_scores(tokens: &[&str], scores: &[f64], types: &[u64]) -> Vec<(Stri
     }
     merges.sort_by(|a, b| b.0.total_cmp(&a.0).then(b.1.total_cmp(&a.1)));
     merges.into_iter().map(|(_, _, left, right)| (left, right)).collect()
-}
-
-fn assemble(
-    model: BPE,
-    normalizer: &Json,
-    pre_tokenizer: &Json,
-    decoder: &Json,
-) -> Result<tokenizers::Tokenizer, ModelError> {
-    fn read<T: serde::de::DeserializeOwned>(value: &Json) -> Result<Option<T>, ModelError> {
-        serde_json::from_value(value.clone()).map_err(|error| broken(error.to_string()))
-    }
-    let mut tokenizer = tokenizers::Tokenizer::new(model);
-    tokenizer.with_normalizer(read::<tokenizers::NormalizerWrapper>(normalizer)?);
-    tokenizer.with_pre_tokenizer(read::<tokenizers::PreTokenizerWrapper>(pre_tokenizer)?);
-    tokenizer.with_decoder(read::<tokenizers::DecoderWrapper>(decoder)?);
-    Ok(tokenizer)
-}
-
-fn bpe(built: tokenizers::Result<BPE>) -> Result<BPE, ModelError> {
-    built.map_err(|error| broken(format!("the vocabulary and its merges are inconsistent: {error}")))
 }
 
 fn vocabulary(tokens: &[&str]) -> Vocab {

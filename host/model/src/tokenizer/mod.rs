@@ -5,10 +5,17 @@
 
 mod decoder;
 mod gguf;
+mod tiktoken;
+mod words;
+
+#[cfg(test)]
+mod published_tests;
 
 use std::collections::HashMap;
 use std::str::FromStr;
 
+use serde_json::Value as Json;
+use tokenizers::models::bpe::BPE;
 use tokenizers::{
     AddedToken, Model, NormalizedString, Normalizer, OffsetReferential, OffsetType, PreTokenizedString,
     PreTokenizer,
@@ -61,6 +68,11 @@ impl Tokenizer {
         let tokenizer = tokenizers::Tokenizer::from_str(text)
             .map_err(|error| broken(format!("tokenizer.json cannot be parsed: {error}")))?;
         Self::new(tokenizer)
+    }
+
+    /// Parses a `tiktoken.model` with the tokenizer_config.json beside it.
+    pub fn from_tiktoken(ranks: &[u8], config: &Json) -> Result<Self, ModelError> {
+        tiktoken::from_ranks(ranks, config)
     }
 
     fn new(mut tokenizer: tokenizers::Tokenizer) -> Result<Self, ModelError> {
@@ -250,6 +262,26 @@ pub(crate) fn byte_level_characters() -> Vec<char> {
     let mut characters: Vec<(char, u8)> = byte_level_alphabet().into_iter().collect();
     characters.sort_by_key(|(_, byte)| *byte);
     characters.into_iter().map(|(character, _)| character).collect()
+}
+
+/// Sets the steps before and after a model. They are described as in tokenizer.json.
+fn assemble(
+    tokenizer: &mut tokenizers::Tokenizer,
+    normalizer: &Json,
+    pre_tokenizer: &Json,
+    decoder: &Json,
+) -> Result<(), ModelError> {
+    fn read<T: serde::de::DeserializeOwned>(value: &Json) -> Result<Option<T>, ModelError> {
+        serde_json::from_value(value.clone()).map_err(|error| broken(error.to_string()))
+    }
+    tokenizer.with_normalizer(read::<tokenizers::NormalizerWrapper>(normalizer)?);
+    tokenizer.with_pre_tokenizer(read::<tokenizers::PreTokenizerWrapper>(pre_tokenizer)?);
+    tokenizer.with_decoder(read::<tokenizers::DecoderWrapper>(decoder)?);
+    Ok(())
+}
+
+fn bpe(built: tokenizers::Result<BPE>) -> Result<BPE, ModelError> {
+    built.map_err(|error| broken(format!("the vocabulary and its merges are inconsistent: {error}")))
 }
 
 fn special_token(content: &str, special: bool) -> AddedToken {
