@@ -24,11 +24,13 @@ pub struct KvDiskOptions {
     /// Percentage of the disk that stays free.
     pub free_percent: u8,
     pub write_mb_s: u32,
+    /// Whether every prefix on disk is read, even if computing it is expected to be quicker.
+    pub always_read: bool,
 }
 
 impl Default for KvDiskOptions {
     fn default() -> Self {
-        KvDiskOptions { gigabytes: 4, free_percent: 10, write_mb_s: 200 }
+        KvDiskOptions { gigabytes: 4, free_percent: 10, write_mb_s: 200, always_read: false }
     }
 }
 
@@ -53,5 +55,6 @@ fn tier_options(options: &KvDiskOptions, dir: &Path) -> TierOptions {
         min_free_percent: options.free_percent,
         write_bytes_per_s: u64::from(options.write_mb_s) << 20,
         queue_bytes: QUEUE_BYTES,
+        reads_always: options.always_read,
     }
 }

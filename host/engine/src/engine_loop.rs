@@ -52,7 +52,7 @@ pub(crate) enum Command {
     Pages {
         done: oneshot::Sender<Vec<PageOwner>>,
     },
-    /// Forgets pages that wait to be copied to the disk.
+    /// Frees cached pages, and forgets those that wait to be copied to the disk.
     Forget {
         pages: EraseScope,
         done: oneshot::Sender<()>,
@@ -225,6 +225,7 @@ impl EngineLoop {
                     disk.take_ended(&mut self.scheduler);
                     disk.forget(&pages);
                 }
+                self.scheduler.forget(|owner| pages.includes(owner));
                 // A receiver that no longer waits does not need the notification.
                 let _ = done.send(());
             }

@@ -206,8 +206,9 @@ impl Engine {
         }
     }
 
-    /// Forgets pages that wait to be copied to the disk.
-    pub async fn forget_pages(&self, pages: &EraseScope) {
+    /// Frees the cached pages that only these clients have, and forgets those that wait to be copied to the disk. Requests
+    /// of these clients that run leave no pages behind.
+    pub async fn forget_pages(&self, pages: &PagesOf) {
         join_all(self.shared.replicas.iter().map(|replica| replica.forget(pages))).await;
     }
 

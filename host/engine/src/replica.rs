@@ -96,8 +96,9 @@ impl Replica {
         owners.await.unwrap_or_default()
     }
 
-    /// Forgets pages that wait to be copied to the disk.
-    pub async fn forget(&self, pages: &EraseScope) {
+    /// Frees the cached pages that only these clients have, and forgets those that wait to be copied to the disk. Requests
+    /// of these clients that run leave no pages behind.
+    pub async fn forget(&self, pages: &PagesOf) {
         let (done, forgotten) = oneshot::channel();
         let mut command = Command::Forget { pages: pages.clone(), done };
         // The channel is full only for moments, because a loop empties it before each step.

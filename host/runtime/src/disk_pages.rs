@@ -1,4 +1,4 @@
-//! KV pages on disk: they are erased with the sessions and agents that they were computed for.
+//! KV pages in memory and on disk: they are erased with the sessions and agents that they were computed for.
 
 use skep_engine::{DiskTier, EraseScope, ModelSet, TierStatus, WeakModelSet};
 use std::sync::Arc;
@@ -18,14 +18,15 @@ impl DiskPages {
         self.tier.as_ref().map(|tier| tier.status())
     }
 
-    /// Erases pages, those included that wait to be written. Returns the number of pages that were on disk.
-    pub(crate) async fn erase(&self, pages: EraseScope) -> u64 {
-        let Some(tier) = self.tier.clone() else { return 0 };
+    /// Erases pages from memory and from the disk, those included that wait to be written. Returns the number of pages that
+    /// were on disk.
+    pub(crate) async fn erase(&self, pages: PagesOf) -> u64 {
         if let Some(models) = self.models.upgrade() {
             for engine in models.engines() {
                 engine.forget_pages(&pages).await;
             }
         }
+        let Some(tier) = self.tier.clone() else { return 0 };
         // It waits for the disk.
         let erased = tokio::task::spawn_blocking(move || pages.erase_from(&tier)).await;
         erased.unwrap_or_else(|error| {

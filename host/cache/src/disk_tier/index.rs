@@ -42,7 +42,19 @@ pub enum EraseFilter {
     Session(Owner),
 }
 
-/// The changes to make in the files.
+impl Which {
+    /// Returns whether a page that is written for an owner is among these.
+    pub(super) fn includes(&self, owner: Owner, tenant: Option<TenantTag>) -> bool {
+        match self {
+            Which::All => true,
+            Which::Tenant(of) => tenant == Some(*of),
+            Which::Agent(agent) => owner.agent == *agent,
+            Which::Session(session) => owner == *session,
+        }
+    }
+}
+
+/// The changes that follow in the files.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Changes {
     /// Slots whose page was removed.
@@ -57,7 +69,8 @@ struct Entry {
     parent: Option<Digest>,
     tenant: TenantTag,
     used: u64,
-    children: usize,
+    /// The pages after it.
+    children: BTreeSet<Digest>,
     owners: Vec<Owner>,
 }
 
@@ -68,6 +81,9 @@ pub(super) struct Index {
     tenants: HashMap<TenantTag, TenantPages>,
     by_owner: HashMap<Owner, BTreeSet<PageKey>>,
     clock: u64,
+    /// Pages that were looked at, for tests of how much work an operation is.
+    #[cfg(test)]
+    visited: usize,
 }
 
 #[derive(Debug, Default)]
@@ -105,7 +121,7 @@ impl Index {
         }
         useless.extend(waiting.into_values().flatten().map(|(slot, _)| slot));
         let ownerless = |(key, entry): (&PageKey, &Entry)| {
-            (entry.children == 0 && entry.owners.is_empty()).then_some(*key)
+            (entry.children.is_empty() && entry.owners.is_empty()).then_some(*key)
         };
         let ownerless: Vec<PageKey> = index.entries.iter().filter_map(ownerless).collect();
         let mut changes = Changes::default();
@@ -174,10 +190,15 @@ impl Index {
         self.set_used(key, used);
         self.own(key, owner);
         changes.rewritten.push(key);
-        let mut above = self.parent(key);
+        // An owner stands at one page of a path only, so the search ends at the first page that it has, which mostly
+        // is the page before. An owner that has no other page needs no search.
+        let has_others = self.by_owner.get(&owner).is_some_and(|keys| keys.iter().any(|other| *other != key));
+        let mut above = self.parent(key).filter(|_| has_others);
         while let Some(at) = above {
+            self.visit();
             if self.disown(at, owner) {
                 changes.rewritten.push(at);
+                break;
             }
             above = self.parent(at);
         }
@@ -205,11 +226,9 @@ impl Index {
         let mut found = vec![key];
         let mut at = 0;
         while let Some(above) = found.get(at).copied() {
-            let below = self
-                .entries
-                .iter()
-                .filter(|(other, entry)| other.layout == above.layout && entry.parent == Some(above.prefix));
-            found.extend(below.map(|(key, _)| *key));
+            self.visit();
+            let below = self.entries.get(&above).into_iter().flat_map(|entry| &entry.children);
+            found.extend(below.map(|prefix| PageKey { layout: above.layout, prefix: *prefix }));
             at += 1;
         }
         let parent = self.parent(key);
@@ -264,7 +283,7 @@ impl Index {
     fn remove_unowned(&mut self, key: PageKey, slot_bytes: &impl Fn(LayoutId) -> u64, changes: &mut Changes) {
         let mut next = Some(key);
         while let Some(key) = next {
-            let unowned = |entry: &Entry| entry.children == 0 && entry.owners.is_empty();
+            let unowned = |entry: &Entry| entry.children.is_empty() && entry.owners.is_empty();
             if !self.entries.get(&key).is_some_and(unowned) {
                 return;
             }
@@ -275,7 +294,7 @@ impl Index {
 
     fn put(&mut self, key: PageKey, slot: u32, record: &Record, slot_bytes: u64) {
         let Record { parent, tenant, used, .. } = *record;
-        let entry = Entry { slot, parent, tenant, used, children: 0, owners: Vec::new() };
+        let entry = Entry { slot, parent, tenant, used, children: BTreeSet::new(), owners: Vec::new() };
         self.entries.insert(key, entry);
         let pages = self.tenants.entry(tenant).or_default();
         pages.bytes += slot_bytes;
@@ -283,7 +302,7 @@ impl Index {
         if let Some(parent) = self.parent(key)
             && let Some(above) = self.entries.get_mut(&parent)
         {
-            above.children += 1;
+            above.children.insert(key.prefix);
             self.tenants.entry(tenant).or_default().leaves.remove(&(above.used, parent));
         }
         record.owners.iter().for_each(|owner| self.own(key, *owner));
@@ -307,8 +326,8 @@ impl Index {
         if let Some(parent) = parent
             && let Some(above) = self.entries.get_mut(&parent)
         {
-            above.children -= 1;
-            if above.children == 0 {
+            above.children.remove(&key.prefix);
+            if above.children.is_empty() {
                 self.tenants.entry(above.tenant).or_default().leaves.insert((above.used, parent));
             }
         }
@@ -356,6 +375,19 @@ impl Index {
         Some(PageKey { layout: key.layout, prefix: parent })
     }
 
+    fn visit(&mut self) {
+        #[cfg(test)]
+        {
+            self.visited += 1;
+        }
+    }
+
+    /// Returns the number of pages that were looked at since the last call.
+    #[cfg(test)]
+    pub fn take_visited(&mut self) -> usize {
+        std::mem::take(&mut self.visited)
+    }
+
     fn next_use(&mut self) -> u64 {
         self.clock += 1;
         self.clock
@@ -369,10 +401,10 @@ impl Index {
                 assert!(self.entries.contains_key(&parent), "{key:?} has no parent");
             }
             let after = |other: &&Entry| other.parent == Some(key.prefix);
-            assert_eq!(entry.children, self.entries.values().filter(after).count());
-            assert!(entry.children > 0 || !entry.owners.is_empty(), "{key:?} is owned by nobody");
+            assert_eq!(entry.children.len(), self.entries.values().filter(after).count());
+            assert!(!entry.children.is_empty() || !entry.owners.is_empty(), "{key:?} is owned by nobody");
             let is_listed = self.tenants[&entry.tenant].leaves.contains(&(entry.used, *key));
-            assert_eq!(is_listed, entry.children == 0);
+            assert_eq!(is_listed, entry.children.is_empty());
             for owner in &entry.owners {
                 assert!(self.by_owner[owner].contains(key));
             }

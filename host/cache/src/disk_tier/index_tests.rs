@@ -154,3 +154,31 @@ fn a_damaged_page_is_removed_with_its_successors() {
     assert_eq!(index.record(&key(1)).unwrap().1.owners, [owner(1), owner(2)]);
     assert_eq!(slots(&index.remove_tree(key(9), bytes)), [0; 0]);
 }
+
+fn numbered(number: u32) -> PageKey {
+    let mut prefix = [0; 32];
+    prefix[..4].copy_from_slice(&number.to_le_bytes());
+    PageKey { layout: LAYOUT, prefix: Digest(prefix) }
+}
+
+/// Adds a path of `count` pages that begins with page `first`.
+fn long_path(index: &mut Index, first: u32, count: u32, who: Owner) {
+    for number in first..first + count {
+        let parent = (number > first).then(|| numbered(number - 1).prefix);
+        index.insert(numbered(number), number, (parent, TENANT), who, 10);
+    }
+}
+
+#[test]
+fn the_work_for_a_page_does_not_grow_with_its_prefix_or_the_index() {
+    let mut index = Index::default();
+    // A second conversation of the session is what makes a search for the owner necessary.
+    long_path(&mut index, 0, 2_000, owner(1));
+    long_path(&mut index, 10_000, 2_000, owner(1));
+    let visited = index.take_visited();
+    assert!(visited < 3 * 4_000, "{visited} pages were looked at for 4,000 writes");
+    assert_eq!(index.remove_tree(numbered(10_500), bytes).removed.len(), 1_500);
+    let visited = index.take_visited();
+    assert!(visited < 2 * 1_500, "{visited} pages were looked at to remove 1,500");
+    index.check();
+}

@@ -5,6 +5,7 @@
 //!
 //! Invariant: callers see every fault of the disk as a missing page.
 
+mod erasures;
 #[cfg(any(test, feature = "faults"))]
 mod faults;
 mod index;
@@ -20,13 +21,14 @@ mod writer;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, channel, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, channel, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::{Digest, Owner, PageNamer, TenantTag};
 
+use erasures::Erasures;
 #[cfg(any(test, feature = "faults"))]
 pub use faults::Faults;
 pub use index::{EraseFilter, LayoutId};
@@ -43,6 +45,10 @@ const READ_QUEUE: usize = 64;
 const WRITE_QUEUE: usize = 1 << 14;
 /// Time for which nothing is written after a write failed.
 const AFTER_FAILURE: Duration = Duration::from_secs(10);
+/// Interval at which a caller that waits for an erasure looks whether the writer is still there.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// Time that a tier that is closed gives its threads. A disk that hangs does not keep the process from ending.
+const CLOSE_TIME: Duration = if cfg!(test) { Duration::from_millis(500) } else { Duration::from_secs(10) };
 
 /// The operator's settings of the tier.
 #[derive(Clone, Debug)]
@@ -55,6 +61,8 @@ pub struct TierOptions {
     pub write_bytes_per_s: u64,
     /// Maximum number of bytes that wait to be written.
     pub queue_bytes: u64,
+    /// Whether callers shall read every prefix, even if computing it is expected to be quicker.
+    pub reads_always: bool,
 }
 
 /// The reason that the tier cannot start.
@@ -102,7 +110,7 @@ pub struct PageWrite {
     pub bytes: Vec<u8>,
 }
 
-/// The tier. Dropping it writes what is queued and ends its threads.
+/// The tier. Dropping it writes what is queued, as far as the disk takes it in time, and ends its threads.
 pub struct DiskTier {
     shared: Arc<Shared>,
     writes: Option<SyncSender<Command>>,
@@ -116,6 +124,7 @@ struct Shared {
     keys: PageNamer,
     state: Mutex<State>,
     rate: ReadRate,
+    erasures: Erasures,
     queued_write_bytes: AtomicU64,
     queued_read_bytes: AtomicU64,
     failed: Mutex<Option<Instant>>,
@@ -221,7 +230,7 @@ impl DiskTier {
         let bytes = page.bytes.len() as u64;
         self.shared.queued_write_bytes.fetch_add(bytes, Relaxed);
         self.shared.state().queued.insert(key);
-        if self.send(Command::Write(Box::new(page))) {
+        if self.send(|ticket| Command::Write { page: Box::new(page), ticket }) {
             return true;
         }
         self.shared.state().queued.remove(&key);
@@ -232,7 +241,7 @@ impl DiskTier {
 
     /// Records that a page is the last one of an owner's prefix, and that it was used.
     pub fn mark(&self, layout: LayoutId, prefix: Digest, owner: Owner) {
-        self.send(Command::Mark { key: PageKey { layout, prefix }, owner });
+        self.send(|ticket| Command::Mark { key: PageKey { layout, prefix }, owner, ticket });
     }
 
     /// Counts pages that a caller could not hand over in time.
@@ -253,16 +262,34 @@ impl DiskTier {
         sent.then_some(pages)
     }
 
+    /// Returns whether every prefix shall be read, however long it takes.
+    pub fn reads_always(&self) -> bool {
+        self.shared.options.reads_always
+    }
+
     /// Estimates the time until `bytes` have been read, after the reads that wait.
     pub fn read_time(&self, bytes: u64) -> Duration {
         let waiting = self.shared.queued_read_bytes.load(Relaxed);
         self.shared.rate.estimate(bytes.saturating_add(waiting), Instant::now())
     }
 
-    /// Erases pages from the disk, after queued pages were written. Returns their number once they are erased.
-    pub fn forget(&self, which: EraseFilter) -> u64 {
-        let (done, gone) = channel();
-        self.answer(Command::Forget { which, done }, &gone).unwrap_or(0)
+    /// Erases pages from the disk, and those that wait to be written. Returns the number of pages on disk once they are
+    /// gone.
+    pub fn forget(&self, which: Which) -> u64 {
+        let Some(writes) = &self.writes else { return 0 };
+        let (answer, gone) = channel();
+        self.shared.erasures.want(which, answer);
+        // A writer whose queue is full looks for erasures before its next command.
+        if matches!(writes.try_send(Command::Erase), Err(TrySendError::Disconnected(_))) {
+            return 0;
+        }
+        loop {
+            match gone.recv_timeout(LOOK_INTERVAL) {
+                Ok(pages) => return pages,
+                Err(RecvTimeoutError::Timeout) if !self.threads.iter().any(JoinHandle::is_finished) => {}
+                Err(_) => return 0,
+            }
+        }
     }
 
     /// Waits until everything that is queued has been written.
@@ -299,9 +326,9 @@ impl DiskTier {
         &self.shared.faults
     }
 
-    fn send(&self, command: Command) -> bool {
+    fn send(&self, command: impl FnOnce(u64) -> Command) -> bool {
         let Some(writes) = &self.writes else { return false };
-        !matches!(writes.try_send(command), Err(TrySendError::Full(_) | TrySendError::Disconnected(_)))
+        self.shared.erasures.queue(|ticket| writes.try_send(command(ticket)).is_ok())
     }
 
     /// Sends a command that must not be lost, and waits for its answer.
@@ -326,8 +353,15 @@ impl Drop for DiskTier {
         self.shared.is_closing.store(true, Relaxed);
         // The reader has a sender of the writer's channel, and ends first.
         (self.reads, self.writes) = (None, None);
+        let until = Instant::now() + CLOSE_TIME;
         for thread in self.threads.drain(..) {
-            if thread.join().is_err() {
+            while !thread.is_finished() && Instant::now() < until {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            if !thread.is_finished() {
+                let folder = self.shared.options.folder.display();
+                tracing::warn!(%folder, "the disk does not answer; KV pages that wait to be written are lost");
+            } else if thread.join().is_err() {
                 tracing::error!("a thread of the KV tier panicked");
             }
         }

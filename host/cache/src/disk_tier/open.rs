@@ -35,6 +35,7 @@ pub(super) fn open(options: TierOptions) -> Result<Shared, TierError> {
         keys: PageNamer::new(secret),
         state: Mutex::new(state),
         rate: super::ReadRate::default(),
+        erasures: super::Erasures::default(),
         queued_write_bytes: AtomicU64::new(0),
         queued_read_bytes: AtomicU64::new(0),
         failed: Mutex::new(None),

@@ -1,7 +1,9 @@
-//! The thread that reads pages, one job after the other. A job ends early when nobody waits for it.
+//! The thread that reads pages. Jobs take turns with their pages, and a job whose reader does not take its pages lets the
+//! others go first. A job ends early when nobody waits for it.
 
+use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, TrySendError, sync_channel};
 use std::time::{Duration, Instant};
 
 use super::Shared;
@@ -12,6 +14,8 @@ use crate::{Digest, metric};
 
 /// Number of read pages that wait for their reader.
 const READ_AHEAD: usize = 16;
+/// Time after which jobs whose readers have no room are tried again.
+const FULL_WAIT: Duration = Duration::from_millis(1);
 
 /// Pages to read.
 pub(super) struct ReadJob {
@@ -68,29 +72,97 @@ impl PageStream {
     }
 }
 
+/// A job that was begun.
+struct Begun {
+    layout: LayoutId,
+    prefixes: std::vec::IntoIter<Digest>,
+    payload_bytes: u64,
+    pages: SyncSender<Vec<u8>>,
+    /// A page that the reader had no room for.
+    kept: Option<Vec<u8>>,
+}
+
+/// The state of a job after its turn.
+enum Turn {
+    Read,
+    /// The reader has no room for a page.
+    Full,
+    Ended,
+}
+
 /// Reads until all senders are gone. `damaged` receives the pages that must be removed.
 pub(super) fn run(shared: &Shared, jobs: &Receiver<ReadJob>, damaged: &SyncSender<Command>) {
-    for job in jobs {
-        let ReadJob { layout, prefixes, payload_bytes, pages } = job;
-        let mut unread = prefixes.len() as u64;
-        for prefix in prefixes {
-            if shared.is_closing.load(Relaxed) {
-                return;
+    let mut begun: VecDeque<Begun> = VecDeque::new();
+    // The number of turns in a row in which no job read a page.
+    let mut idle = 0;
+    loop {
+        let next = match () {
+            () if begun.is_empty() => jobs.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            () if idle >= begun.len() => jobs.recv_timeout(FULL_WAIT),
+            () => jobs.try_recv().map_err(|error| match error {
+                TryRecvError::Empty => RecvTimeoutError::Timeout,
+                TryRecvError::Disconnected => RecvTimeoutError::Disconnected,
+            }),
+        };
+        match next {
+            Ok(ReadJob { layout, prefixes, payload_bytes, pages }) => {
+                let prefixes = prefixes.into_iter();
+                begun.push_back(Begun { layout, prefixes, payload_bytes, pages, kept: None });
             }
-            let key = PageKey { layout, prefix };
-            let started = Instant::now();
-            let Some(page) = read(shared, key, damaged) else { break };
-            shared.rate.record(payload_bytes, started.elapsed(), Instant::now());
-            shared.totals.read_pages.fetch_add(1, Relaxed);
-            shared.totals.read_bytes.fetch_add(payload_bytes, Relaxed);
-            metrics::counter!(metric::READ_BYTES).increment(payload_bytes);
-            shared.queued_read_bytes.fetch_sub(payload_bytes, Relaxed);
-            unread -= 1;
-            if pages.send(page).is_err() {
-                break;
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) if begun.is_empty() => return,
+            Err(RecvTimeoutError::Disconnected) if idle >= begun.len() => std::thread::sleep(FULL_WAIT),
+            Err(RecvTimeoutError::Disconnected) => {}
+        }
+        if shared.is_closing.load(Relaxed) {
+            return;
+        }
+        let Some(mut job) = begun.pop_front() else { continue };
+        match job.turn(shared, damaged) {
+            Turn::Read => {
+                idle = 0;
+                begun.push_back(job);
+            }
+            Turn::Full => {
+                idle += 1;
+                begun.push_back(job);
+            }
+            Turn::Ended => {
+                idle = 0;
+                let unread = job.prefixes.len() as u64 * job.payload_bytes;
+                shared.queued_read_bytes.fetch_sub(unread, Relaxed);
             }
         }
-        shared.queued_read_bytes.fetch_sub(unread * payload_bytes, Relaxed);
+    }
+}
+
+impl Begun {
+    /// Reads the next page, if the reader has room for it.
+    fn turn(&mut self, shared: &Shared, damaged: &SyncSender<Command>) -> Turn {
+        let page = match self.kept.take() {
+            Some(page) => page,
+            None => {
+                let Some(prefix) = self.prefixes.next() else { return Turn::Ended };
+                let key = PageKey { layout: self.layout, prefix };
+                let started = Instant::now();
+                let page = read(shared, key, damaged);
+                shared.queued_read_bytes.fetch_sub(self.payload_bytes, Relaxed);
+                let Some(page) = page else { return Turn::Ended };
+                shared.rate.record(self.payload_bytes, started.elapsed(), Instant::now());
+                shared.totals.read_pages.fetch_add(1, Relaxed);
+                shared.totals.read_bytes.fetch_add(self.payload_bytes, Relaxed);
+                metrics::counter!(metric::READ_BYTES).increment(self.payload_bytes);
+                page
+            }
+        };
+        match self.pages.try_send(page) {
+            Ok(()) => Turn::Read,
+            Err(TrySendError::Full(page)) => {
+                self.kept = Some(page);
+                Turn::Full
+            }
+            Err(TrySendError::Disconnected(_)) => Turn::Ended,
+        }
     }
 }
 

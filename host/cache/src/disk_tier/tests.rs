@@ -14,6 +14,7 @@ fn options(folder: &Path) -> TierOptions {
         min_free_percent: 0,
         write_bytes_per_s: 1 << 40,
         queue_bytes: 64 << 20,
+        reads_always: false,
     }
 }
 
@@ -270,4 +271,90 @@ fn a_page_without_its_predecessor_is_not_written() {
     write(1, BYTES);
     write(0, BYTES - 1);
     assert_eq!((tier.status().pages, tier.status().dropped_pages), (0, 2));
+}
+
+#[test]
+fn an_erasure_overtakes_the_pages_that_wait_to_be_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let page = DiskTier::page_bytes(BYTES);
+    // One page a minute: the second page would be written in a minute.
+    let tier =
+        DiskTier::open(TierOptions { write_bytes_per_s: page / 60, ..options(folder.path()) }).unwrap();
+    let form = layout(&tier, "form");
+    let prefixes = tier.keys().prefixes("t", &tokens(1, 4), 16);
+    let others = tier.keys().prefixes("t", &tokens(9, 1), 16);
+    let write = |prefixes: &[Digest], session: &str| {
+        for (at, prefix) in prefixes.iter().enumerate() {
+            assert!(tier.write(PageWrite {
+                layout: form,
+                prefix: *prefix,
+                parent: at.checked_sub(1).map(|before| prefixes[before]),
+                tenant: tier.keys().tenant("t"),
+                owner: tier.keys().owner(Some("agent"), Some(session)),
+                bytes: contents(*prefix),
+            }));
+        }
+    };
+    write(&prefixes, "deleted");
+    tier.mark(form, prefixes[0], tier.keys().owner(Some("agent"), Some("deleted")));
+    write(&others, "stays");
+    while tier.status().written_pages == 0 {
+        std::thread::yield_now();
+    }
+    let begun = Instant::now();
+    assert_eq!(tier.forget(Which::Session(tier.keys().owner(Some("agent"), Some("deleted")))), 1);
+    assert!(begun.elapsed() < Duration::from_secs(30), "it waited for the pace of writes");
+    drop(tier);
+    // What was queued before the erasure is not written after it, and other sessions' pages are.
+    let (tier, form) = open(folder.path());
+    assert_eq!((tier.leading(form, &prefixes), tier.leading(form, &others)), (0, 1));
+    assert!(prefixes.iter().all(|prefix| !is_on_disk(folder.path(), *prefix)));
+    // A session of the same name is written as before.
+    assert_eq!(super::tests::write(&tier, form, "t", "deleted", &tokens(1, 4)), prefixes);
+    assert_eq!(tier.leading(form, &prefixes), 4);
+}
+
+#[test]
+fn a_read_that_is_not_taken_does_not_hold_up_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let (tier, form) = open(folder.path());
+    let long = write(&tier, form, "t", "long", &tokens(1, 60));
+    let short = write(&tier, form, "t", "short", &tokens(9, 20));
+    let mut untaken = tier.read(form, long.clone()).unwrap();
+    assert_eq!(read(&tier, form, &short).len(), 20);
+    let mut taken = 0;
+    loop {
+        match untaken.next_within(Duration::from_secs(30)) {
+            PageRead::Page(page) => {
+                assert_eq!(page, contents(long[taken]));
+                taken += 1;
+            }
+            PageRead::NotYet => panic!("a read stopped after {taken} pages"),
+            PageRead::Ended => break,
+        }
+    }
+    assert_eq!(taken, 60);
+    assert_eq!(tier.shared.queued_read_bytes.load(SeqCst), 0);
+}
+
+#[test]
+fn a_disk_that_hangs_does_not_keep_the_tier_from_closing() {
+    let folder = tempfile::tempdir().unwrap();
+    let (tier, form) = open(folder.path());
+    let prefixes = write(&tier, form, "t", "s", &tokens(1, 1));
+    tier.faults().write_delay_ms.store(20_000, SeqCst);
+    tier.faults().read_delay_ms.store(20_000, SeqCst);
+    let _read = tier.read(form, prefixes.clone()).unwrap();
+    let more = tier.keys().prefixes("t", &tokens(1, 2), 16);
+    assert!(tier.write(PageWrite {
+        layout: form,
+        prefix: more[1],
+        parent: Some(more[0]),
+        tenant: tier.keys().tenant("t"),
+        owner: Owner::default(),
+        bytes: contents(more[1]),
+    }));
+    let begun = Instant::now();
+    drop(tier);
+    assert!(begun.elapsed() < Duration::from_secs(10), "it waited for the disk");
 }

@@ -7,7 +7,7 @@ use std::io;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::index::{Changes, EraseFilter, PageKey, Slot};
 use super::layout_files::LayoutFiles;
@@ -18,14 +18,29 @@ use crate::image::Header;
 use crate::{Owner, metric};
 
 pub(super) enum Command {
-    Write(Box<PageWrite>),
-    Mark { key: PageKey, owner: Owner },
-    Damaged { key: PageKey },
-    Forget { which: EraseFilter, done: Sender<u64> },
-    Flush { done: Sender<()> },
+    Write {
+        page: Box<PageWrite>,
+        ticket: u64,
+    },
+    Mark {
+        key: PageKey,
+        owner: Owner,
+        ticket: u64,
+    },
+    Damaged {
+        key: PageKey,
+    },
+    /// Wakes the writer for an erasure.
+    Erase,
+    Flush {
+        done: Sender<()>,
+    },
 }
 
-/// The reason that a page was not written.
+/// Interval at which a writer that waits looks whether the tier is closed.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Why a page was not written.
 enum Refusal {
     /// The page before it is missing, or there is no space.
     Dropped,
@@ -45,25 +60,27 @@ pub(super) fn run(shared: &Arc<Shared>, commands: &Receiver<Command>) {
     }
     show(shared);
     for command in commands {
+        erase_wanted(shared);
         match command {
-            Command::Write(page) => {
+            Command::Write { page, ticket } => {
                 let (key, bytes) =
                     (PageKey { layout: page.layout, prefix: page.prefix }, page.bytes.len() as u64);
-                let written = write(shared, *page);
+                let written = match shared.erasures.includes(ticket, page.owner, Some(page.tenant)) {
+                    true => Ok(0),
+                    false => write(shared, *page),
+                };
                 shared.state().queued.remove(&key);
                 shared.queued_write_bytes.fetch_sub(bytes, Relaxed);
                 match written {
                     Ok(0) => {}
-                    Ok(written) => {
-                        let wait = pace.wait(written, Instant::now());
-                        if !shared.is_closing.load(Relaxed) {
-                            std::thread::sleep(wait);
-                        }
-                    }
+                    Ok(written) => keep_pace(shared, pace.wait(written, Instant::now())),
                     Err(refusal) => fail(shared, refusal),
                 }
             }
-            Command::Mark { key, owner } => {
+            Command::Mark { key, owner, ticket } => {
+                if shared.erasures.includes(ticket, owner, None) {
+                    continue;
+                }
                 let changes = shared.state().index.mark(key, owner);
                 follow(shared, changes).unwrap_or_else(|error| fail(shared, error.into()));
             }
@@ -76,16 +93,35 @@ pub(super) fn run(shared: &Arc<Shared>, commands: &Receiver<Command>) {
                 metrics::counter!(metric::REMOVED_PAGES, "reason" => "damaged").increment(1);
                 erase(shared, changes).map(drop).unwrap_or_else(|error| fail(shared, error.into()));
             }
-            Command::Forget { which, done } => {
-                // A caller that no longer waits does not need the answer.
-                let _ = done.send(forget(shared, which).unwrap_or_else(|error| {
-                    fail(shared, error.into());
-                    0
-                }));
-            }
+            Command::Erase => {}
             Command::Flush { done } => drop(done.send(())),
         }
         show(shared);
+    }
+}
+
+/// Waits so that writes keep their rate. Erasures do not wait.
+fn keep_pace(shared: &Shared, wait: Duration) {
+    let until = Instant::now() + wait;
+    while !shared.is_closing.load(Relaxed) {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return;
+        }
+        shared.erasures.wait(left.min(LOOK_INTERVAL));
+        erase_wanted(shared);
+    }
+}
+
+/// Makes all erasures that are wanted.
+fn erase_wanted(shared: &Shared) {
+    while let Some(erasure) = shared.erasures.take() {
+        let pages = forget(shared, erasure.which).unwrap_or_else(|error| {
+            fail(shared, error.into());
+            0
+        });
+        // A caller that no longer waits does not need the answer.
+        let _ = erasure.answer.send(pages);
     }
 }
 

@@ -17,6 +17,8 @@ pub struct KvDiskConfig {
     /// Maximum rate of writes.
     #[serde(deserialize_with = "number::<1, 100_000, _, _>")]
     pub write_mb_s: Option<u32>,
+    /// Whether every prefix on disk is read, even if computing it is expected to be quicker.
+    pub always_read: Option<bool>,
 }
 
 impl KvDiskConfig {
@@ -24,6 +26,7 @@ impl KvDiskConfig {
         super::set(&mut options.gigabytes, &self.disk_gb);
         super::set(&mut options.free_percent, &self.disk_free_percent);
         super::set(&mut options.write_mb_s, &self.write_mb_s);
+        super::set(&mut options.always_read, &self.always_read);
     }
 }
 
@@ -41,8 +44,8 @@ mod tests {
             Ok(options.kv_disk)
         };
         assert_eq!(applied("").unwrap(), KvDiskOptions::default());
-        let text = "[kv]\ndisk_gb = 7\ndisk_free_percent = 20\nwrite_mb_s = 50\n";
-        let expected = KvDiskOptions { gigabytes: 7, free_percent: 20, write_mb_s: 50 };
+        let text = "[kv]\ndisk_gb = 7\ndisk_free_percent = 20\nwrite_mb_s = 50\nalways_read = true\n";
+        let expected = KvDiskOptions { gigabytes: 7, free_percent: 20, write_mb_s: 50, always_read: true };
         assert_eq!(applied(text).unwrap(), expected);
         let error = format!("{:#}", applied("[kv]\ndisk_free_percent = 91\n").unwrap_err());
         assert!(error.contains("must be between 0 and 90"), "{error}");

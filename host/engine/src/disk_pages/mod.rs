@@ -17,12 +17,12 @@ use skep_cache::{DiskTier, EraseFilter, LayoutId, Owner, PageNamer, TenantTag};
 use skep_model::{Executor, PAGE_TOKENS};
 
 use crate::Affinity;
-use crate::kv::SequencePages;
+use crate::kv::{PrefixOwner, SequencePages};
 use crate::scheduler::Scheduler;
 use crate::sequence::Sequence;
 use crate::sequence_id::SequenceId;
 
-use promotion::{Progress, Promotion};
+use promotion::{PAGES_AT_ONCE, Progress, Promotion};
 use spill::{Copied, Spill};
 
 /// Maximum number of ended sequences whose pages wait to be copied.
@@ -31,10 +31,15 @@ const MAX_SPILLS: usize = 1024;
 pub(crate) const COPY_TIME: Duration = Duration::from_micros(500);
 /// Prefixes of fewer pages are computed instead of read.
 const MIN_READ_PAGES: usize = 2;
-/// Assumed number of tokens that are computed in a second, until it has been measured.
+/// Tokens that are computed in a second, until it was measured. It is the speed of a slow machine, so that the first
+/// prefix after a start is read rather than computed.
 const TOKENS_PER_S: f64 = 500.0;
-/// A read is abandoned after this multiple of the estimated compute time, because a slow machine is slow at both.
+/// Until the speed of computing was measured, a read is given up if it takes longer than expected by this time.
+const FIRST_PATIENCE: Duration = Duration::from_secs(2);
+/// A read may take so many times the time that computing would, before it is given up: the machine may be as slow at either.
 const PATIENCE: u32 = 2;
+/// Time that a read may take if prefixes are read in any case.
+const LONG_PATIENCE: Duration = Duration::from_secs(60);
 /// A step with fewer tokens says little about the speed of prefills.
 const MEASURED_TOKENS: usize = 48;
 /// Weight of the newest step in the moving average.
@@ -54,8 +59,20 @@ pub enum EraseScope {
     },
 }
 
-impl EraseScope {
-    /// Erases the pages from the disk and returns their number. It waits for queued writes.
+impl PagesOf {
+    /// Returns whether the pages of a client are among these.
+    pub(crate) fn includes(&self, owner: &PrefixOwner) -> bool {
+        match self {
+            PagesOf::Everyone => true,
+            PagesOf::Tenant(tenant) => owner.tenant == *tenant,
+            PagesOf::Agent(agent) => owner.agent.as_ref() == Some(agent),
+            PagesOf::Session { agent, session } => {
+                owner.agent.as_ref() == Some(agent) && owner.session.as_ref() == Some(session)
+            }
+        }
+    }
+
+    /// Erases the pages from the disk and returns their number. It waits for what is queued there.
     pub fn erase_from(&self, tier: &DiskTier) -> u64 {
         let keys = tier.keys();
         tier.forget(match self {
@@ -76,9 +93,50 @@ pub(crate) struct DiskPages {
     page_bytes: usize,
     spills: VecDeque<Spill>,
     promotions: Vec<Promotion>,
-    /// Requests whose prefix another request is reading; they look it up again afterwards.
-    waiting_for_other_read: Vec<SequenceId>,
-    tokens_per_s: f64,
+    /// Requests whose prefix another request is reading; they look again when that is done.
+    behind: Vec<SequenceId>,
+    /// Requests for whose prefix there was too little room, with the pages that it takes; they look again when there is.
+    short: Vec<(SequenceId, usize)>,
+    speed: Speed,
+}
+
+/// How fast the replica has been lately.
+#[derive(Default)]
+struct Speed {
+    /// Tokens that are computed in a second, if it was measured.
+    tokens_per_s: Option<f64>,
+    /// Duration of a step.
+    step_s: f64,
+}
+
+impl Speed {
+    fn record_step(&mut self, tokens: usize, took: Duration) {
+        let took = took.as_secs_f64().max(1e-6);
+        self.step_s += NEWEST * (took - self.step_s);
+        if tokens >= MEASURED_TOKENS {
+            let newest = tokens as f64 / took;
+            let before = self.tokens_per_s.unwrap_or(newest);
+            self.tokens_per_s = Some(before + NEWEST * (newest - before));
+        }
+    }
+
+    /// Returns the time that computing these tokens is expected to take.
+    fn compute_time(&self, tokens: usize) -> Duration {
+        Duration::from_secs_f64(tokens as f64 / self.tokens_per_s.unwrap_or(TOKENS_PER_S).max(1.0))
+    }
+
+    /// Returns the time that steps take meanwhile while pages are taken between them.
+    fn take_time(&self, pages: usize) -> Duration {
+        Duration::from_secs_f64(pages.div_ceil(PAGES_AT_ONCE) as f64 * self.step_s)
+    }
+
+    /// Returns how long a read may take that is expected to take `read`, in place of computing for `compute`.
+    fn patience(&self, read: Duration, compute: Duration) -> Duration {
+        match self.tokens_per_s {
+            Some(_) => PATIENCE * compute,
+            None => (PATIENCE * compute).min(PATIENCE * read + FIRST_PATIENCE),
+        }
+    }
 }
 
 impl DiskPages {
@@ -99,8 +157,9 @@ impl DiskPages {
                 page_bytes: form.bytes,
                 spills: VecDeque::new(),
                 promotions: Vec::new(),
-                waiting_for_other_read: Vec::new(),
-                tokens_per_s: TOKENS_PER_S,
+                behind: Vec::new(),
+                short: Vec::new(),
+                speed: Speed::default(),
             }),
             Err(error) => {
                 tracing::warn!(model, %error, "KV pages of this model are not written to disk");
@@ -111,10 +170,7 @@ impl DiskPages {
 
     /// Records how fast a step was.
     pub fn record_step(&mut self, tokens: usize, took: Duration) {
-        if tokens >= MEASURED_TOKENS {
-            let newest = tokens as f64 / took.as_secs_f64().max(1e-6);
-            self.tokens_per_s += NEWEST * (newest - self.tokens_per_s);
-        }
+        self.speed.record_step(tokens, took);
     }
 
     /// Queues the pages of sequences that have ended.
@@ -163,11 +219,18 @@ impl DiskPages {
 
     /// Looks up the prefix of a request on the disk, and makes the request wait while it is read.
     pub fn look_up(&mut self, sequence: &Sequence, scheduler: &mut Scheduler) {
-        let tenant = sequence.request.affinity.tenant.as_str();
-        self.look_up_tokens(sequence.id, tenant, sequence.reusable_tokens(), scheduler);
+        let affinity = &sequence.request.affinity;
+        self.look_up_tokens(sequence.id, affinity, sequence.reusable_tokens(), scheduler);
     }
 
-    fn look_up_tokens(&mut self, id: SequenceId, tenant: &str, tokens: &[u32], scheduler: &mut Scheduler) {
+    fn look_up_tokens(
+        &mut self,
+        id: SequenceId,
+        affinity: &Affinity,
+        tokens: &[u32],
+        scheduler: &mut Scheduler,
+    ) {
+        let tenant = affinity.tenant.as_str();
         let pages = tokens.len().saturating_sub(1) / PAGE_TOKENS;
         if pages < MIN_READ_PAGES {
             return;
@@ -183,13 +246,21 @@ impl DiskPages {
             return;
         }
         let on_disk = self.tier.leading(self.layout, &names);
-        let room = scheduler.spare_pages();
-        let missing = on_disk.saturating_sub(in_memory).min(room);
+        let (room, wanted) = (scheduler.spare_pages(), on_disk.saturating_sub(in_memory));
+        let missing = wanted.min(room);
         if missing < MIN_READ_PAGES {
+            if wanted >= MIN_READ_PAGES {
+                self.short.push((id, wanted));
+            }
             return;
         }
-        let compute = Duration::from_secs_f64((missing * PAGE_TOKENS) as f64 / self.tokens_per_s.max(1.0));
-        if self.tier.read_time((missing * self.page_bytes) as u64) >= compute {
+        let compute = self.speed.compute_time(missing * PAGE_TOKENS);
+        let mut read_time = self.tier.read_time((missing * self.page_bytes) as u64);
+        if scheduler.is_running() {
+            // Pages are taken between the steps of those that run.
+            read_time = read_time.max(self.speed.take_time(missing));
+        }
+        if read_time >= compute && !self.tier.reads_always() {
             return;
         }
         let names = names[in_memory..in_memory + missing].to_vec();
@@ -197,8 +268,12 @@ impl DiskPages {
         let tokens = &tokens[..(in_memory + missing) * PAGE_TOKENS];
         let held = scheduler.borrow_pages(tenant, tokens, in_memory);
         scheduler.hold(id);
-        let deadline = Instant::now() + PATIENCE * compute;
-        self.promotions.push(Promotion::new(id, (tenant, tokens), (names, read), held, deadline));
+        let patience = match self.tier.reads_always() {
+            true => LONG_PATIENCE,
+            false => self.speed.patience(read_time, compute),
+        };
+        let deadline = Instant::now() + patience;
+        self.promotions.push(Promotion::new(id, (affinity, tokens), (names, read), held, deadline));
     }
 
     pub fn is_reading(&self) -> bool {
@@ -214,6 +289,7 @@ impl DiskPages {
 
     /// Moves the pages that have been read into the prefix tree, and resumes requests whose pages are complete.
     pub fn promote(&mut self, scheduler: &mut Scheduler, executor: &mut dyn Executor) {
+        self.look_for_room(scheduler);
         if self.promotions.is_empty() {
             return;
         }
@@ -234,13 +310,31 @@ impl DiskPages {
         }
     }
 
-    /// Makes requests look up their prefix again after another request has read it.
+    /// Lets waiting requests look up their prefix again for which there is room now.
+    fn look_for_room(&mut self, scheduler: &mut Scheduler) {
+        if self.short.is_empty() {
+            return;
+        }
+        let room = scheduler.spare_pages();
+        let (ready, short) =
+            std::mem::take(&mut self.short).into_iter().partition(|(_, pages)| *pages <= room);
+        self.short = short;
+        self.short.retain(|(id, _)| scheduler.is_waiting(*id));
+        let ready: Vec<(SequenceId, usize)> = ready;
+        for (id, _) in ready {
+            if let Some((affinity, tokens)) = scheduler.waiting_prefix(id) {
+                self.look_up_tokens(id, &affinity, &tokens, scheduler);
+            }
+        }
+    }
+
+    /// Lets requests look up their prefix again whose predecessor has read its pages.
     fn look_again(&mut self, scheduler: &mut Scheduler) {
         let waiting = std::mem::take(&mut self.waiting_for_other_read);
         for id in waiting {
             scheduler.release_hold(id);
-            if let Some((tenant, tokens)) = scheduler.waiting_prefix(id) {
-                self.look_up_tokens(id, &tenant, &tokens, scheduler);
+            if let Some((affinity, tokens)) = scheduler.waiting_prefix(id) {
+                self.look_up_tokens(id, &affinity, &tokens, scheduler);
             }
         }
     }
@@ -256,4 +350,32 @@ fn owner_of(keys: &PageNamer, affinity: &Affinity) -> (TenantTag, Owner) {
     // Sessions of agents are deleted by the name of their agent; those of other clients end with their tenant.
     let session = affinity.agent.as_ref().and(affinity.session.as_deref());
     (keys.tenant(&affinity.tenant), keys.owner(affinity.agent.as_deref(), session))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unmeasured_speed_does_not_make_a_request_wait_long_for_the_disk() {
+        let mut speed = Speed::default();
+        // A prompt of 8,000 tokens on a disk that is thought to take a tenth of a second.
+        let (read, compute) = (Duration::from_millis(100), speed.compute_time(8_000));
+        assert_eq!(compute, Duration::from_secs(16));
+        assert_eq!(speed.patience(read, compute), Duration::from_millis(2_200));
+        assert_eq!(speed.patience(read, Duration::from_millis(50)), Duration::from_millis(100));
+        speed.record_step(1_000, Duration::from_secs(1));
+        let compute = speed.compute_time(8_000);
+        assert_eq!(compute, Duration::from_secs(8), "the first measurement counts in full");
+        assert_eq!(speed.patience(read, compute), Duration::from_secs(16));
+    }
+
+    #[test]
+    fn long_steps_make_a_read_slow() {
+        let mut speed = Speed::default();
+        (0..100).for_each(|_| speed.record_step(1, Duration::from_millis(50)));
+        let seconds = speed.take_time(160).as_secs_f64();
+        assert!((0.99..=1.01).contains(&seconds), "{seconds} s for 20 steps");
+        assert_eq!(speed.compute_time(500), Duration::from_secs(1), "steps of one token are no measurement");
+    }
 }

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use skep_cache::{Digest, PageRead, PageStream, metric};
 use skep_model::{Executor, PAGE_TOKENS};
 
+use crate::Affinity;
 use crate::kv::SequencePages;
 use crate::scheduler::Scheduler;
 use crate::sequence_id::SequenceId;
@@ -12,11 +13,11 @@ use crate::sequence_id::SequenceId;
 /// Maximum wait for a page; commands are handled in between.
 const WAIT: Duration = Duration::from_micros(500);
 /// Maximum number of pages that are taken between two steps.
-const PAGES_AT_ONCE: usize = 8;
+pub(super) const PAGES_AT_ONCE: usize = 8;
 
 pub(super) struct Promotion {
     id: SequenceId,
-    tenant: String,
+    affinity: Affinity,
     tokens: Vec<u32>,
     names: Vec<Digest>,
     read: PageStream,
@@ -38,13 +39,13 @@ pub(super) enum Progress {
 impl Promotion {
     pub fn new(
         id: SequenceId,
-        (tenant, tokens): (&str, &[u32]),
-        (names, read): (Vec<Digest>, PageStream),
+        (affinity, tokens): (&Affinity, &[u32]),
+        (names, read): (Vec<Digest>, Pages),
         held: SequencePages,
         deadline: Instant,
     ) -> Self {
-        let (tenant, tokens) = (tenant.to_owned(), tokens.to_vec());
-        Promotion { id, tenant, tokens, names, read, waited_for: None, held, deadline }
+        let (affinity, tokens) = (affinity.clone(), tokens.to_vec());
+        Promotion { id, affinity, tokens, names, read, waited_for: None, held, deadline }
     }
 
     pub fn held(&self) -> &SequencePages {
@@ -89,14 +90,15 @@ impl Promotion {
             tracing::warn!(%error, "a KV page from the disk cannot be used");
             return false;
         }
-        scheduler.share_held(&self.tenant, &mut self.held, &self.tokens[..(at + 1) * PAGE_TOKENS]);
+        scheduler.share_held(&self.affinity.tenant, &mut self.held, &self.tokens[..(at + 1) * PAGE_TOKENS]);
         metrics::counter!(metric::PROMOTED_PAGES).increment(1);
         true
     }
 
     /// Releases the pages and the request.
     pub fn end(self, scheduler: &mut Scheduler) {
-        scheduler.release_held(&self.tenant, self.held);
+        let read = &self.tokens[..self.held.pages().len() * PAGE_TOKENS];
+        scheduler.release_held(self.id, &self.affinity, (self.held, read));
         scheduler.release_hold(self.id);
     }
 }

@@ -7,6 +7,7 @@ use skep_model::{Executor, PAGE_TOKENS};
 
 use super::{EraseScope, owner_of};
 use crate::Affinity;
+use crate::kv::PrefixOwner;
 use crate::scheduler::{EndedPrefix, Scheduler};
 
 pub(super) struct Spill {
@@ -39,15 +40,8 @@ impl Spill {
         self.names.len() - self.next
     }
 
-    pub fn belongs_to(&self, pages: &EraseScope) -> bool {
-        match pages {
-            EraseScope::Everyone => true,
-            EraseScope::Tenant(tenant) => self.affinity.tenant == *tenant,
-            EraseScope::Agent(agent) => self.affinity.agent.as_ref() == Some(agent),
-            EraseScope::Session { agent, session } => {
-                self.affinity.agent.as_ref() == Some(agent) && self.affinity.session.as_ref() == Some(session)
-            }
-        }
+    pub fn belongs_to(&self, pages: &PagesOf) -> bool {
+        pages.includes(&PrefixOwner::of(&self.affinity))
     }
 
     /// Copies the next page that is not on the disk.

@@ -13,6 +13,7 @@
 //! The module knows page numbers and token ids. It knows nothing of requests or of the contents of a page.
 
 mod page_allocator;
+mod prefix_owners;
 mod prefix_tree;
 mod published_prefixes;
 #[cfg(test)]
@@ -24,6 +25,7 @@ use std::sync::Arc;
 use skep_model::{PAGE_TOKENS, PageId};
 
 use page_allocator::PageAllocator;
+pub(crate) use prefix_owners::PrefixOwner;
 use prefix_tree::{NodeId, PrefixTree};
 pub(crate) use published_prefixes::{PublishedPrefixes, prompt_digests};
 
@@ -153,6 +155,26 @@ impl KvCache {
         if let Some(node) = sequence.lock {
             self.tree.unlock(node);
         }
+    }
+
+    /// Records for whom the whole pages of these tokens were computed.
+    pub fn own(&mut self, owner: &PrefixOwner, tokens: &[u32]) {
+        self.tree.own(owner, &tokens[..tokens.len() / PAGE_TOKENS * PAGE_TOKENS]);
+    }
+
+    /// Frees the cached pages that only the matching owners have, except for those that sequences use. Returns their
+    /// number.
+    pub fn forget(&mut self, matches: impl Fn(&PrefixOwner) -> bool) -> usize {
+        let pages = self.tree.forget(matches);
+        let count = pages.len();
+        self.allocator.release(pages);
+        count
+    }
+
+    /// Frees the cached pages of these tokens that nobody owns or uses.
+    pub fn drop_unowned(&mut self, tenant: &str, tokens: &[u32]) {
+        let pages = self.tree.drop_unowned(tenant, &tokens[..tokens.len() / PAGE_TOKENS * PAGE_TOKENS]);
+        self.allocator.release(pages);
     }
 
     /// Panics unless every page is owned exactly once and the tree's counters are correct. `live` contains

@@ -8,13 +8,15 @@
 //!
 //! When a node is split, the lower part keeps the node's id, so locks that others hold on it stay valid.
 //!
-//! Each page has a digest, which is published while the page is in the tree.
+//! Each page has a digest, which is published while the page is in the tree. The owners of the leaves are recorded, so
+//! that the pages of one of them can be removed before they are evicted.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use skep_model::{PAGE_TOKENS, PageId};
 
+use super::prefix_owners::{PrefixOwner, PrefixOwners};
 use super::published_prefixes::{PublishedPrefixes, digests_after, tenant_digest};
 use crate::keyed_hash::Digest;
 
@@ -62,6 +64,7 @@ pub(super) struct PrefixTree {
     page_count: usize,
     evictable_pages: usize,
     published: Arc<PublishedPrefixes>,
+    owners: PrefixOwners,
 }
 
 impl PrefixTree {
@@ -175,6 +178,31 @@ impl PrefixTree {
         evicted
     }
 
+    /// Makes a prefix, as far as it is cached, one of an owner. It takes the place of shorter prefixes of that owner.
+    pub fn own(&mut self, owner: &PrefixOwner, tokens: &[u32]) {
+        let Some((node, _)) = self.longest_prefix(&owner.tenant, tokens) else { return };
+        self.walk_up(node, |tree, id| tree.owners.remove(id, owner));
+        self.owners.add(node, owner);
+    }
+
+    /// Removes what only the matching owners have, except for locked nodes, and returns the pages.
+    pub fn forget(&mut self, matches: impl Fn(&PrefixOwner) -> bool) -> Vec<PageId> {
+        let mut gone = Vec::new();
+        for node in self.owners.remove_matching(matches) {
+            self.remove_unowned(node, &mut gone);
+        }
+        gone
+    }
+
+    /// Removes a prefix as far as nobody owns or continues it, and returns the pages.
+    pub fn drop_unowned(&mut self, tenant: &str, tokens: &[u32]) -> Vec<PageId> {
+        let mut gone = Vec::new();
+        if let Some((node, _)) = self.longest_prefix(tenant, tokens) {
+            self.remove_unowned(node, &mut gone);
+        }
+        gone
+    }
+
     /// Panics if a counter or link is wrong, and otherwise returns all pages of the tree. `locks` are the
     /// locked nodes.
     pub fn check_integrity(&self, locks: &[NodeId]) -> Vec<PageId> {
@@ -211,6 +239,8 @@ impl PrefixTree {
         assert_eq!(pages.len(), self.page_count, "pages in the tree");
         assert_eq!(evictable, self.evictable_pages, "evictable pages");
         assert_eq!(pages.len(), self.published.page_count(), "published pages");
+        self.owners
+            .check_integrity(|id| self.nodes[id.0].as_ref().is_some_and(|node| !node.pages.is_empty()));
         pages
     }
 
@@ -259,8 +289,34 @@ impl PrefixTree {
         self.list(id);
     }
 
+    /// Removes a node that nobody owns, locks or continues, and then the nodes above it.
+    fn remove_unowned(&mut self, id: NodeId, gone: &mut Vec<PageId>) {
+        let mut next = Some(id);
+        while let Some(id) = next {
+            // The node may have been removed with one below it.
+            if self.nodes[id.0].is_none() || !self.is_evictable_leaf(id) || self.owners.has_any(id) {
+                return;
+            }
+            next = self.parent(id);
+            let node = self.node_mut(id);
+            let (pages, digests) = (std::mem::take(&mut node.pages), std::mem::take(&mut node.digests));
+            node.tokens.clear();
+            self.published.withdraw(&digests);
+            self.page_count -= pages.len();
+            self.evictable_pages -= pages.len();
+            gone.extend(pages);
+            self.remove_leaf(id);
+        }
+    }
+
     fn remove_leaf(&mut self, id: NodeId) {
         self.unlist(id);
+        let heir = self.parent(id).filter(|parent| {
+            let parent_node = self.node(*parent);
+            parent_node.children.len() == 1 && !parent_node.pages.is_empty() && !self.owners.has_any(*parent)
+        });
+        // Where others still have the prefix, it stays for as long as they do.
+        self.owners.move_to(id, heir);
         let node = self.nodes[id.0].take().expect("a listed leaf exists");
         self.vacant.push(id);
         match node.parent {

@@ -169,7 +169,12 @@ fn random_operations_keep_every_page_owned_once() {
                     let at = dice.roll(live.len());
                     let (tenant, tokens, computed, pages) = live.swap_remove(at);
                     kv.release(&tenant, pages, &tokens[..computed]);
+                    match dice.roll(4) {
+                        0 => kv.drop_unowned(&tenant, &tokens[..computed]),
+                        session => kv.own(&owner(&tenant, ["", "1", "2", "3"][session]), &tokens[..computed]),
+                    }
                 }
+                4 => drop(kv.forget(|owner| owner.session.as_deref() == Some("1"))),
                 _ => {}
             }
             kv.check_integrity(live.iter().map(|(_, _, _, pages)| pages));
@@ -179,5 +184,86 @@ fn random_operations_keep_every_page_owned_once() {
         }
         kv.check_integrity(std::iter::empty());
         assert_eq!(kv.available_pages(), 24, "seed {seed}");
+    }
+}
+
+fn owner(tenant: &str, session: &str) -> PrefixOwner {
+    PrefixOwner { tenant: tenant.into(), agent: Some("agent".into()), session: Some(session.into()) }
+}
+
+/// Runs a turn of a session over all tokens.
+fn turn(kv: &mut KvCache, owner: &PrefixOwner, tokens: &[u32]) {
+    warm(kv, &owner.tenant, tokens);
+    kv.own(owner, tokens);
+}
+
+#[test]
+fn a_forgotten_session_takes_the_pages_that_only_it_has() {
+    let mut kv = cache(32);
+    let (one, other) = (owner("t", "one"), owner("t", "other"));
+    turn(&mut kv, &one, &pages_of_tokens(&[1, 2, 3]));
+    turn(&mut kv, &other, &pages_of_tokens(&[1, 2, 9, 9]));
+    turn(&mut kv, &one, &pages_of_tokens(&[1, 2, 3, 4, 5]));
+    assert_eq!(kv.forget(|owner| owner.session.as_deref() == Some("one")), 3);
+    assert_eq!(borrowed_pages(&mut kv, "t", &pages_of_tokens(&[1, 2, 3, 4])), 2);
+    assert_eq!(borrowed_pages(&mut kv, "t", &pages_of_tokens(&[1, 2, 9, 9, 5])), 4);
+    assert_eq!(kv.forget(|owner| owner.session.as_deref() == Some("one")), 0);
+    assert_eq!(kv.forget(|owner| owner.tenant == "t"), 4);
+    assert_eq!((kv.cached_pages(), kv.available_pages()), (0, 32));
+    kv.check_integrity(std::iter::empty());
+}
+
+#[test]
+fn pages_in_use_survive_until_their_sequence_drops_them() {
+    let mut kv = cache(16);
+    let tokens = pages_of_tokens(&[1, 2, 3]);
+    turn(&mut kv, &owner("t", "one"), &tokens);
+    let running = kv.borrow_prefix("t", &tokens);
+    assert_eq!(kv.forget(|_| true), 1, "two pages are in use");
+    kv.check_integrity([&running].into_iter());
+    kv.release("t", running, &tokens[..2 * PAGE_TOKENS]);
+    assert_eq!(kv.cached_pages(), 2);
+    kv.drop_unowned("t", &tokens);
+    assert_eq!((kv.cached_pages(), kv.available_pages()), (0, 16));
+}
+
+#[test]
+fn what_is_left_of_an_evicted_prefix_is_forgotten_too() {
+    let mut kv = cache(6);
+    turn(&mut kv, &owner("t", "one"), &pages_of_tokens(&[1, 2]));
+    turn(&mut kv, &owner("t", "one"), &pages_of_tokens(&[1, 2, 3, 4]));
+    let mut other = SequencePages::default();
+    assert!(kv.grow(&mut other, 5));
+    assert_eq!(kv.cached_pages(), 1);
+    assert_eq!(kv.forget(|owner| owner.session.as_deref() == Some("one")), 1);
+    kv.release("t", other, &[]);
+    assert_eq!(kv.available_pages(), 6);
+    kv.check_integrity(std::iter::empty());
+}
+
+#[test]
+fn random_sessions_leave_exactly_the_prefixes_of_those_that_stay() {
+    for seed in 0..60 {
+        let mut dice = Dice(seed);
+        let mut kv = cache(4096);
+        let mut turns: Vec<(PrefixOwner, Vec<u32>)> = Vec::new();
+        for _ in 0..60 {
+            let owner = owner(["a", "b"][dice.roll(2)], ["1", "2", "3", "4"][dice.roll(4)]);
+            if dice.roll(4) == 0 {
+                kv.forget(|other| *other == owner);
+                turns.retain(|(other, _)| *other != owner);
+            } else {
+                let length = 1 + dice.roll(6);
+                let pages: Vec<u32> = (0..length).map(|_| dice.roll(2) as u32).collect();
+                turn(&mut kv, &owner, &pages_of_tokens(&pages));
+                turns.push((owner, pages));
+            }
+            let prefixes = turns
+                .iter()
+                .flat_map(|(owner, pages)| (1..=pages.len()).map(|end| (&owner.tenant, &pages[..end])));
+            let distinct: std::collections::BTreeSet<_> = prefixes.collect();
+            assert_eq!(kv.cached_pages(), distinct.len(), "seed {seed}");
+            kv.check_integrity(std::iter::empty());
+        }
     }
 }

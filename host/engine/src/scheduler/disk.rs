@@ -1,5 +1,8 @@
 //! The scheduler's part of the way of pages to the disk and back: it remembers the sequences that ended, holds back
-//! those whose prefix is being read, and keeps the pages of reads.
+//! those whose prefix is being read, and keeps the pages of reads. It also forgets the pages of deleted sessions.
+//!
+//! Invariant: a sequence of a client whose pages were forgotten while it ran or waited leaves no page behind, in memory or
+//! for the disk.
 
 use std::collections::HashSet;
 
@@ -7,7 +10,7 @@ use skep_model::PageId;
 
 use super::Scheduler;
 use crate::Affinity;
-use crate::kv::SequencePages;
+use crate::kv::{PrefixOwner, SequencePages};
 use crate::sequence::Sequence;
 use crate::sequence_id::SequenceId;
 
@@ -21,6 +24,8 @@ pub(super) struct DiskView {
     is_on: bool,
     /// Waiting sequences whose prefix is being read.
     pub held: HashSet<SequenceId>,
+    /// Sequences whose client's pages were forgotten since they were submitted.
+    pub forgotten: HashSet<SequenceId>,
     ended: Vec<EndedPrefix>,
 }
 
@@ -32,7 +37,7 @@ pub(crate) struct EndedPrefix {
 
 impl DiskView {
     pub fn record_end(&mut self, sequence: &Sequence) {
-        if self.is_on {
+        if self.is_on && !self.forgotten.contains(&sequence.id) {
             let tokens = sequence.tokens[..sequence.settled()].to_vec();
             self.ended.push(EndedPrefix { affinity: sequence.request.affinity.clone(), tokens });
         }
@@ -49,6 +54,27 @@ impl Scheduler {
         std::mem::take(&mut self.disk.ended)
     }
 
+    /// Frees the cached pages that only the matching clients have. Their sequences that run or wait leave none behind.
+    pub fn forget(&mut self, matches: impl Fn(&PrefixOwner) -> bool) {
+        let live: HashSet<SequenceId> =
+            self.running.iter().chain(self.waiting.iter()).map(|sequence| sequence.id).collect();
+        self.disk.forgotten.retain(|id| live.contains(id));
+        let of_client = |sequence: &&Sequence| matches(&PrefixOwner::of(&sequence.request.affinity));
+        let forgotten = self.running.iter().chain(self.waiting.iter()).filter(of_client);
+        self.disk.forgotten.extend(forgotten.map(|sequence| sequence.id));
+        let pages = self.kv.forget(matches);
+        tracing::debug!(pages, "forgot cached pages");
+    }
+
+    /// Records the owner of cached tokens that a sequence has computed or read, or drops them if its client's pages were
+    /// forgotten.
+    pub(super) fn settle_owner(&mut self, id: SequenceId, affinity: &Affinity, tokens: &[u32]) {
+        match self.disk.forgotten.contains(&id) {
+            true => self.kv.drop_unowned(&affinity.tenant, tokens),
+            false => self.kv.own(&PrefixOwner::of(affinity), tokens),
+        }
+    }
+
     /// Keeps a waiting sequence from being admitted.
     pub fn hold(&mut self, id: SequenceId) {
         self.disk.held.insert(id);
@@ -58,14 +84,19 @@ impl Scheduler {
         self.disk.held.remove(&id);
     }
 
+    /// Returns whether any sequence runs.
+    pub fn is_running(&self) -> bool {
+        !self.running.is_empty()
+    }
+
     pub fn is_waiting(&self, id: SequenceId) -> bool {
         self.waiting.next(|sequence| sequence.id != id).is_some()
     }
 
-    /// Returns the tenant and the tokens of a waiting sequence for which a cached prefix may be used.
-    pub fn waiting_prefix(&self, id: SequenceId) -> Option<(String, Vec<u32>)> {
+    /// Returns the client and the tokens of a waiting sequence for which a cached prefix may be used.
+    pub fn waiting_prefix(&self, id: SequenceId) -> Option<(Affinity, Vec<u32>)> {
         let sequence = self.waiting.next(|sequence| sequence.id != id)?;
-        Some((sequence.request.affinity.tenant.clone(), sequence.reusable_tokens().to_vec()))
+        Some((sequence.request.affinity.clone(), sequence.reusable_tokens().to_vec()))
     }
 
     /// Returns the number of pages that reads may take.
@@ -99,8 +130,14 @@ impl Scheduler {
         self.kv.share(tenant, held, tokens);
     }
 
-    /// Releases the pages held by a read. Pages that were read stay cached.
-    pub fn release_held(&mut self, tenant: &str, held: SequencePages) {
-        self.kv.release(tenant, held, &[]);
+    /// Ends the ownership of a read for a waiting sequence; what it has read, which is `tokens`, stays cached.
+    pub fn release_held(
+        &mut self,
+        id: SequenceId,
+        affinity: &Affinity,
+        (held, tokens): (SequencePages, &[u32]),
+    ) {
+        self.kv.release(&affinity.tenant, held, &[]);
+        self.settle_owner(id, affinity, tokens);
     }
 }

@@ -245,6 +245,7 @@ impl Scheduler {
         charge_tokens(&mut sequence, &mut self.waiting, self.meter.as_deref());
         self.disk.record_end(&sequence);
         self.release_pages(&mut sequence);
+        self.disk.forgotten.remove(&id);
         match ending {
             Ok(reason) => sequence.finish(reason),
             Err(error) => sequence.fail(error),
@@ -399,6 +400,7 @@ impl Scheduler {
         let computed = sequence.settled();
         let pages = sequence.give_up_pages();
         self.kv.release(&sequence.request.affinity.tenant, pages, &sequence.tokens[..computed]);
+        self.settle_owner(sequence.id, &sequence.request.affinity, &sequence.tokens[..computed]);
     }
 
     /// Returns the number of pages that running sequences will still allocate for tokens that are already

@@ -81,6 +81,14 @@ impl Waiting {
             .find_map(|lanes| lanes.in_order().find(|sequence| !is_held(sequence)))
     }
 
+    /// Returns all sequences, in no particular order.
+    pub fn iter(&self) -> impl Iterator<Item = &Sequence> {
+        [&self.interactive, &self.background].into_iter().flat_map(|lanes| {
+            let queued = lanes.agents.iter().flat_map(|agent| &agent.sessions);
+            queued.flat_map(|session| &session.sequences).chain(&lanes.preempted)
+        })
+    }
+
     /// Removes a sequence and ends the turn of its agent and its session.
     pub fn take(&mut self, id: SequenceId) -> Option<Sequence> {
         [&mut self.interactive, &mut self.background].into_iter().find_map(|lanes| lanes.take(id))

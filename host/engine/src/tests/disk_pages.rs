@@ -9,8 +9,10 @@ use std::time::{Duration, Instant};
 use skep_cache::{DiskTier, TierOptions};
 use skep_model::{ExecutorOptions, KvDtype};
 
-use super::fixture::{Generated, executor_options, generate, greedy, ids_together, model_with};
-use crate::{Affinity, Engine, EngineOptions, EraseScope, GenerateRequest};
+use super::fixture::{
+    Generated, collect, executor_options, first_token, generate, greedy, ids_together, model_with,
+};
+use crate::{Affinity, Engine, EngineOptions, GenerateRequest, PagesOf};
 
 fn options(folder: &Path) -> TierOptions {
     TierOptions {
@@ -19,6 +21,7 @@ fn options(folder: &Path) -> TierOptions {
         min_free_percent: 0,
         write_bytes_per_s: 1 << 30,
         queue_bytes: 64 << 20,
+        reads_always: false,
     }
 }
 
@@ -219,6 +222,51 @@ async fn pages_of_a_forgotten_session_are_erased_and_shared_ones_stay() {
 }
 
 #[tokio::test]
+async fn pages_of_a_forgotten_session_leave_memory_without_a_disk() {
+    let engine = bare();
+    let of = |session: &str| {
+        let mut request = greedy(&prompt("a"), 8);
+        request.affinity.agent = Some("agent".into());
+        request.affinity.session = Some(session.into());
+        request
+    };
+    generate(&engine, of("one")).await.unwrap();
+    assert!(cached(&generate(&engine, of("one")).await.unwrap()) > 0);
+    engine.forget_pages(&PagesOf::Session { agent: "agent".into(), session: "one".into() }).await;
+    assert_eq!(cached(&generate(&engine, of("one")).await.unwrap()), 0);
+    // Another session of the same agent has the same prompt, and keeps it.
+    generate(&engine, of("other")).await.unwrap();
+    engine.forget_pages(&PagesOf::Session { agent: "agent".into(), session: "one".into() }).await;
+    assert!(cached(&generate(&engine, of("other")).await.unwrap()) > 0);
+    engine.forget_pages(&PagesOf::Agent("agent".into())).await;
+    assert_eq!(cached(&generate(&engine, of("other")).await.unwrap()), 0);
+}
+
+/// The session is deleted while its turn still runs, and the turn is canceled only then.
+#[tokio::test]
+async fn a_turn_that_ends_after_its_session_was_forgotten_leaves_no_page() {
+    let folder = tempfile::tempdir().unwrap();
+    let tier = open(folder.path());
+    let engine = engine(&tier);
+    let mut request = greedy(&prompt("a"), 170);
+    request.affinity.agent = Some("agent".into());
+    request.affinity.session = Some("one".into());
+    let mut running = engine.generate(request.clone()).unwrap();
+    first_token(&mut running).await;
+    let session = PagesOf::Session { agent: "agent".into(), session: "one".into() };
+    engine.forget_pages(&session).await;
+    assert_eq!(session.erase_from(&tier), 0);
+    drop(running);
+    request.max_tokens = Some(8);
+    request.affinity.session = Some("two".into());
+    assert_eq!(cached(&generate(&engine, request).await.unwrap()), 0);
+    engine.drain(Duration::from_secs(60)).await;
+    tier.flush();
+    let of_two = (prompt("a").len() + 7) / 16;
+    assert_eq!(tier.status().written_pages, of_two as u64, "no page of the forgotten session is written");
+}
+
+#[tokio::test]
 async fn a_working_set_larger_than_memory_gives_the_same_tokens() {
     // 40 pages of memory, and eight conversations of 12 to 20 pages that take turns.
     let folder = tempfile::tempdir().unwrap();
@@ -244,4 +292,30 @@ async fn a_working_set_larger_than_memory_gives_the_same_tokens() {
     assert!(status.written_pages > 40 && status.damaged_pages == 0, "{status:?}");
     let stats = engine.stats();
     assert_eq!(stats.pages_free, stats.pages_total);
+}
+
+/// Other sequences hold most pages while the request arrives; its prefix is looked up again when they have ended.
+#[tokio::test]
+async fn a_request_that_waits_for_room_still_reads_its_prefix() {
+    let folder = tempfile::tempdir().unwrap();
+    let always = TierOptions { reads_always: true, ..options(folder.path()) };
+    let tier = Arc::new(DiskTier::open(always).unwrap());
+    let prompt = prompt("waits");
+    let engine_with_room = || engine_of(Some(&tier), executor_options(1024), "weights");
+    let before = engine_with_room();
+    let first = generate(&before, greedy(&prompt, 8)).await.unwrap();
+    written(&before, &tier, (prompt.len() / 16) as u64).await;
+    drop(before);
+    let after = engine_with_room();
+    // They take nearly all 64 pages.
+    let mut large = ["x", "y"].map(|text| after.generate(greedy(&text.repeat(430), 60)).unwrap());
+    for running in &mut large {
+        first_token(running).await;
+    }
+    let waiting = after.generate(greedy(&prompt, 8)).unwrap();
+    let large = large.map(async |mut stream| while stream.next().await.is_some() {});
+    let (second, _) = tokio::join!(collect(waiting), futures::future::join_all(large));
+    let second = second.unwrap();
+    assert_eq!(second.ids, first.ids);
+    assert_eq!(cached(&second), prompt.len().saturating_sub(1) / 16 * 16);
 }

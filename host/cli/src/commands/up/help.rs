@@ -62,7 +62,7 @@ All settings:
              default_deadline_s, tensor_parallel, pipeline_parallel,
              rank_deadline_s, load_wait_s (that a request waits for a load: 30)
   [kv]       disk_gb (KV pages that are kept in the data folder: 4; 0 keeps none),
-             disk_free_percent (10), write_mb_s (200)
+             disk_free_percent (10), write_mb_s (200), always_read (false)
   [limits]   memory_mb, tables, table_elements, instances, cpu_ms, turn_ms,
              approval_ms, tokens_per_turn, tokens_per_day, state_kb, session_kb,
              host_calls, host_call_kb, fetches, fetch_kb, log_kb,
