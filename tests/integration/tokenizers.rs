@@ -60,7 +60,7 @@ fn texts(source: &Value) -> Vec<String> {
         (state >> 33) as usize % limit
     };
     let mut text = |index: usize| {
-        if index % 16 == 0 {
+        if index.is_multiple_of(16) {
             return lines[below(lines.len())].clone();
         }
         let count = 1 + below(10);

@@ -44,7 +44,7 @@ fn texts() -> Vec<String> {
     let mut numbers = Numbers(SEED);
     (0..COUNT)
         .map(|index| {
-            if index % 16 == 0 {
+            if index.is_multiple_of(16) {
                 return lines[numbers.below(lines.len())].clone();
             }
             let mut text = String::new();
