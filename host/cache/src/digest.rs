@@ -35,7 +35,7 @@ impl std::fmt::Debug for PageNamer {
     }
 }
 
-impl Keys {
+impl PageNamer {
     /// Returns the keys that are made with a secret, which nobody outside of this host knows.
     pub fn new(secret: [u8; 32]) -> Self {
         PageNamer { secret }

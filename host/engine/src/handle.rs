@@ -208,7 +208,7 @@ impl Engine {
 
     /// Frees the cached pages that only these clients have, and forgets those that wait to be copied to the disk. Requests
     /// of these clients that run leave no pages behind.
-    pub async fn forget_pages(&self, pages: &PagesOf) {
+    pub async fn forget_pages(&self, pages: &EraseScope) {
         join_all(self.shared.replicas.iter().map(|replica| replica.forget(pages))).await;
     }
 

@@ -122,8 +122,8 @@ impl Attempts {
     }
 
     /// Begins an attempt to get an answer from a model, of an upstream or of this host.
-    pub fn begin(&self, upstream: Option<&str>, model: &str) -> BegunAttempt {
-        BegunAttempt {
+    pub fn begin(&self, upstream: Option<&str>, model: &str) -> PendingAttempt {
+        PendingAttempt {
             attempts: self.clone(),
             upstream: upstream.map(str::to_owned),
             model: model.to_owned(),
@@ -146,7 +146,7 @@ impl Attempts {
     }
 }
 
-impl BegunAttempt {
+impl PendingAttempt {
     /// Notes how the attempt ended. An attempt that is dropped instead was cancelled.
     pub fn ended(mut self, outcome: &'static str, status: Option<u16>) {
         self.note(outcome, status);

@@ -98,7 +98,7 @@ impl Replica {
 
     /// Frees the cached pages that only these clients have, and forgets those that wait to be copied to the disk. Requests
     /// of these clients that run leave no pages behind.
-    pub async fn forget(&self, pages: &PagesOf) {
+    pub async fn forget(&self, pages: &EraseScope) {
         let (done, forgotten) = oneshot::channel();
         let mut command = Command::Forget { pages: pages.clone(), done };
         // The channel is full only for moments, because a loop empties it before each step.

@@ -20,7 +20,7 @@ impl DiskPages {
 
     /// Erases pages from memory and from the disk, those included that wait to be written. Returns the number of pages that
     /// were on disk.
-    pub(crate) async fn erase(&self, pages: PagesOf) -> u64 {
+    pub(crate) async fn erase(&self, pages: EraseScope) -> u64 {
         if let Some(models) = self.models.upgrade() {
             for engine in models.engines() {
                 engine.forget_pages(&pages).await;

@@ -8,7 +8,7 @@ use std::sync::mpsc::Sender;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::index::Which;
+use super::index::EraseFilter;
 use crate::{Owner, TenantTag};
 
 /// The erasures that are wanted, and those that commands in the queue have still to heed.
@@ -26,12 +26,12 @@ struct State {
     taken: u64,
     wanted: VecDeque<Erasure>,
     /// What was erased, with the tickets before which it counts.
-    done: Vec<(Which, u64)>,
+    done: Vec<(EraseFilter, u64)>,
 }
 
 /// Pages to erase.
 pub(super) struct Erasure {
-    pub which: Which,
+    pub which: EraseFilter,
     pub answer: Sender<u64>,
     ticket: u64,
 }
@@ -50,7 +50,7 @@ impl Erasures {
     }
 
     /// Asks for an erasure, and wakes the writer if it waits for its pace.
-    pub fn want(&self, which: Which, answer: Sender<u64>) {
+    pub fn want(&self, which: EraseFilter, answer: Sender<u64>) {
         let mut state = self.lock();
         state.last_ticket += 1;
         let ticket = state.last_ticket;

@@ -42,14 +42,14 @@ pub enum EraseFilter {
     Session(Owner),
 }
 
-impl Which {
+impl EraseFilter {
     /// Returns whether a page that is written for an owner is among these.
     pub(super) fn includes(&self, owner: Owner, tenant: Option<TenantTag>) -> bool {
         match self {
-            Which::All => true,
-            Which::Tenant(of) => tenant == Some(*of),
-            Which::Agent(agent) => owner.agent == *agent,
-            Which::Session(session) => owner == *session,
+            EraseFilter::All => true,
+            EraseFilter::Tenant(of) => tenant == Some(*of),
+            EraseFilter::Agent(agent) => owner.agent == *agent,
+            EraseFilter::Session(session) => owner == *session,
         }
     }
 }

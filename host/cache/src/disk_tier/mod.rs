@@ -275,7 +275,7 @@ impl DiskTier {
 
     /// Erases pages from the disk, and those that wait to be written. Returns the number of pages on disk once they are
     /// gone.
-    pub fn forget(&self, which: Which) -> u64 {
+    pub fn forget(&self, which: EraseFilter) -> u64 {
         let Some(writes) = &self.writes else { return 0 };
         let (answer, gone) = channel();
         self.shared.erasures.want(which, answer);

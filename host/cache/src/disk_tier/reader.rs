@@ -41,7 +41,7 @@ pub enum PageRead {
 
 impl ReadJob {
     /// Returns a job for the reading thread, and where its pages arrive.
-    pub fn new(layout: LayoutId, prefixes: Vec<Digest>, payload_bytes: u64) -> (ReadJob, Pages) {
+    pub fn new(layout: LayoutId, prefixes: Vec<Digest>, payload_bytes: u64) -> (ReadJob, PageStream) {
         let (pages, received) = sync_channel(READ_AHEAD);
         (ReadJob { layout, prefixes, payload_bytes, pages }, PageStream(received))
     }

@@ -302,7 +302,7 @@ fn an_erasure_overtakes_the_pages_that_wait_to_be_written() {
         std::thread::yield_now();
     }
     let begun = Instant::now();
-    assert_eq!(tier.forget(Which::Session(tier.keys().owner(Some("agent"), Some("deleted")))), 1);
+    assert_eq!(tier.forget(EraseFilter::Session(tier.keys().owner(Some("agent"), Some("deleted")))), 1);
     assert!(begun.elapsed() < Duration::from_secs(30), "it waited for the pace of writes");
     drop(tier);
     // What was queued before the erasure is not written after it, and other sessions' pages are.

@@ -59,14 +59,14 @@ pub enum EraseScope {
     },
 }
 
-impl PagesOf {
+impl EraseScope {
     /// Returns whether the pages of a client are among these.
     pub(crate) fn includes(&self, owner: &PrefixOwner) -> bool {
         match self {
-            PagesOf::Everyone => true,
-            PagesOf::Tenant(tenant) => owner.tenant == *tenant,
-            PagesOf::Agent(agent) => owner.agent.as_ref() == Some(agent),
-            PagesOf::Session { agent, session } => {
+            EraseScope::Everyone => true,
+            EraseScope::Tenant(tenant) => owner.tenant == *tenant,
+            EraseScope::Agent(agent) => owner.agent.as_ref() == Some(agent),
+            EraseScope::Session { agent, session } => {
                 owner.agent.as_ref() == Some(agent) && owner.session.as_ref() == Some(session)
             }
         }
@@ -94,7 +94,7 @@ pub(crate) struct DiskPages {
     spills: VecDeque<Spill>,
     promotions: Vec<Promotion>,
     /// Requests whose prefix another request is reading; they look again when that is done.
-    behind: Vec<SequenceId>,
+    waiting_for_other_read: Vec<SequenceId>,
     /// Requests for whose prefix there was too little room, with the pages that it takes; they look again when there is.
     short: Vec<(SequenceId, usize)>,
     speed: Speed,
@@ -157,7 +157,7 @@ impl DiskPages {
                 page_bytes: form.bytes,
                 spills: VecDeque::new(),
                 promotions: Vec::new(),
-                behind: Vec::new(),
+                waiting_for_other_read: Vec::new(),
                 short: Vec::new(),
                 speed: Speed::default(),
             }),

@@ -40,7 +40,7 @@ impl Promotion {
     pub fn new(
         id: SequenceId,
         (affinity, tokens): (&Affinity, &[u32]),
-        (names, read): (Vec<Digest>, Pages),
+        (names, read): (Vec<Digest>, PageStream),
         held: SequencePages,
         deadline: Instant,
     ) -> Self {

@@ -40,7 +40,7 @@ impl Spill {
         self.names.len() - self.next
     }
 
-    pub fn belongs_to(&self, pages: &PagesOf) -> bool {
+    pub fn belongs_to(&self, pages: &EraseScope) -> bool {
         pages.includes(&PrefixOwner::of(&self.affinity))
     }
 

@@ -12,7 +12,7 @@ use skep_model::{ExecutorOptions, KvDtype};
 use super::fixture::{
     Generated, collect, executor_options, first_token, generate, greedy, ids_together, model_with,
 };
-use crate::{Affinity, Engine, EngineOptions, GenerateRequest, PagesOf};
+use crate::{Affinity, Engine, EngineOptions, EraseScope, GenerateRequest};
 
 fn options(folder: &Path) -> TierOptions {
     TierOptions {
@@ -232,13 +232,13 @@ async fn pages_of_a_forgotten_session_leave_memory_without_a_disk() {
     };
     generate(&engine, of("one")).await.unwrap();
     assert!(cached(&generate(&engine, of("one")).await.unwrap()) > 0);
-    engine.forget_pages(&PagesOf::Session { agent: "agent".into(), session: "one".into() }).await;
+    engine.forget_pages(&EraseScope::Session { agent: "agent".into(), session: "one".into() }).await;
     assert_eq!(cached(&generate(&engine, of("one")).await.unwrap()), 0);
     // Another session of the same agent has the same prompt, and keeps it.
     generate(&engine, of("other")).await.unwrap();
-    engine.forget_pages(&PagesOf::Session { agent: "agent".into(), session: "one".into() }).await;
+    engine.forget_pages(&EraseScope::Session { agent: "agent".into(), session: "one".into() }).await;
     assert!(cached(&generate(&engine, of("other")).await.unwrap()) > 0);
-    engine.forget_pages(&PagesOf::Agent("agent".into())).await;
+    engine.forget_pages(&EraseScope::Agent("agent".into())).await;
     assert_eq!(cached(&generate(&engine, of("other")).await.unwrap()), 0);
 }
 
@@ -253,7 +253,7 @@ async fn a_turn_that_ends_after_its_session_was_forgotten_leaves_no_page() {
     request.affinity.session = Some("one".into());
     let mut running = engine.generate(request.clone()).unwrap();
     first_token(&mut running).await;
-    let session = PagesOf::Session { agent: "agent".into(), session: "one".into() };
+    let session = EraseScope::Session { agent: "agent".into(), session: "one".into() };
     engine.forget_pages(&session).await;
     assert_eq!(session.erase_from(&tier), 0);
     drop(running);

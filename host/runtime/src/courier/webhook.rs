@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 /// Maximum number of attempts before an event becomes a dead letter. With the delays below they
 /// take about four hours.
-const TRIES: u32 = 10;
+const MAX_ATTEMPTS: u32 = 10;
 /// Delays between the attempts, which are the longest of all deliveries.
 pub(super) const WEBHOOK_BACKOFF: Backoff = Backoff { first_ms: 2_000, factor: 4, most_ms: 3_600_000 };
 /// Longest delay that a receiver can request.
@@ -184,7 +184,7 @@ mod tests {
 
     #[test]
     fn the_attempts_of_an_event_take_about_four_hours() {
-        let delays_ms = (1..TRIES).map(|attempt| WEBHOOK_BACKOFF.delay_ms(attempt));
+        let delays_ms = (1..MAX_ATTEMPTS).map(|attempt| WEBHOOK_BACKOFF.delay_ms(attempt));
         let hours = delays_ms.sum::<u64>() as f64 / 3.6e6;
         assert!((3.7..4.8).contains(&hours), "{hours} h");
     }

@@ -191,7 +191,7 @@ impl MoneyShare {
     ///
     /// Callers do this once the rows are written. Only a request without a turn does it before, because its rows are written in the
     /// background and the next request has to be refused meanwhile.
-    pub(crate) fn counted(&self, rows: &[UsageRow]) {
+    pub(crate) fn add_to_day(&self, rows: &[UsageRow]) {
         let mut today = self.budgets.today();
         let day = today.day;
         let spent = std::mem::take(&mut self.held().spent);
