@@ -63,7 +63,7 @@ fn random_engine(dice: &mut Dice) -> (Engine, String) {
         "{replicas} replicas of {:?} threads, {} stages and {:?} KV tokens, steps of {step_tokens:?}, {speculation:?}",
         executor.threads, executor.pipeline_parallel, executor.kv_tokens
     );
-    let models = (0..replicas).map(|_| model_with(executor)).collect();
+    let models = (0..replicas).map(|_| model_with(executor.clone())).collect();
     (Engine::start_replicas(models, options).expect("the engine starts"), described)
 }
 
