@@ -1,8 +1,8 @@
 //! The models that an agent may generate with: those that its developer asked for and that the operator allows.
 //!
 //! An agent's own model, which is `model` in `agent.toml` or the host's default, counts as asked for. An operator who
-//! configures nothing allows only the host's default model. A route counts as all the models that it may choose, so a
-//! request never leaves the host without a grant that names the upstream.
+//! configures nothing allows only the host's default model. A route counts as all the models that it may choose, and an
+//! alias as the model that it means, so a request never leaves the host without a grant that names the upstream.
 
 use crate::{Manifest, ModelGrant, agent::Agent, bindings::types::Error, name::setting_of, options::Rules};
 use skep_engine::{InForce, Model, ModelSet, ServedModel};
@@ -126,12 +126,14 @@ fn check_tenant(tenant: &str, granted: &[ModelGrant], model: &ServedModel) -> Re
     })
 }
 
-/// Returns the first of the model's names that no grant covers. A model may be granted by the name by which it is asked
-/// for, and a route also needs the grants of all the models that it may choose.
+/// Returns the first of the model's names that no grant covers. A model of this host may be granted by the name by which
+/// it is asked for. One of an upstream needs a grant of its own name, because an alias can be pointed elsewhere at any
+/// time, and a route also needs the grants of all the models that it may choose.
 fn missing(grants: &[ModelGrant], asked: &str, model: &ServedModel) -> Option<String> {
     let covers = |name: &str| grants.iter().any(|grant| grant.covers(name));
     let mut names = model.names().into_iter();
-    let own = names.next().filter(|own| !covers(own) && !covers(asked));
+    let is_upstream = |name: &str| name.contains('/');
+    let own = names.next().filter(|own| !covers(own) && (is_upstream(own) || !covers(asked)));
     own.or_else(|| names.find(|name| !covers(name)))
 }
 
@@ -228,5 +230,27 @@ mod tests {
             |asked: &str| check(&manifest("\"fast\""), "own", &grants(&["fast"]), asked, &model("small"));
         checked("fast").expect("the alias is granted");
         checked("small").expect_err("the model itself is not");
+    }
+
+    #[test]
+    fn an_alias_of_an_upstream_model_needs_the_grant_of_that_model() {
+        let checked = |asked: &str, ceiling: &[&str], own: &str| {
+            check(&manifest(asked), own, &grants(ceiling), "fast", &model("far/model"))
+        };
+        for alias in ["*", "fast"] {
+            let denied =
+                checked("\"far/*\"", &[alias], "main").expect_err("the operator granted no upstream");
+            assert!(
+                denied.contains("add \"far/model\" to `models` under [grants] in skep.toml"),
+                "{alias}: {denied}"
+            );
+            let asked = format!("\"{alias}\"");
+            let denied =
+                checked(&asked, &["far/*"], "main").expect_err("the developer asked for no upstream");
+            assert!(denied.contains("\"far/model\"") && denied.contains("agent.toml"), "{alias}: {denied}");
+            checked("", &[alias], "fast").expect_err("the alias is the agent's own model");
+        }
+        checked("\"far/*\"", &["far/model"], "main").expect("both granted it");
+        checked("", &["far/*"], "fast").expect("the agent's own model needs only the operator's grant");
     }
 }

@@ -128,6 +128,15 @@ async fn a_model_that_the_operator_does_not_grant_is_denied_with_the_setting() {
 }
 
 #[tokio::test]
+async fn a_text_is_completed_by_a_model_of_another_server() {
+    let remote = Scripted::new(None, vec![vec![Step::Say(" upon"), Step::Finish]]);
+    let host = Host::with_models(models(&remote), granting(&["far/*"])).await;
+    host.deploy("completes", "[grants]\nmodels = [\"far/*\"]", completer()).await.expect("valid");
+    assert_eq!(host.answer("completes", "s", "far/model").await, "ok");
+    assert_eq!(remote.asked(), [Vec::new()], "a text has no messages");
+}
+
+#[tokio::test]
 async fn a_conversation_is_not_reopened_when_its_model_is_no_longer_granted() {
     let host = two_models(allowing(Some(&["*"]))).await;
     host.deploy("opens", "[grants]\nmodels = [\"*\"]", opener("inference")).await.expect("valid");
@@ -136,6 +145,22 @@ async fn a_conversation_is_not_reopened_when_its_model_is_no_longer_granted() {
     // The conversation exists, so its own model is checked.
     let denied = host.answer("opens", "s", "tiny").await;
     assert!(denied.contains("may not use the model other"), "{denied}");
+}
+
+#[tokio::test]
+async fn an_alias_of_an_upstream_model_does_not_leave_the_host_without_a_grant_of_it() {
+    let remote = Scripted::new(None, Vec::new());
+    let models = models(&remote);
+    models.set_alias("fast", "far/model").expect("valid");
+    let host = Host::with_models(models, granting(&["*"])).await;
+    deploy_all(&host, "[grants]\nmodels = [\"*\", \"far/*\"]").await;
+    host.deploy("own", "model = \"fast\"", opener("inference")).await.expect("valid");
+    for agent in WAYS.into_iter().chain(["own"]) {
+        let denied = host.answer(agent, "s", "fast").await;
+        let line = "add \"far/model\" to `models` under [grants] in skep.toml";
+        assert!(denied.contains(line), "{agent}: {denied}");
+    }
+    assert!(remote.asked().is_empty());
 }
 
 fn on_demand(name: &'static str) -> LocalModel {
