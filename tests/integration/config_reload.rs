@@ -403,9 +403,10 @@ async fn unknown_names_are_warnings_everywhere() {
     tiny_model(folder.path());
     let file = folder.path().join("skep.toml");
     let path = file.to_str().unwrap();
+    let price = "input = 1\ncached_input = 1\noutput = 1\ncurrency = \"USD\"\nfrom = \"2020-01-01\"\n";
     let toml = format!(
-        "{SMALL}[grants]\nmodels = [\"smal\", \"gpt-4\", \"*\", \"far/*\", \"sm*\"]\ntools = [\"mcp:files/*\", \"agent:later/*\"]\n\
-         [tenants.acme]\nmodels = [\"small\", \"big\"]\n"
+        "{SMALL}aliases = [\"little\"]\n[grants]\nmodels = [\"smal\", \"gpt-4\", \"*\", \"far/*\", \"sm*\"]\ntools = [\"mcp:files/*\", \"agent:later/*\"]\n\
+         [tenants.acme]\nmodels = [\"small\", \"big\"]\n[prices.smal]\n{price}[prices.little]\n{price}"
     );
     fs::write(&file, &toml).unwrap();
     let expected = [
@@ -415,6 +416,8 @@ async fn unknown_names_are_warnings_everywhere() {
         "[grants] models: \"sm*\" grants nothing; \"*\" means all local models, and \"NAME/*\" those of an upstream",
         "[tenants.acme] models: \"big\" is neither a model nor an alias of this host",
         "[grants] tools: \"mcp:files/*\" grants tools of the MCP server \"files\", and there is no [mcp.files]",
+        "[prices.\"little\"] is for an alias and is not used; set [prices.\"small\"] instead",
+        "[prices.\"smal\"] is for a model that this host does not serve; did you mean \"small\"?",
     ];
     let checked = Command::new(env!("CARGO_BIN_EXE_skep"))
         .args(["config", "check"])
@@ -427,7 +430,7 @@ async fn unknown_names_are_warnings_everywhere() {
     assert_eq!(said, expected);
     assert_eq!(
         (checked.status.code(), text(&checked.stdout)),
-        (Some(0), "skep.toml is valid, with 6 warnings\n")
+        (Some(0), "skep.toml is valid, with 8 warnings\n")
     );
 
     fs::write(&file, "[limits]\nmemroy_mb = 1\n").unwrap();

@@ -121,6 +121,8 @@ mod tokenizers;
 mod traces;
 /// Data, sessions, backups and agents of earlier versions.
 mod upgrade;
+/// The bill of upstreams, whatever becomes of their answers.
+mod upstream_bills;
 /// The keys of upstreams, searched in everything that a host writes.
 mod upstream_keys;
 /// Models that another host computes, and routes.

@@ -1,11 +1,24 @@
 //! Traces as a collector receives them from a real `skep up`, and the log lines that belong to them.
 
-use crate::harness::{Host, client, model_path};
-use axum::{Router, body::Bytes, extract::State, http::HeaderMap, routing::post};
+use crate::{
+    harness::{Host, client, model_path},
+    scripted_upstream::{ScriptedUpstream, answered, refused},
+};
+use axum::{
+    Router,
+    body::Bytes,
+    extract::State,
+    http::{self, HeaderMap},
+    routing::post,
+};
 use opentelemetry_proto::tonic::{
     collector::trace::v1::ExportTraceServiceRequest,
     common::v1::{AnyValue, KeyValue, any_value},
-    trace::v1::{Span, span::SpanKind, status::StatusCode},
+    trace::v1::{
+        Span,
+        span::{Event, SpanKind},
+        status::StatusCode,
+    },
 };
 use prost::Message;
 use serde_json::{Value, json};
@@ -281,6 +294,49 @@ async fn completions_are_separate_traces_that_last_as_long_as_their_streams() {
     failures.sort_by_key(|(status, ..)| status.as_i64());
     let expected = [(json!(200), json!("cancelled"), true), (json!(400), json!("context_overflow"), true)];
     assert_eq!(failures, expected);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fallback_of_a_route_is_an_event_of_the_request_and_attempts_are_counted() {
+    let collector = Collector::default();
+    let endpoint = collector.start().await;
+    let bad = ScriptedUpstream::start(|_| refused(http::StatusCode::INTERNAL_SERVER_ERROR, "broken")).await;
+    let good = ScriptedUpstream::start(|_| answered(&[json!({"content": "Hello."})])).await;
+    let upstream = |name: &str, url: &str| {
+        format!(
+            "[[upstream]]\nname = \"{name}\"\nkind = \"openai\"\nurl = \"{url}\"\nattempts = 2\n[[upstream.models]]\nname = \"m\"\n"
+        )
+    };
+    let route = "[[route]]\nname = \"smart\"\n[[route.models]]\nmodel = \"bad/m\"\n[[route.models]]\nmodel = \"good/m\"\n";
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("skep.toml");
+    let settings = format!("{}{}{route}", upstream("bad", &bad.url), upstream("good", &good.url));
+    std::fs::write(&file, settings).unwrap();
+    let server = Process::start_with(&endpoint, &["--config", file.to_str().unwrap()]);
+    let messages = json!([{"role": "user", "content": "Hi."}]);
+    server.host.ok("/v1/chat/completions", json!({"model": "smart", "messages": messages})).await;
+    let (status, _) = server.stop().await;
+    assert!(status.success());
+
+    let spans = collector.spans();
+    let named = |name: &str| {
+        spans.iter().find(|span| span.name == name).unwrap_or_else(|| panic!("{name}: {spans:#?}"))
+    };
+    let request = named("POST /v1/chat/completions");
+    let is_fallback = |event: &&Event| event.name.contains("falls back");
+    let fallback = request.events.iter().find(is_fallback).unwrap_or_else(|| panic!("{request:#?}"));
+    assert_eq!(
+        (attribute(&fallback.attributes, "route"), attribute(&fallback.attributes, "model")),
+        (json!("smart"), json!("bad/m"))
+    );
+    for (name, attempts, error) in
+        [("chat bad/m", 2, json!("upstream_unavailable")), ("chat good/m", 1, Value::Null)]
+    {
+        let answer = named(name);
+        assert_eq!(answer.parent_span_id, request.span_id, "{name}");
+        assert_eq!(attribute(&answer.attributes, "skep.attempts"), json!(attempts), "{name}");
+        assert_eq!(attribute(&answer.attributes, "error.type"), error, "{name}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -144,6 +144,19 @@ async fn a_route_falls_back_and_reports_the_model_that_answered() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_model_that_a_route_chooses_has_its_own_sampling_parameters() {
+    let near = Host::start(None);
+    let host = host_beside(&near);
+    let mut question = question(MODEL);
+    question.as_object_mut().unwrap().remove("temperature");
+    (question["seed"], question["max_tokens"]) = (json!(7), json!(40));
+    let direct = host.ok("/v1/chat/completions", question.clone()).await;
+    question["model"] = json!("home");
+    let routed = host.ok("/v1/chat/completions", question).await;
+    assert_eq!((&routed["model"], content(&routed)), (&json!(MODEL), content(&direct)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_agent_uses_a_model_of_another_host_if_it_is_granted() {
     let near = Host::start(None);
     let host = host_beside(&near);

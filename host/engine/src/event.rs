@@ -111,13 +111,16 @@ pub struct Usage {
     /// Tokens that were produced and rolled back, because a value did not satisfy its schema. They are not part
     /// of the output.
     pub rolled_back_tokens: u32,
+    /// Tokens of whole answers of another server that were refused, because they did not match their schema. The server
+    /// bills them. They are not part of the output.
+    pub refused_tokens: u32,
 }
 
 impl Usage {
     /// Returns the number of tokens that were produced, whether they were kept or not. Budgets count this
     /// number.
     pub fn produced_tokens(&self) -> usize {
-        self.completion_tokens as usize + self.rolled_back_tokens as usize
+        self.completion_tokens as usize + self.rolled_back_tokens as usize + self.refused_tokens as usize
     }
 
     /// Adds the usage of another generation; sums saturate instead of wrapping around.
@@ -131,6 +134,7 @@ impl Usage {
             (&mut self.accepted_tokens, other.accepted_tokens),
             (&mut self.rejected_tokens, other.rejected_tokens),
             (&mut self.rolled_back_tokens, other.rolled_back_tokens),
+            (&mut self.refused_tokens, other.refused_tokens),
         ];
         for (sum, more) in sums {
             *sum = sum.saturating_add(more);

@@ -56,6 +56,7 @@ mod telemetry;
 #[cfg(test)]
 mod tests;
 mod timeline;
+mod unreported;
 mod validator;
 
 pub use abilities::Abilities;
@@ -75,8 +76,8 @@ pub use model_set::{
     WeakModelSet, check_name,
 };
 pub use observation::{
-    Attempt, Attempts, Ending, Observation, Observer, PendingAttempt, PromptMessage, RequestObserver,
-    ToolCallRef,
+    Attempt, Attempts, BegunAttempt, Called, Ending, Observation, Observer, RequestObserver, Said,
+    SpentTokens,
 };
 pub use options::{DraftLimits, EngineOptions, Routing, Speculation};
 pub use request::{
@@ -88,4 +89,5 @@ pub use skep_model::{ModelDigest, Sampling, SpecialTokens};
 pub use stats::{EngineStats, EngineTimes, PageOwner};
 pub use stream::TokenStream;
 pub use timeline::{Phase, StepRecord, StepWork, Timeline};
+pub use unreported::{Unreported, UnreportedEntry, UnreportedUse};
 pub use validator::{Dialect, Invalid, SchemaValidator};

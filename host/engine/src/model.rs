@@ -8,6 +8,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
+use futures::future::BoxFuture;
 use skep_model::{ModelDigest, Sampling};
 
 use crate::chat::{
@@ -44,6 +45,32 @@ pub trait RemoteModel: Send + Sync {
     /// Returns the names of the models that may answer, if they differ from the model itself.
     fn members(&self) -> Vec<String> {
         Vec::new()
+    }
+
+    /// Returns the length of the model's context in tokens, if it is known now. That of a member of a
+    /// route which this host computes is known once the model was loaded.
+    fn context_length(&self) -> Option<usize> {
+        self.info().context_length
+    }
+
+    /// Returns whether this host computes the model. A route is not local, whatever its members are.
+    fn is_local(&self) -> bool {
+        false
+    }
+
+    /// Waits until the model can take a request: a model of this host may have to be loaded first.
+    fn ready(&self) -> BoxFuture<'_, Result<(), EngineError>> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    /// Returns the maximum number of requests to a server for one answer that are billed, if no attempt is cut off.
+    fn most_asks(&self, _options: &ChatOptions) -> u32 {
+        1
+    }
+
+    /// Returns whether the model ignores the reasoning that a request asks for.
+    fn ignores_reasoning(&self, _options: &ChatOptions) -> bool {
+        false
     }
 
     /// Returns the model's abilities.
@@ -108,7 +135,7 @@ impl Model {
     pub fn context_length(&self) -> Option<usize> {
         match self {
             Model::Local(engine) => Some(engine.info().context_length),
-            Model::Remote(remote) => remote.info().context_length,
+            Model::Remote(remote) => remote.context_length(),
         }
     }
 
@@ -124,7 +151,7 @@ impl Model {
     pub fn sequence_limit(&self) -> usize {
         match self {
             Model::Local(engine) => engine.sequence_limit(),
-            Model::Remote(remote) => remote.info().context_length.unwrap_or(UNKNOWN_CONTEXT),
+            Model::Remote(remote) => remote.context_length().unwrap_or(UNKNOWN_CONTEXT),
         }
     }
 
@@ -135,6 +162,38 @@ impl Model {
             Model::Remote(remote) => remote.members(),
         };
         std::iter::once(self.name().to_owned()).chain(others).collect()
+    }
+
+    /// Returns whether this host computes the model.
+    pub fn is_local(&self) -> bool {
+        match self {
+            Model::Local(_) => true,
+            Model::Remote(remote) => remote.is_local(),
+        }
+    }
+
+    /// Waits until the model can take a request.
+    pub async fn ready(&self) -> Result<(), EngineError> {
+        match self {
+            Model::Local(_) => Ok(()),
+            Model::Remote(remote) => remote.ready().await,
+        }
+    }
+
+    /// Returns whether the model ignores the reasoning that a request asks for, because another server does not get it.
+    pub fn ignores_reasoning(&self, options: &ChatOptions) -> bool {
+        match self {
+            Model::Local(_) => false,
+            Model::Remote(remote) => remote.ignores_reasoning(options),
+        }
+    }
+
+    /// Returns the maximum number of requests that are billed for one answer.
+    pub fn most_asks(&self, options: &ChatOptions) -> u32 {
+        match self {
+            Model::Local(_) => 1,
+            Model::Remote(remote) => remote.most_asks(options),
+        }
     }
 
     /// Returns the model's abilities.
@@ -265,23 +324,24 @@ fn ask(remote: &dyn RemoteModel, input: Input, options: ChatOptions) -> Result<C
     options.cancel.check()?;
     remote.check(&options)?;
     remote.accepts(&input)?;
-    if let Some(limit) = remote.info().context_length {
+    if let Some(limit) = remote.context_length() {
         let prompt = input.estimated_tokens(options.opening());
         let requested = options.max_tokens.unwrap_or(1);
         if prompt.saturating_add(requested) > limit {
             return Err(EngineError::ContextOverflow { limit, prompt, requested });
         }
     }
-    // The caller's flag only says whether anyone waits for the start. From here on, dropping the stream cancels.
-    let options = ChatOptions { cancel: Cancel::default(), ..options };
-    Ok(ChatStream::remote(RemoteAnswer::new(remote.ask(input, options))))
+    // The caller's mark only says whether anyone waits for the start. From here on, dropping the stream cancels.
+    let unreported = options.unreported.clone().or_kept();
+    let options = ChatOptions { cancel: Cancel::default(), unreported: unreported.clone(), ..options };
+    Ok(ChatStream::remote(RemoteAnswer::new(remote.ask(input, options), unreported)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::chat::{ChatEvent, ChatFinish, ChatOutcome, Image, ImageSource, ToolCall};
-    use crate::{Attempt, Ending, Observation, Observer, RequestObserver};
+    use crate::{Attempt, Ending, Observation, Observer, RequestObserver, SpentTokens};
     use std::sync::Mutex;
 
     /// Repeats the last message, and remembers what it was asked.
@@ -371,7 +431,7 @@ mod tests {
             self.add(format!("{observation:?}"));
         }
 
-        fn request_ended(self: Box<Self>, ending: Ending<'_>, _spent_tokens: usize, attempts: Vec<Attempt>) {
+        fn ended(self: Box<Self>, ending: Ending<'_>, _spent: SpentTokens, attempts: Vec<Attempt>) {
             let ending = match ending {
                 Ending::Finished { reason, .. } => reason.to_owned(),
                 Ending::Failed(error) => error.code().to_owned(),

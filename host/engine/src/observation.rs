@@ -8,7 +8,7 @@ use std::fmt::Debug;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::{EngineError, Timing, Usage};
+use crate::{EngineError, Timing, Unreported, UnreportedUse, Usage};
 
 /// Maximum number of attempts that are kept of one request.
 const MAX_ATTEMPTS: usize = 64;
@@ -27,9 +27,8 @@ pub trait Observer: Debug + Send + Sync {
 pub trait RequestObserver: Send {
     fn observe(&mut self, observation: Observation<'_>);
 
-    /// Records the end of the request. `spent_tokens` is the number of output tokens that were produced, which is an
-    /// estimate unless the request was finished.
-    fn request_ended(self: Box<Self>, ending: Ending<'_>, spent_tokens: usize, attempts: Vec<Attempt>);
+    /// Takes the end of the request.
+    fn ended(self: Box<Self>, ending: Ending<'_>, spent: SpentTokens, attempts: Vec<Attempt>);
 }
 
 /// A message of a request, or the text that it continues.
@@ -87,6 +86,15 @@ pub enum Ending<'a> {
     Failed(&'a EngineError),
     /// Nobody waited for the answer any longer.
     Cancelled,
+}
+
+/// What a request used besides what its events and its end report.
+#[derive(Debug, Clone, Default)]
+pub struct SpentTokens {
+    /// Number of output tokens of the answer that were produced, which is an estimate unless the request was finished.
+    pub output: usize,
+    /// The use of remote models that no event reports.
+    pub unreported: Vec<UnreportedUse>,
 }
 
 /// One attempt to get an answer: a request that was sent to an upstream, or a model of this process that a route tried.
@@ -174,6 +182,7 @@ pub(crate) struct Observed {
     observer: Option<Box<dyn RequestObserver>>,
     attempts: Attempts,
     spent_tokens: usize,
+    unreported: Unreported,
 }
 
 impl Observed {
@@ -183,15 +192,25 @@ impl Observed {
         said: &mut dyn Iterator<Item = PromptMessage<'_>>,
         attempts: Attempts,
     ) -> Self {
-        Observed { observer: Some(observer.request_started(model, said)), attempts, spent_tokens: 0 }
+        Observed {
+            observer: Some(observer.asked(model, said)),
+            attempts,
+            spent_tokens: 0,
+            unreported: Unreported::default(),
+        }
     }
 
-    /// Sets the number of output tokens produced so far.
+    /// Sets the number of output tokens produced so far, reported or not.
     pub fn spent(&mut self, tokens: usize) {
         self.spent_tokens = tokens;
     }
 
-    pub fn observe(&mut self, observation: Observation<'_>) {
+    /// Sets the record of what no event reports.
+    pub fn unreported(&mut self, unreported: Unreported) {
+        self.unreported = unreported;
+    }
+
+    pub fn note(&mut self, observation: Observation<'_>) {
         if let Some(observer) = &mut self.observer {
             observer.observe(observation);
         }
@@ -206,7 +225,10 @@ impl Observed {
 
     pub fn end(&mut self, ending: Ending<'_>) {
         if let Some(observer) = self.observer.take() {
-            observer.request_ended(ending, self.spent_tokens, self.attempts.take());
+            let unreported = self.unreported.uses();
+            let hidden: usize = unreported.iter().map(|used| used.usage.produced_tokens()).sum();
+            let spent = SpentTokens { output: self.spent_tokens.saturating_sub(hidden), unreported };
+            observer.ended(ending, spent, self.attempts.take());
         }
     }
 }

@@ -20,11 +20,22 @@ pub(crate) struct Metered<S> {
     spent: Spent,
 }
 
-impl<S> Metered<S> {
-    pub(crate) fn new(stream: S, tokens: TenantTokens, spent: Spent) -> Self {
+impl Metered<ChatStream> {
+    /// Counts an answer, which another server may compute.
+    pub(crate) fn of_chat(stream: ChatStream, mut tokens: TenantTokens, spent: Spent) -> Self {
+        tokens.watch(stream.unreported());
         Metered { stream, tokens, spent }
     }
+}
 
+impl Metered<TokenStream> {
+    /// Counts the continuation of a text.
+    pub(crate) fn of_text(stream: TokenStream, tokens: TenantTokens, spent: Spent) -> Self {
+        Metered { stream, tokens, spent }
+    }
+}
+
+impl<S> Metered<S> {
     pub(crate) fn stream(&self) -> &S {
         &self.stream
     }

@@ -1,21 +1,22 @@
-//! One answer of an upstream's model: attempts until one begins to answer, and further asks until the answer has its
-//! form.
+//! One answer of an upstream's model: attempts until one begins to answer, and repeated requests until the answer
+//! matches its schema.
 //!
-//! Invariant: after any text, reasoning or call was told, nothing is sent again that could tell it twice.
+//! Invariant: once any text, reasoning or call has reached the caller, nothing is retried that could repeat it.
 
 use std::sync::Arc;
 
 use skep_engine::{
-    EngineError, Timing, Usage,
+    EngineError, Timing, UnreportedEntry, Usage,
     chat::{ChatEvent, ChatFinish, ChatOptions, ChatOutcome, Input},
 };
 use tokio::time::{Instant, sleep, timeout_at};
 use tracing::Instrument as _;
 
 use crate::{
-    assembly::{Answer, Assembly},
+    assembly::{AssembledAnswer, Assembly, TOKEN_BYTES},
     attempt::{Arrived, Attempt, Listener},
     delta::Delta,
+    event_sink::EventSink,
     failure::{Again, Failure},
     metric,
     options::UpstreamModelOptions,
@@ -24,7 +25,6 @@ use crate::{
     shared::Shared,
     span,
     structured::{Checked, Checks, Misfit, complaint},
-    telling::Teller,
     wire,
 };
 
@@ -51,24 +51,47 @@ struct Prepared {
     prompt_tokens: usize,
 }
 
-/// Tells the parts of an answer that need no check.
+/// Forwards the parts of an answer that need no validation as they arrive.
 struct Live<'a> {
-    teller: &'a mut Teller,
+    sink: &'a mut EventSink,
     reasoning: bool,
     text: bool,
-    prompt_tokens: u32,
+    prompt_tokens: usize,
+    /// Size of the parts that were passed on.
+    reported_bytes: usize,
+    /// What the current attempt used and no event reports.
+    unreported: Option<UnreportedEntry>,
 }
 
 impl Listener for Live<'_> {
     async fn hear(&mut self, delta: Delta, assembly: &Assembly) {
         let event = match delta {
-            Delta::Reasoning(delta) if self.reasoning => ChatEvent::Reasoning { delta },
-            Delta::Text(delta) if self.text => ChatEvent::Text { delta, logprobs: Vec::new() },
-            _ => return,
+            Delta::Reasoning(delta) if self.reasoning => Some(ChatEvent::Reasoning { delta }),
+            Delta::Text(delta) if self.text => Some(ChatEvent::Text { delta, logprobs: Vec::new() }),
+            _ => None,
         };
-        let count = assembly.count();
-        self.teller.start(count.prompt.unwrap_or(self.prompt_tokens), count.cached.unwrap_or(0)).await;
-        self.teller.tell(event).await;
+        if let Some(ChatEvent::Reasoning { delta } | ChatEvent::Text { delta, .. }) = &event {
+            self.reported_bytes += delta.len();
+        }
+        // A caller that leaves with an event must not find its tokens counted twice, so they are removed first.
+        if let Some(unreported) = &self.unreported {
+            unreported.estimate(self.rest(assembly.usage(self.prompt_tokens)));
+        }
+        let Some(event) = event else { return };
+        let usage = assembly.usage(self.prompt_tokens);
+        self.sink.start(usage.prompt_tokens, usage.cached_tokens).await;
+        self.sink.send(event).await;
+    }
+}
+
+impl Live<'_> {
+    /// Returns the part of an attempt's use that no event reports.
+    fn rest(&self, total: Usage) -> Usage {
+        if self.reported_bytes == 0 {
+            return total;
+        }
+        let reported = u32::try_from(self.reported_bytes.div_ceil(TOKEN_BYTES)).unwrap_or(u32::MAX);
+        Usage { completion_tokens: total.completion_tokens.saturating_sub(reported), ..Usage::default() }
     }
 }
 
@@ -87,34 +110,46 @@ impl Asking {
         Asking { shared, index, name, input, options, started, until }
     }
 
-    pub(crate) async fn run(self, teller: Teller) -> Result<ChatOutcome, EngineError> {
+    pub(crate) async fn run(self, sink: EventSink) -> Result<ChatOutcome, EngineError> {
         let span = span::open(self.shared.options.kind.as_str(), &self.name, &self.input, &self.options);
         let until = self.until;
-        let answer = timeout_at(until, self.answer(teller)).instrument(span.clone()).await;
+        let answer = timeout_at(until, self.answer(sink)).instrument(span.clone()).await;
         let result = answer.unwrap_or(Err(EngineError::DeadlineExceeded));
         span::close(&span, &result);
         result
     }
 
-    /// Asks until the answer has its form.
-    async fn answer(mut self, mut teller: Teller) -> Result<ChatOutcome, EngineError> {
+    /// Requests the answer again until it matches its schema, or the attempts are used up.
+    async fn answer(mut self, mut sink: EventSink) -> Result<ChatOutcome, EngineError> {
         let options = self.options.clone();
         let checks = Arc::new(computed(move || Checks::compile(&options)).await??);
         let mut refused = Usage::default();
         let mut reasoning = None;
         let mut asked = 0;
+        // The use of refused answers, until the outcome reports it.
+        let mut unreported = Vec::new();
         loop {
             let prepared = self.prepare().await?;
-            // Further asks tell nothing before they were checked: their reasoning repeats what was told.
+            // Repeated requests forward nothing before validation, because their reasoning would repeat what the caller
+            // has.
             let mut live = Live {
                 reasoning: asked == 0,
                 text: asked == 0 && !checks.holds_text(),
-                prompt_tokens: u32::try_from(prepared.prompt_tokens).unwrap_or(u32::MAX),
-                teller: &mut teller,
+                prompt_tokens: prepared.prompt_tokens,
+                sink: &mut sink,
+                reported_bytes: 0,
+                unreported: None,
             };
             let arrived = self.ask(&prepared, &mut live).await?;
-            let text_is_told = live.text;
+            let text_is_sent = live.text;
+            let is_counted = arrived.assembly.count().completion.is_some();
             let answer = arrived.assembly.answer(self.input.messages(), prepared.prompt_tokens);
+            let entry = live.unreported.take();
+            match (&entry, is_counted) {
+                (Some(entry), true) => entry.count(live.rest(answer.usage)),
+                (Some(entry), false) => entry.estimate(live.rest(answer.usage)),
+                (None, _) => {}
+            }
             self.count(&answer.usage);
             reasoning.get_or_insert_with(|| answer.reasoning.clone());
             let (checker, tool) = (checks.clone(), prepared.answer_tool);
@@ -122,27 +157,30 @@ impl Asking {
                 Ok(checked) => {
                     let timing = self.timing(arrived.first_token);
                     let reasoning = reasoning.unwrap_or_default();
-                    return Ok(
-                        tell_rest(&mut teller, checked, text_is_told, reasoning, refused, timing).await
-                    );
+                    entry.iter().for_each(UnreportedEntry::clear);
+                    let outcome =
+                        send_rest(&mut sink, checked, text_is_sent, reasoning, refused, timing).await;
+                    unreported.iter().for_each(UnreportedEntry::clear);
+                    return Ok(outcome);
                 }
                 Err(unfit) => {
                     let Misfit { place, reason } = &unfit.misfit;
                     self.counter(metric::FORM_ERRORS).increment(1);
-                    tracing::info!(asked, "an answer does not have its form: {place}: {reason}");
+                    tracing::info!(asked, "an answer does not match its schema: {place}: {reason}");
+                    unreported.extend(entry);
                     refused.add(&Usage {
                         completion_tokens: 0,
-                        rolled_back_tokens: unfit.answer.usage.completion_tokens,
+                        refused_tokens: unfit.answer.usage.completion_tokens,
                         ..unfit.answer.usage
                     });
-                    if asked == self.shared.options.retries.form_attempts || teller.told_answer() {
+                    if asked == self.shared.options.retries.form_attempts || sink.has_sent_answer() {
                         return Err(EngineError::SchemaUnsatisfied {
                             place: place.clone(),
                             reason: reason.clone(),
-                            rolled_back: refused.rolled_back_tokens,
+                            rolled_back: refused.refused_tokens,
                         });
                     }
-                    // Only answers to messages have a form.
+                    // Only answers to messages have a schema.
                     if let Input::Messages(messages) = &mut self.input {
                         messages.extend(complaint(&unfit));
                     }
@@ -170,11 +208,12 @@ impl Asking {
                 Err(failure) => failure,
             };
             failed += 1;
-            let told = live.reasoning && live.teller.told_anything();
+            let has_output = live.reasoning && live.sink.has_sent_anything();
             let retries = &self.shared.options.retries;
             let wait = failure.again().and_then(|asked| retry::wait(retries, failed, asked));
-            let wait =
-                wait.filter(|wait| !told && failed < retries.attempts && Instant::now() + *wait < self.until);
+            let wait = wait.filter(|wait| {
+                !has_output && failed < retries.attempts && Instant::now() + *wait < self.until
+            });
             let message = failure.message();
             tracing::info!(
                 attempt = failed,
@@ -183,20 +222,22 @@ impl Asking {
                 "an attempt failed: {message}"
             );
             let Some(wait) = wait else {
-                return Err(self.error(failure, live.teller, prepared.prompt_tokens));
+                tracing::Span::current().record("skep.attempts", i64::from(failed));
+                return Err(self.error(failure, live.sink, prepared.prompt_tokens));
             };
             sleep(wait).await;
         }
     }
 
-    /// Waits for room and sends the request once. The outer error is one that no further attempt changes.
+    /// Waits until the limits allow the request, and sends it once. The outer error is one that no further attempt
+    /// changes.
     async fn attempt(
         &self,
         prepared: &Prepared,
         live: &mut Live<'_>,
     ) -> Result<Result<Arrived, Failure>, EngineError> {
         let Shared { options, base, http, limits, breaker } = &*self.shared;
-        let refuse = |failure: Failure| self.error(failure, live.teller, prepared.prompt_tokens);
+        let refuse = |failure: Failure| self.error(failure, live.sink, prepared.prompt_tokens);
         let closed = |reason: String| Failure::Unavailable { message: reason, again: Again::Never };
         if let Some(problem) = breaker.problem(Instant::now()) {
             return Err(refuse(closed(problem)));
@@ -229,6 +270,7 @@ impl Asking {
             bounds: options.bounds,
             status: None,
         };
+        live.unreported = Some(self.options.unreported.begin(&self.name));
         let noted = self.options.attempts.begin(Some(&options.name), &self.name);
         let (result, status) = attempt.run(admission, live).await;
         let outcome = result.as_ref().map_or_else(Failure::outcome, |_| "ok");
@@ -246,7 +288,7 @@ impl Asking {
                     share.settle(prompt as usize + completion as usize);
                 }
             }
-            Err(_) if !live.teller.told_anything() => share.settle(0),
+            Err(_) if !live.sink.has_sent_anything() => share.settle(0),
             Err(_) => {}
         }
         Ok(result)
@@ -286,17 +328,17 @@ impl Asking {
         &self.shared.options.models[self.index]
     }
 
-    fn error(&self, failure: Failure, teller: &Teller, prompt_tokens: usize) -> EngineError {
+    fn error(&self, failure: Failure, sink: &EventSink, prompt_tokens: usize) -> EngineError {
         match failure {
-            Failure::TooLong { message } if !teller.told_anything() => {
+            Failure::TooLong { message } if !sink.has_sent_anything() => {
                 let requested = self.options.max_tokens.unwrap_or(1);
-                let told = numbers(&message);
-                let known = self.model().context_length.or(told.get(1).or(told.first()).copied());
+                let reported = numbers(&message);
+                let known = self.model().context_length.or(reported.get(1).or(reported.first()).copied());
                 let limit = known.unwrap_or(prompt_tokens);
-                let prompt = told.first().copied().unwrap_or(0).max(prompt_tokens).max(limit);
+                let prompt = reported.first().copied().unwrap_or(0).max(prompt_tokens).max(limit);
                 EngineError::ContextOverflow { limit, prompt, requested }
             }
-            failure => failure.into_error(&self.shared.options.name, teller.told_anything()),
+            failure => failure.into_error(&self.shared.options.name, sink.has_sent_anything()),
         }
     }
 
@@ -326,21 +368,21 @@ impl Asking {
     }
 }
 
-/// Tells what was held back, and returns the outcome.
-async fn tell_rest(
-    teller: &mut Teller,
+/// Sends what was withheld, and returns the outcome.
+async fn send_rest(
+    sink: &mut EventSink,
     checked: Checked,
-    text_is_told: bool,
+    text_is_sent: bool,
     reasoning: String,
     refused: Usage,
     timing: Timing,
 ) -> ChatOutcome {
-    let Checked { answer: Answer { text, calls, finish, mut usage, .. }, cut_off } = checked;
-    teller.start(usage.prompt_tokens, usage.cached_tokens).await;
-    if !text_is_told && !text.is_empty() {
-        teller.tell(ChatEvent::Text { delta: text.clone(), logprobs: Vec::new() }).await;
+    let Checked { answer: AssembledAnswer { text, calls, finish, mut usage, .. }, cut_off } = checked;
+    sink.start(usage.prompt_tokens, usage.cached_tokens).await;
+    if !text_is_sent && !text.is_empty() {
+        sink.send(ChatEvent::Text { delta: text.clone(), logprobs: Vec::new() }).await;
     }
-    teller.tell_calls(&calls).await;
+    sink.send_calls(&calls).await;
     usage.add(&refused);
     let finish = if cut_off { ChatFinish::Length } else { finish };
     ChatOutcome { reasoning, tool_calls: calls, cut_off, usage, timing, ..ChatOutcome::remote(text, finish) }

@@ -17,7 +17,7 @@ const MAX_CALLS: usize = 128;
 /// Maximum length of the id of a call. A longer one is replaced.
 const MAX_ID_BYTES: usize = 128;
 /// Mean length of a token's text, by which tokens are estimated that the server did not count.
-const TOKEN_BYTES: usize = 4;
+pub(crate) const TOKEN_BYTES: usize = 4;
 
 /// The parts of an answer that have arrived.
 #[derive(Debug, Default)]
@@ -30,9 +30,9 @@ pub(crate) struct Assembly {
     is_done: bool,
 }
 
-/// A whole answer, before its form is checked.
+/// A whole answer, before it is validated.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Answer {
+pub(crate) struct AssembledAnswer {
     pub text: String,
     pub reasoning: String,
     pub calls: Vec<ToolCall>,
@@ -67,29 +67,38 @@ impl Assembly {
         self.count
     }
 
-    /// Returns the answer. Calls get ids that neither the answer nor `history` has. `prompt_tokens` is the estimate
-    /// that stands where the server counted nothing.
-    pub(crate) fn answer(self, history: &[ChatMessage], prompt_tokens: usize) -> Answer {
-        let Assembly { text, reasoning, calls, count, finish, .. } = self;
-        let arguments: usize = calls.iter().map(|call| call.arguments.len()).sum();
-        let estimate = (text.len() + reasoning.len() + arguments).div_ceil(TOKEN_BYTES);
+    /// Returns what the parts so far used: what the server has counted, and estimates of the rest.
+    pub(crate) fn usage(&self, prompt_tokens: usize) -> Usage {
+        let arguments: usize = self.calls.iter().map(|call| call.arguments.len()).sum();
+        let estimate = (self.text.len() + self.reasoning.len() + arguments).div_ceil(TOKEN_BYTES);
         let narrow = |tokens: usize| u32::try_from(tokens).unwrap_or(u32::MAX);
-        let prompt_tokens = count.prompt.unwrap_or(narrow(prompt_tokens));
-        let completion_tokens = count.completion.unwrap_or(narrow(estimate));
-        let usage = Usage {
-            prompt_tokens,
-            cached_tokens: count.cached.unwrap_or(0).min(prompt_tokens),
-            completion_tokens,
-            reasoning_tokens: count.reasoning.unwrap_or(0).min(completion_tokens),
-            ..Usage::default()
+        let prompt_tokens = self.count.prompt.unwrap_or(narrow(prompt_tokens));
+        // Some servers count one token when an answer begins, and all of them when it ends.
+        let completion_tokens = match (self.count.completion, self.is_whole()) {
+            (Some(counted), true) => counted,
+            (counted, _) => counted.unwrap_or(0).max(narrow(estimate)),
         };
+        Usage {
+            prompt_tokens,
+            cached_tokens: self.count.cached.unwrap_or(0).min(prompt_tokens),
+            completion_tokens,
+            reasoning_tokens: self.count.reasoning.unwrap_or(0).min(completion_tokens),
+            ..Usage::default()
+        }
+    }
+
+    /// Returns the answer. Calls get ids that neither the answer nor `history` has. `prompt_tokens` is the estimate
+    /// that is used if the server counted nothing.
+    pub(crate) fn answer(self, history: &[ChatMessage], prompt_tokens: usize) -> AssembledAnswer {
+        let usage = self.usage(prompt_tokens);
+        let Assembly { text, reasoning, calls, finish, .. } = self;
         let calls: Vec<ToolCall> = named(calls, history);
         let finish = match finish.unwrap_or(ChatFinish::Stop) {
             ChatFinish::Length => ChatFinish::Length,
             _ if !calls.is_empty() => ChatFinish::ToolCalls,
             _ => ChatFinish::Stop,
         };
-        Answer { text, reasoning, calls, finish, usage }
+        AssembledAnswer { text, reasoning, calls, finish, usage }
     }
 
     /// Appends a part to its call. Servers that number all calls the same, or not at all, begin a new call with a
@@ -122,7 +131,7 @@ impl Assembly {
     }
 }
 
-/// Returns whether a part with the place of `call` belongs to another one.
+/// Returns whether a part with the index of `call` belongs to another one.
 fn begins_another(call: &CallPart, part: &CallPart) -> bool {
     let other_id = !part.id.is_empty() && !call.id.is_empty() && part.id != call.id;
     let unnumbered = part.index.is_none() && part.id.is_empty() && !call.arguments.is_empty();
@@ -201,5 +210,17 @@ mod tests {
         assert!(!assembly.is_whole());
         let usage = assembly.answer(&[], 7).usage;
         assert_eq!((usage.prompt_tokens, usage.completion_tokens), (7, 2));
+    }
+
+    #[test]
+    fn an_early_count_of_the_output_does_not_hide_what_followed() {
+        let mut assembly = Assembly::default();
+        let count = |completion| Delta::Count(Count { completion: Some(completion), ..Count::default() });
+        assembly.add(&count(1)).expect("in bounds");
+        assembly.add(&Delta::Text("12345678".into())).expect("in bounds");
+        assert_eq!(assembly.usage(0).completion_tokens, 2);
+        assembly.add(&count(1)).expect("in bounds");
+        assembly.add(&Delta::Finish(ChatFinish::Stop)).expect("in bounds");
+        assert_eq!(assembly.usage(0).completion_tokens, 1, "the last count is the server's");
     }
 }

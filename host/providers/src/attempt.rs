@@ -69,7 +69,7 @@ impl Attempt<'_> {
         match &result {
             Ok(_) => admission.succeeded(),
             Err(failure) if failure.is_unhealthy() => admission.failed(Instant::now(), &failure.message()),
-            // A server that refuses a request, or has no room, works.
+            // A server that refuses a request, or is busy, works.
             Err(_) => admission.succeeded(),
         }
         (result, self.status)

@@ -20,14 +20,14 @@ pub(crate) enum Delta {
 /// A part of a call. Its texts are appended to those that came before with the same index.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct CallPart {
-    /// The call's place in the answer, if the server tells it.
+    /// The call's index in the answer, if the server reports it.
     pub index: Option<usize>,
     pub id: String,
     pub name: String,
     pub arguments: String,
 }
 
-/// The tokens that the server counted so far; `None` where it told nothing new.
+/// The token counts that the server has reported so far; `None` if it reported nothing new.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Count {
     pub prompt: Option<u32>,
@@ -37,7 +37,7 @@ pub(crate) struct Count {
 }
 
 impl Count {
-    /// Takes over what `newer` tells.
+    /// Takes over what `newer` reports.
     pub(crate) fn update(&mut self, newer: Count) {
         self.prompt = newer.prompt.or(self.prompt);
         self.cached = newer.cached.or(self.cached);

@@ -8,7 +8,7 @@ use crate::key::Key;
 
 /// Maximum length of a server's text in an error.
 const MAX_MESSAGE_BYTES: usize = 500;
-/// Wait that is told to callers if a busy server names none.
+/// Retry delay that callers get if a busy server names none.
 const DEFAULT_RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// The reason that an attempt brought no answer.
@@ -18,7 +18,7 @@ pub(crate) enum Failure {
     Unavailable { message: String, again: Again },
     /// The server did not begin to answer in time. Asking it again would take as long.
     Slow { message: String },
-    /// The server has no room.
+    /// The server is busy.
     Busy { message: String, retry_after: Option<Duration> },
     /// The server would refuse this request again.
     Refused { message: String },
@@ -128,11 +128,11 @@ impl Failure {
         }
     }
 
-    /// Returns the caller's error. After something was told, it is always one that says so.
-    pub(crate) fn into_error(self, upstream: &str, told: bool) -> EngineError {
+    /// Returns the error for the caller. Once a part of the answer was sent, it is always `CutOff`.
+    pub(crate) fn into_error(self, upstream: &str, has_output: bool) -> EngineError {
         let upstream = upstream.to_owned();
         let fault = match &self {
-            _ if told => UpstreamFault::CutOff,
+            _ if has_output => UpstreamFault::CutOff,
             Failure::Unavailable { .. } | Failure::Slow { .. } => UpstreamFault::Unavailable,
             Failure::Busy { retry_after, .. } => {
                 let wait = retry_after.unwrap_or(DEFAULT_RETRY_AFTER).as_millis();
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn after_something_was_told_every_fault_is_a_cut() {
+    fn after_the_first_output_every_fault_is_a_cut_off() {
         for failure in [Failure::unavailable("x"), Failure::malformed("x"), Failure::of_status(429, "", None)]
         {
             let error = failure.into_error("a", true);

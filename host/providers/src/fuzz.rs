@@ -2,7 +2,7 @@
 
 use crate::{
     UpstreamKind,
-    assembly::{Answer, Assembly},
+    assembly::{AssembledAnswer, Assembly},
     delta::Delta,
     failure::Failure,
     sse::EventReader,
@@ -47,7 +47,7 @@ fn read(kind: UpstreamKind, pieces: &[&[u8]]) -> Read {
     (deltas, Ok(reader.finish()))
 }
 
-fn assembled(deltas: &[Delta]) -> Result<Answer, Failure> {
+fn assembled(deltas: &[Delta]) -> Result<AssembledAnswer, Failure> {
     let mut assembly = Assembly::default();
     deltas.iter().try_for_each(|delta| assembly.add(delta))?;
     Ok(assembly.answer(&[], 0))

@@ -5,7 +5,7 @@ use std::fmt;
 
 use futures::future::{BoxFuture, ready};
 
-/// Text that stands where a server repeated the key.
+/// Text that replaces the key where a server repeated it.
 const REDACTED: &str = "[key]";
 /// Maximum length of a key in bytes.
 const MAX_KEY_BYTES: usize = 4096;

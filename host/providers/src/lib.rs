@@ -1,11 +1,11 @@
 //! Upstream models: models that other servers compute, behind the same seam as the models of this process.
 //!
 //! A request takes this path: [`Upstream`] turns the messages into a body of the server's wire format (`openai`,
-//! `anthropic`, `workers_ai`) → `limits` waits for room → `breaker` refuses if the server fails all the time →
+//! `anthropic`, `workers_ai`) → `limits` waits for a free slot → `breaker` refuses if the server fails all the time →
 //! `http` sends it, and `sse` splits the response into events → the wire format decodes them into deltas →
-//! `assembly` collects the answer → `structured` checks the parts that must have a form → `telling` passes the
-//! events on. A failure before anything was told is tried again; one after that is told as it is. A [`Route`]
-//! chooses among several models and tries the next one under the same condition.
+//! `assembly` collects the answer → `structured` validates the parts that must match a schema → `event_sink` passes
+//! the events on. A failure before anything reached the caller is retried; a later one is reported as an error. A
+//! [`Route`] chooses among several models and tries the next one under the same condition.
 //!
 //! The crate knows the wire formats of other servers. It knows nothing of agents, sessions or the store, and reads
 //! no files and no environment variables.
@@ -17,6 +17,7 @@ mod assembly;
 mod attempt;
 mod breaker;
 mod delta;
+mod event_sink;
 mod failure;
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
@@ -33,7 +34,6 @@ mod shared;
 mod span;
 mod sse;
 mod structured;
-mod telling;
 #[cfg(test)]
 mod tests;
 mod upstream;
@@ -43,8 +43,8 @@ mod workers_ai;
 pub use key::{FixedKey, Key, KeySource};
 pub use metric::METRICS;
 pub use options::{
-    AnswerBounds, BreakerOptions, Capabilities, LimitOptions, OptionsError, Prices, RetryOptions,
-    StructuredOutput, Timeouts, UpstreamKind, UpstreamModelOptions, UpstreamOptions,
+    AnswerBounds, BreakerOptions, Capabilities, LimitOptions, OptionsError, Prices, ReasoningControl,
+    RetryOptions, StructuredOutput, Timeouts, UpstreamKind, UpstreamModelOptions, UpstreamOptions,
 };
-pub use route::{Choice, Conditions, LocalOnly, Member, Route, RouteOptions};
+pub use route::{Choice, Conditions, Member, Route, RouteOptions};
 pub use upstream::{Upstream, UpstreamModel};

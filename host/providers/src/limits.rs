@@ -2,7 +2,7 @@
 //!
 //! A request takes its share of both rates when it is admitted, and waits until the rates have caught up; a share
 //! that could not be had within the longest wait is given back, and the request is refused. Requests that wait
-//! for a place in flight get it in the order of their arrival.
+//! for a slot in flight get it in the order of their arrival.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -16,11 +16,11 @@ use tokio::{
 
 use crate::{failure::Failure, options::LimitOptions};
 
-/// Wait that is told to a request for which no place in flight became free.
+/// Retry delay for a request that found no free slot.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 pub(crate) struct Limits {
-    places: Arc<Semaphore>,
+    slots: Arc<Semaphore>,
     requests: Option<Rate>,
     tokens: Option<Rate>,
     max_wait: Duration,
@@ -29,7 +29,7 @@ pub(crate) struct Limits {
 /// The share of one request, which ends when it is dropped.
 pub(crate) struct Share {
     limits: Arc<Limits>,
-    _place: OwnedSemaphorePermit,
+    _slot: OwnedSemaphorePermit,
     /// The tokens that were taken before the request.
     tokens: f64,
     sent: bool,
@@ -38,35 +38,37 @@ pub(crate) struct Share {
 impl Limits {
     pub(crate) fn new(options: &LimitOptions) -> Arc<Self> {
         Arc::new(Limits {
-            places: Arc::new(Semaphore::new(options.max_in_flight)),
+            slots: Arc::new(Semaphore::new(options.max_in_flight)),
             requests: options.requests_per_minute.map(Rate::new),
             tokens: options.tokens_per_minute.map(Rate::new),
             max_wait: options.max_wait,
         })
     }
 
-    /// Waits for room for a request of about `tokens` tokens. A request that would not have it before `deadline`, which
-    /// the caller enforces, is refused at once.
+    /// Waits until the limits allow a request of about `tokens` tokens. A request that they would not allow before
+    /// `deadline`, which the caller enforces, is refused at once.
     pub(crate) async fn admit(self: &Arc<Self>, tokens: usize, deadline: Instant) -> Result<Share, Failure> {
         let until = Instant::now() + self.max_wait;
-        let place = tokio::time::timeout_at(until, self.places.clone().acquire_owned()).await;
-        let Ok(place) = place else {
-            let message = "all requests that may be in flight at once are".to_owned();
+        let slot = tokio::time::timeout_at(until, self.slots.clone().acquire_owned()).await;
+        let Ok(slot) = slot else {
+            let message = "the limit of concurrent requests (`max_in_flight`) is reached".to_owned();
             return Err(Failure::Busy { message, retry_after: Some(RETRY_AFTER) });
         };
-        let place = place.expect("the semaphore is never closed");
+        let slot = slot.expect("the semaphore is never closed");
         let now = Instant::now();
         let tokens = self.tokens.as_ref().map_or(0.0, |rate| rate.at_most(tokens));
         // From here on, dropping the share gives back what it took.
-        let share = Share { limits: self.clone(), _place: place, tokens, sent: false };
+        let share = Share { limits: self.clone(), _slot: slot, tokens, sent: false };
         let waits = [
             self.requests.as_ref().map(|rate| rate.take(1.0, now)),
             self.tokens.as_ref().map(|rate| rate.take(tokens, now)),
         ];
         let wait = waits.into_iter().flatten().max().unwrap_or_default();
         if !wait.is_zero() && now + wait > until.min(deadline) {
-            let message =
-                format!("the operator's limits for it are reached; room in {:.1} s", wait.as_secs_f64());
+            let message = format!(
+                "its rate limit (`requests_per_minute` or `tokens_per_minute`) is reached; retry in {:.1} s",
+                wait.as_secs_f64()
+            );
             return Err(Failure::Busy { message, retry_after: Some(wait) });
         }
         if !wait.is_zero() {
@@ -80,7 +82,7 @@ impl Limits {
         let now = Instant::now();
         let requests = self.requests.as_ref().map_or(usize::MAX, |rate| rate.level(now) as usize);
         let has_tokens = self.tokens.as_ref().is_none_or(|rate| rate.level(now) >= 1.0);
-        if has_tokens { self.places.available_permits().min(requests) } else { 0 }
+        if has_tokens { self.slots.available_permits().min(requests) } else { 0 }
     }
 }
 
@@ -130,7 +132,7 @@ impl Rate {
         Rate { per_minute, bucket: Mutex::new(Bucket { level: per_minute, at: Instant::now() }) }
     }
 
-    /// Returns the amount, or all of a minute if it is more, which could otherwise never be had.
+    /// Caps the amount at the capacity of one minute; a larger amount could never be granted.
     fn at_most(&self, amount: usize) -> f64 {
         (amount as f64).min(self.per_minute)
     }
@@ -215,7 +217,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_place_in_flight_is_waited_for_until_the_deadline() {
+    async fn a_slot_in_flight_is_waited_for_until_the_deadline() {
         let limits = limits(None, None, 1);
         let share = limits.admit(1, later()).await.expect("free");
         let start = Instant::now();

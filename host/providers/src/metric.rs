@@ -24,7 +24,7 @@ pub const METRICS: &[MetricSpec] = &[
         unit: Unit::Seconds,
         help: "Time from sending a request to the first part of its answer",
     },
-    counter(FORM_ERRORS, "Answers of upstreams that did not have their form"),
+    counter(FORM_ERRORS, "Answers of upstreams that did not match the requested schema"),
     MetricSpec {
         name: BREAKER,
         kind: MetricKind::Gauge,
@@ -32,7 +32,7 @@ pub const METRICS: &[MetricSpec] = &[
         help: "State of the upstream's circuit breaker: 0 closed, 1 half-open, 2 open",
     },
     counter(ROUTE_ANSWERS, "Answers of routes, by the model that gave them"),
-    counter(FAIL_OVERS, "Models of routes that failed before they told anything, by the error's code"),
+    counter(FAIL_OVERS, "Fallbacks of routes to another model, by the error code of the model that failed"),
 ];
 
 const fn counter(name: &'static str, help: &'static str) -> MetricSpec {

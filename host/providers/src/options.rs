@@ -61,6 +61,7 @@ pub struct UpstreamModelOptions {
     /// Maximum number of tokens of an answer.
     pub max_output: Option<usize>,
     pub capabilities: Capabilities,
+    pub reasoning_control: ReasoningControl,
 }
 
 impl UpstreamModelOptions {
@@ -71,6 +72,7 @@ impl UpstreamModelOptions {
             context_length: None,
             max_output: None,
             capabilities: Capabilities::default(),
+            reasoning_control: ReasoningControl::default(),
         }
     }
 
@@ -91,14 +93,14 @@ pub struct Capabilities {
     pub images: bool,
 }
 
-/// The server's means of giving an answer a form.
+/// The server's means of structured output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StructuredOutput {
     /// `response_format` with a JSON Schema. Anthropic has none, so there it means a tool.
     JsonSchema,
     /// A tool that the model has to call, whose arguments are the answer.
     Tool,
-    /// The server has no such means, and requests that need a form are refused.
+    /// The server has no such means, and requests with a schema are refused.
     None,
 }
 
@@ -107,6 +109,20 @@ impl Default for Capabilities {
         let structured = StructuredOutput::JsonSchema;
         Capabilities { tools: true, structured, reasoning: false, images: false }
     }
+}
+
+/// The fields in which a server takes how much its model reasons.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum ReasoningControl {
+    /// None: the reasoning that a request asks for is ignored, with a warning.
+    #[default]
+    None,
+    /// An effort: `reasoning_effort` of OpenAI, `output_config.effort` of Anthropic.
+    Effort,
+    /// Anthropic's `thinking` with a number of tokens.
+    Budget,
+    /// A variable of the chat template, `enable_thinking`, as vLLM, SGLang and Skep take it.
+    Template,
 }
 
 /// Prices for a million tokens, in a currency of the operator's choice.
@@ -131,7 +147,7 @@ pub struct LimitOptions {
     /// Tokens of prompts and answers. They are estimated before a request and settled after it.
     pub tokens_per_minute: Option<u32>,
     pub max_in_flight: usize,
-    /// Maximum time that a request waits for room.
+    /// Maximum time that a request waits for the limits.
     pub max_wait: Duration,
 }
 
@@ -170,13 +186,13 @@ impl Default for Timeouts {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RetryOptions {
-    /// Number of times that a request is sent at most, as long as nothing of an answer was told.
+    /// Maximum number of attempts for a request, all before any part of an answer was sent.
     pub attempts: u32,
     /// Mean wait before the second attempt; each further wait is twice as long.
     pub first_wait: Duration,
     /// Maximum wait before an attempt. A server that asks for a longer one is given up.
     pub max_wait: Duration,
-    /// Number of times that the model is asked again for an answer that does not have its form.
+    /// Number of retries for an answer that does not match its schema.
     pub form_attempts: u32,
 }
 
@@ -287,12 +303,29 @@ impl UpstreamOptions {
         for (index, model) in self.models.iter().enumerate() {
             check_name("models", &model.name)?;
             check_name("models", model.remote_name())?;
+            self.check_reasoning(model)?;
             if self.models[..index].iter().any(|other| other.name == model.name) {
                 return Err(OptionsError::new("models", format!("two models are called {:?}", model.name)));
             }
         }
         self.check_numbers()?;
         Ok(parsed)
+    }
+
+    fn check_reasoning(&self, model: &UpstreamModelOptions) -> Result<(), OptionsError> {
+        use ReasoningControl::{Budget, Effort, None, Template};
+        let possible: &[ReasoningControl] = match self.kind {
+            UpstreamKind::OpenAi => &[None, Effort, Template],
+            UpstreamKind::Anthropic => &[None, Effort, Budget],
+            UpstreamKind::WorkersAi => &[None],
+        };
+        if possible.contains(&model.reasoning_control) {
+            return Ok(());
+        }
+        let kind = self.kind.as_str();
+        let message =
+            format!("upstreams of the kind {kind} do not take the reasoning of {:?} in this way", model.name);
+        Err(OptionsError::new("reasoning_control", message))
     }
 
     fn check_numbers(&self) -> Result<(), OptionsError> {
@@ -355,7 +388,7 @@ mod tests {
         };
         good().check().expect("valid");
         type Case = (fn(&mut UpstreamOptions), &'static str);
-        let cases: [Case; 9] = [
+        let cases: [Case; 10] = [
             (|o| o.name.clear(), "`name`: \"\" is not a valid name"),
             (|o| o.name = "a/b".into(), "must not contain `/`"),
             (|o| o.url = "nowhere".into(), "is not a valid address"),
@@ -364,6 +397,10 @@ mod tests {
             (|o| o.url = "https://a/?key=1".into(), "neither a query"),
             (|o| o.models.clear(), "at least one model"),
             (|o| o.models.push(UpstreamModelOptions::new("m")), "two models are called \"m\""),
+            (
+                |o| o.models[0].reasoning_control = ReasoningControl::Budget,
+                "do not take the reasoning of \"m\"",
+            ),
             (|o| o.limits.max_in_flight = 0, "`max_in_flight`: must be at least 1"),
         ];
         for (spoil, why) in cases {

@@ -5,15 +5,22 @@ use std::borrow::Cow;
 use serde_json::{Map, Value, json};
 use skep_engine::{
     Constraint, EngineError,
-    chat::{ChatMessage, ChatOptions, Image, ImageSource, Input, Role, ToolChoice, refusal, refuse_images},
+    chat::{
+        ChatMessage, ChatOptions, Image, ImageSource, Input, Reasoning, Role, ToolChoice, refusal,
+        refuse_images,
+    },
 };
 
-use crate::options::{StructuredOutput, UpstreamKind, UpstreamModelOptions};
+use crate::options::{ReasoningControl, StructuredOutput, UpstreamKind, UpstreamModelOptions};
 
 /// Name of the tool whose arguments are the answer. It is made longer if a tool of the caller has it.
 const ANSWER_TOOL: &str = "answer";
 /// Property of the tool's arguments that holds an answer that is not an object.
 const ANSWER: &str = "answer";
+
+/// Smallest number of tokens that Anthropic allows for reasoning, and the number for each effort.
+const LEAST_THINKING: usize = 1024;
+const THINKING: [(&str, usize); 3] = [("low", 2048), ("medium", 8192), ("high", 16_384)];
 
 /// One request to a model.
 #[derive(Debug)]
@@ -24,14 +31,14 @@ pub(crate) struct Question<'a> {
     pub form: Form,
 }
 
-/// The way in which the answer gets its form.
+/// The way in which the answer is held to its schema.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Form {
     /// The answer is free, or consists of calls.
     Free,
-    /// The server is told the schema.
+    /// The schema is sent to the server.
     Schema(Value),
-    /// The server is told to write JSON.
+    /// The server is asked for JSON.
     Json,
     Tool(AnswerTool),
 }
@@ -71,7 +78,7 @@ impl<'a> Question<'a> {
         opening.iter().chain(&self.options.examples).chain(rest)
     }
 
-    /// Returns the maximum number of output tokens, if anybody set one.
+    /// Returns the maximum number of output tokens, if one is set.
     pub(crate) fn max_tokens(&self) -> Option<usize> {
         match (self.options.max_tokens, self.model.max_output) {
             (Some(asked), Some(most)) => Some(asked.min(most)),
@@ -79,26 +86,32 @@ impl<'a> Question<'a> {
         }
     }
 
-    /// Returns the body's fields for the sampling parameters that differ from the default.
+    /// Returns the number of tokens for Anthropic's thinking within an answer of at most `most` tokens, if the request
+    /// asks for reasoning and the answer has room for it.
+    pub(crate) fn thinking_budget(&self, most: usize) -> Option<usize> {
+        thinking_budget(self.options, most)
+    }
+
+    /// Returns the body's fields for the sampling parameters that the request chose. The server has its own defaults for
+    /// the others.
     pub(crate) fn sampling(&self, names: &[(&'static str, Knob)]) -> Map<String, Value> {
-        let sampling = &self.options.sampling;
-        let default = skep_engine::Sampling::default();
+        let chosen = self.options.chosen_sampling();
         let mut fields = Map::new();
         for (name, knob) in names {
-            let (value, usual) = match knob {
-                Knob::Temperature => (sampling.temperature, default.temperature),
-                Knob::TopP => (sampling.top_p, default.top_p),
-                Knob::MinP => (sampling.min_p, default.min_p),
-                Knob::Frequency => (sampling.frequency_penalty, default.frequency_penalty),
-                Knob::Presence => (sampling.presence_penalty, default.presence_penalty),
-                Knob::Repetition => (sampling.repetition_penalty, default.repetition_penalty),
+            let value = match knob {
+                Knob::Temperature => chosen.temperature,
+                Knob::TopP => chosen.top_p,
+                Knob::MinP => chosen.min_p,
+                Knob::Frequency => chosen.frequency_penalty,
+                Knob::Presence => chosen.presence_penalty,
+                Knob::Repetition => chosen.repetition_penalty,
             };
-            if value != usual {
+            if let Some(value) = value {
                 fields.insert((*name).to_owned(), as_written(value));
             }
         }
-        if sampling.top_k != default.top_k {
-            fields.insert("top_k".to_owned(), sampling.top_k.into());
+        if let Some(top_k) = chosen.top_k {
+            fields.insert("top_k".to_owned(), top_k.into());
         }
         fields
     }
@@ -115,6 +128,22 @@ pub(crate) enum Knob {
     Repetition,
 }
 
+fn thinking_budget(options: &ChatOptions, most: usize) -> Option<usize> {
+    let Reasoning { enabled, effort, budget } = &options.reasoning;
+    let wanted = match (enabled, budget) {
+        (Some(false), _) | (None, None) => return None,
+        (_, Some(budget)) => *budget,
+        (Some(true), None) => {
+            let effort = effort.as_deref().unwrap_or("medium");
+            THINKING.iter().find(|(name, _)| *name == effort).map_or(LEAST_THINKING, |(_, tokens)| *tokens)
+        }
+    };
+    // The tokens of the reasoning are part of the answer's, and some have to be left.
+    Some(wanted.max(LEAST_THINKING))
+        .map(|budget| budget.min(most.saturating_sub(1)))
+        .filter(|budget| *budget >= LEAST_THINKING)
+}
+
 /// Refuses what no server of this kind, or not this model, can do.
 pub(crate) fn check(
     kind: UpstreamKind,
@@ -129,14 +158,24 @@ pub(crate) fn check(
         return invalid("tools", format!("the upstream model {name} cannot call tools"));
     }
     if options.top_logprobs.is_some() {
-        let message = format!("the upstream model {name} reports no log-probabilities of tokens");
+        let message = format!("the upstream model {name} does not support logprobs");
         return invalid("top_logprobs", message);
     }
     if options.ignore_eos {
-        return invalid("ignore_eos", format!("the upstream model {name} decides itself where it ends"));
+        return invalid("ignore_eos", format!("the upstream model {name} does not support ignore_eos"));
     }
     if !options.sampling.logit_bias.is_empty() && kind != UpstreamKind::OpenAi {
-        return invalid("logit_bias", format!("the upstream model {name} takes no biases of tokens"));
+        return invalid("logit_bias", format!("the upstream model {name} does not support logit_bias"));
+    }
+    if model.reasoning_control == ReasoningControl::Budget
+        && thinking_budget(options, usize::MAX).is_some()
+        && (must_call(options) || (options.output.is_some() && !options.unconstrained))
+    {
+        let message = format!(
+            "the upstream model {name} cannot reason before an answer that must be a call or match a schema; turn one of \
+             them off"
+        );
+        return invalid("reasoning", message);
     }
     match &options.output {
         Some(Constraint::Regex(_) | Constraint::Lark(_) | Constraint::ToolCalls(_)) => {
@@ -147,7 +186,7 @@ pub(crate) fn check(
             invalid("output", message)
         }
         Some(_) if model.capabilities.structured == StructuredOutput::None && !options.unconstrained => {
-            invalid("output", format!("the upstream model {name} has no structured output"))
+            invalid("output", format!("the upstream model {name} does not support structured output"))
         }
         _ => Ok(()),
     }
@@ -162,7 +201,7 @@ pub(crate) fn accepts(
     let name = &model.name;
     if matches!(input, Input::Text(_)) && kind != UpstreamKind::OpenAi {
         let message = format!(
-            "the upstream model {name} answers messages and continues no plain text, as its server is of the kind {}\n  \
+            "the upstream model {name} does not support text completion, because its server is of kind {}\n  \
              hint: use /v1/chat/completions, or a model of an upstream of the kind openai",
             kind.as_str()
         );
@@ -192,7 +231,7 @@ pub(crate) fn must_call(options: &ChatOptions) -> bool {
 
 impl Form {
     fn of(kind: UpstreamKind, model: &UpstreamModelOptions, options: &ChatOptions) -> Form {
-        // An answer that must be a call never has the form of a text.
+        // An answer that must be a call never has to match the schema of a text.
         let output = options.output.as_ref().filter(|_| !options.unconstrained && !must_call(options));
         let needs_tool =
             kind == UpstreamKind::Anthropic || model.capabilities.structured == StructuredOutput::Tool;
@@ -228,7 +267,7 @@ impl AnswerTool {
     }
 
     /// Returns the answer that a call of this tool contains. Arguments that cannot be read are the answer as they
-    /// are, which the check of the form refuses.
+    /// are, which the validation refuses.
     pub(crate) fn answer<'b>(&self, arguments: &'b str) -> Cow<'b, str> {
         if !self.wrapped {
             return Cow::Borrowed(arguments);
@@ -295,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_upstream_cannot_do_is_refused() {
+    fn unsupported_upstream_features_are_refused() {
         let model = UpstreamModelOptions::new("m");
         for (options, parameter) in [
             (ChatOptions { output: Some(Constraint::Regex("a".into())), ..ChatOptions::default() }, "output"),

@@ -1,4 +1,4 @@
-//! Checks that an answer has the form that was asked for: servers promise it, and some do not keep it.
+//! Validates structured output: servers promise an answer that matches its schema, and some do not keep the promise.
 
 use serde_json::{Map, Value};
 use skep_engine::{
@@ -7,12 +7,12 @@ use skep_engine::{
 };
 
 use crate::{
-    assembly::Answer,
+    assembly::AssembledAnswer,
     failure::shortened,
     question::{AnswerTool, calls_tools, must_call},
 };
 
-/// The compiled form of an answer.
+/// The compiled schemas of an answer.
 pub(crate) struct Checks {
     output: Option<Output>,
     tools: Vec<(String, SchemaValidator)>,
@@ -28,30 +28,30 @@ enum Output {
     Schema(SchemaValidator),
 }
 
-/// The reason that an answer does not have its form.
+/// The reason that an answer does not match its schema.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Misfit {
     pub place: String,
     pub reason: String,
 }
 
-/// An answer whose form was checked.
+/// An answer that was validated.
 #[derive(Debug)]
 pub(crate) struct Checked {
-    pub answer: Answer,
+    pub answer: AssembledAnswer,
     /// Whether a limit cut off something that had to be whole.
     pub cut_off: bool,
 }
 
-/// An answer without its form, and the reason.
+/// An answer that does not match its schema, and the reason.
 #[derive(Debug)]
 pub(crate) struct Refused {
-    pub answer: Answer,
+    pub answer: AssembledAnswer,
     pub misfit: Misfit,
 }
 
 impl Checks {
-    /// Compiles the schemas of the output and of the tools. This takes a while, so it has no place on a thread that
+    /// Compiles the schemas of the output and of the tools. This takes a while, so it must not run on a thread that
     /// serves others.
     pub(crate) fn compile(options: &ChatOptions) -> Result<Self, EngineError> {
         let compile = |parameter: String, schema: &Value| {
@@ -87,7 +87,7 @@ impl Checks {
     /// Checks a whole answer. A call of `answer_tool` becomes the text.
     pub(crate) fn check(
         &self,
-        mut answer: Answer,
+        mut answer: AssembledAnswer,
         answer_tool: Option<&AnswerTool>,
     ) -> Result<Checked, Box<Refused>> {
         if let Some(tool) = answer_tool
@@ -104,7 +104,7 @@ impl Checks {
         }
         match self.misfit(&answer) {
             None => {
-                // Text beside calls has no form, so it is not told where one was asked for.
+                // Text beside calls matches no schema, so it is not sent if one was requested.
                 if self.holds_text() && !answer.calls.is_empty() {
                     answer.text.clear();
                 }
@@ -125,19 +125,19 @@ impl Checks {
     }
 
     /// Keeps the calls that were complete before a limit ended the answer.
-    fn cut_off(&self, mut answer: Answer) -> Checked {
+    fn cut_off(&self, mut answer: AssembledAnswer) -> Checked {
         if let Some(broken) = answer.calls.iter().position(|call| self.call_misfit(call).is_some()) {
             answer.calls.truncate(broken);
         }
         Checked { answer, cut_off: true }
     }
 
-    fn misfit(&self, answer: &Answer) -> Option<Misfit> {
+    fn misfit(&self, answer: &AssembledAnswer) -> Option<Misfit> {
         let misfit = |place: &str, reason: String| Some(Misfit { place: place.to_owned(), reason });
         if answer.calls.is_empty() {
             return match (&self.choice, &self.output) {
                 (ToolChoice::Required | ToolChoice::Named(_), _) => {
-                    misfit("the answer", "it has to call a tool, but it calls none".to_owned())
+                    misfit("the answer", "the model was required to call a tool and did not".to_owned())
                 }
                 (_, Some(output)) => output.misfit(&answer.text),
                 (_, None) => None,
@@ -220,13 +220,13 @@ mod tests {
     use serde_json::json;
     use skep_engine::{Usage, chat::ToolSpec};
 
-    fn answer(text: &str, calls: &[(&str, &str)], finish: ChatFinish) -> Answer {
+    fn answer(text: &str, calls: &[(&str, &str)], finish: ChatFinish) -> AssembledAnswer {
         let call = |(name, arguments): &(&str, &str)| ToolCall {
             id: "c".into(),
             name: (*name).into(),
             arguments: (*arguments).into(),
         };
-        Answer {
+        AssembledAnswer {
             text: text.into(),
             reasoning: String::new(),
             calls: calls.iter().map(call).collect(),
@@ -241,7 +241,7 @@ mod tests {
         ToolSpec { name: name.into(), description: String::new(), parameters }
     }
 
-    fn checked(options: &ChatOptions, answer: Answer) -> Result<Checked, String> {
+    fn checked(options: &ChatOptions, answer: AssembledAnswer) -> Result<Checked, String> {
         let checks = Checks::compile(options).expect("valid schemas");
         checks
             .check(answer, None)
@@ -265,7 +265,7 @@ mod tests {
             (&tools, "", &[("f", "{\"n\": \"x\"}")], "the arguments of the call of \"f\": at \"/n\""),
             (&tools, "", &[("f", "[1]")], "they are not a JSON object"),
             (&single, "", &[good, good], "it makes 2 calls; one was allowed"),
-            (&choose(ToolChoice::Required), "hi", &[], "it has to call a tool"),
+            (&choose(ToolChoice::Required), "hi", &[], "the model was required to call a tool"),
             (&choose(ToolChoice::None), "", &[good], "it calls a tool, which was not allowed"),
             (&choose(ToolChoice::Named("g".into())), "", &[good], "only \"g\" was allowed"),
         ] {

@@ -8,19 +8,19 @@ use std::{
 
 use skep_engine::{
     Abilities, EngineError, ModelDigest, RemoteInfo, RemoteModel,
-    chat::{ChatOptions, Input, RemoteStream},
+    chat::{ChatOptions, Input, Reasoning, RemoteStream},
 };
 use tokio::time::Instant;
 
 use crate::{
     answer::Asking,
     breaker::Breaker,
+    event_sink,
     http::Http,
     limits::Limits,
-    options::{OptionsError, StructuredOutput, UpstreamModelOptions, UpstreamOptions},
+    options::{OptionsError, ReasoningControl, StructuredOutput, UpstreamModelOptions, UpstreamOptions},
     question,
     shared::Shared,
-    telling,
 };
 
 /// A server that computes models. Clones share its connections, limits and circuit breaker.
@@ -90,6 +90,17 @@ impl RemoteModel for UpstreamModel {
         }
     }
 
+    fn most_asks(&self, options: &ChatOptions) -> u32 {
+        let has_schema =
+            !options.unconstrained && (options.output.is_some() || question::calls_tools(options));
+        if has_schema { 1 + self.shared.options.retries.form_attempts } else { 1 }
+    }
+
+    fn ignores_reasoning(&self, options: &ChatOptions) -> bool {
+        options.reasoning != Reasoning::default()
+            && self.options().reasoning_control == ReasoningControl::None
+    }
+
     fn check(&self, options: &ChatOptions) -> Result<(), EngineError> {
         question::check(self.shared.options.kind, self.options(), options)
     }
@@ -100,7 +111,7 @@ impl RemoteModel for UpstreamModel {
 
     fn ask(&self, input: Input, options: ChatOptions) -> RemoteStream {
         let asking = Asking::new(self.shared.clone(), self.index, &self.info.name, input, options);
-        telling::stream(move |teller| asking.run(teller))
+        event_sink::stream(move |sink| asking.run(sink))
     }
 
     fn free_slots(&self) -> usize {

@@ -200,9 +200,11 @@ pub(crate) struct StoredUsage {
     pub(crate) rolled_back_tokens: u32,
     #[serde(default, skip_serializing_if = "is_none")]
     pub(crate) reasoning_tokens: u32,
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub(crate) refused_tokens: u32,
 }
 
-/// Returns whether a count is 0, so that usage without reasoning encodes as in earlier versions.
+/// Returns whether a count is 0, so that usage without reasoning or refused answers encodes as in earlier versions.
 fn is_none(count: &u32) -> bool {
     *count == 0
 }

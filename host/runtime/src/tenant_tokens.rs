@@ -7,10 +7,10 @@
 use crate::{
     BudgetUsedUp, RuntimeError, WorstCase,
     token_budget::{DayShare, TokenBudgets, TokenSpend},
-    usage::{Amount, BudgetRefusal, ModelUse, RequestUse, Source},
+    usage::{Amount, ModelUse, NoMoney, RequestUse, Source, billed_models},
 };
 use skep_engine::{
-    EngineError, TokenEvent, Usage,
+    EngineError, Model, TokenEvent, Unreported, Usage,
     chat::{ChatEvent, ChatOutcome, ChatStream},
 };
 use skep_store::Store;
@@ -34,6 +34,7 @@ pub struct TenantTokens {
     reserved: Amount,
     produced: usize,
     used: RequestUse,
+    unreported: Unreported,
 }
 
 impl TenantBudget {
@@ -51,26 +52,37 @@ impl TenantBudget {
         Ok(TenantBudget { share: Arc::new(share), source, store: store.clone() })
     }
 
-    /// Reserves the maximum cost of a request to a model. Fails if a budget in money has less left, or
-    /// if the model has no price and there is such a budget.
-    pub fn meter(&self, model: &str, worst: WorstCase) -> Result<TenantTokens, RuntimeError> {
-        let reserved = self.share.money.reserve(model, worst, worst.output_tokens);
-        let reserved = reserved.map_err(|none| match none {
-            BudgetRefusal::UsedUp(why) => RuntimeError::from(why),
-            BudgetRefusal::NoPrice(why) => RuntimeError::from(why),
-            BudgetRefusal::Reserved => EngineError::Busy { retry_after_ms: RETRY_RESERVED_MS }.into(),
+    /// Reserves the most that a request to a model can cost. Fails if a budget in money has less left, or
+    /// if there is such a budget and the model, or one that a route may choose, has no price.
+    pub fn meter(&self, model: &Model, worst: WorstCase) -> Result<TenantTokens, RuntimeError> {
+        let promised = self.share.money.promise(&billed_models(model), worst, worst.output_tokens);
+        let promised = promised.map_err(|none| match none {
+            NoMoney::UsedUp(why) => RuntimeError::from(why),
+            NoMoney::Unknown(why) => RuntimeError::from(why),
+            NoMoney::Promised => EngineError::Busy { retry_after_ms: RETRY_PROMISED_MS }.into(),
         })?;
-        let (budget, model) = (self.clone(), model.to_owned());
-        let used = RequestUse::default();
-        Ok(TenantTokens { budget, model, reserved: reserved.amount, produced: 0, used })
+        Ok(TenantTokens {
+            budget: self.clone(),
+            model: model.name().to_owned(),
+            promised: promised.amount,
+            produced: 0,
+            used: RequestUse::default(),
+            unreported: Unreported::default(),
+        })
     }
 }
 
 impl TenantTokens {
-    /// Sets the number of tokens produced so far.
+    /// Sets the record of what the events of the answer do not report.
+    pub fn watch(&mut self, unreported: Unreported) {
+        self.unreported = unreported;
+    }
+
+    /// Sets the number of tokens produced so far, whether events report them or not.
     pub fn produced(&mut self, tokens: usize) {
         self.produced = tokens;
-        self.used.produced(u32::try_from(tokens).unwrap_or(u32::MAX));
+        let reported = tokens.saturating_sub(self.unreported.output_tokens());
+        self.used.produced(u32::try_from(reported).unwrap_or(u32::MAX));
     }
 
     /// Counts what an event of a chat says about its use.
@@ -103,6 +115,7 @@ impl TenantTokens {
         mut chat: ChatStream,
         mut note: impl FnMut(&ChatEvent),
     ) -> Result<ChatOutcome, EngineError> {
+        self.watch(chat.unreported());
         while let Some(event) = chat.next().await {
             self.produced(chat.spent_tokens());
             let event = event?;
@@ -116,7 +129,7 @@ impl TenantTokens {
     }
 
     fn finished(&mut self, usage: &Usage) {
-        self.produced = usage.produced_tokens();
+        self.produced = usage.produced_tokens() + self.unreported.output_tokens();
         self.used.finished(usage);
     }
 }
@@ -124,10 +137,8 @@ impl TenantTokens {
 impl Drop for TenantTokens {
     fn drop(&mut self) {
         let TenantBudget { share, source, store } = &self.budget;
-        let counts = self.used.counts();
-        share.money.settle(self.reserved, &self.model, &counts);
-        let mut models = ModelUse::default();
-        models.add(&self.model, &counts);
+        let models = ModelUse::of_request(&self.model, &self.used, &self.unreported.uses());
+        share.money.settle(self.promised, &models);
         let spend = TokenSpend::new(share, self.produced as u64, source, &models);
         if spend.is_empty() {
             return;

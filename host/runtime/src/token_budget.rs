@@ -13,7 +13,7 @@ use crate::{
     usage::{BudgetRefusal, ModelUse, MoneyBudgets, MoneyShare, ReservedCost, Source},
 };
 use skep_engine::InForce;
-use skep_store::{Store, TokenUse, UsageCounts, UsageRow};
+use skep_store::{Store, TokenUse, UsageRow};
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -193,13 +193,14 @@ impl DayShare {
         }
     }
 
-    /// Reserves tokens and money for a request to a model: at most the worst case, and at least one token.
-    pub(crate) fn reserve_request(&self, model: &str, worst: WorstCase) -> Result<ReservedCost, NoTokens> {
-        let reserved = self.money.reserve(model, worst, 1)?;
-        match self.reserve(reserved.output_tokens) {
-            Ok(output_tokens) => Ok(ReservedCost { output_tokens, ..reserved }),
+    /// Reserves tokens and money for a request that one of the models answers: at most the worst case, and at least one
+    /// token.
+    pub(crate) fn promise_request(&self, models: &[String], worst: WorstCase) -> Result<Promise, NoTokens> {
+        let promised = self.money.promise(models, worst, 1)?;
+        match self.promise(promised.output_tokens) {
+            Ok(output_tokens) => Ok(Promise { output_tokens, ..promised }),
             Err(none) => {
-                self.money.settle(reserved.amount, model, &UsageCounts::default());
+                self.money.settle(promised.amount, &ModelUse::default());
                 Err(none)
             }
         }
@@ -222,9 +223,9 @@ impl DayShare {
     }
 
     /// Reserves what was reserved before a restart, regardless of the budgets.
-    pub(crate) fn reserve_again(&self, model: &str, worst: WorstCase) -> ReservedCost {
-        self.hold(&mut self.budgets.today(), |held| held.reserved += u64::from(worst.output_tokens));
-        self.money.reserve_again(model, worst)
+    pub(crate) fn reserve_again(&self, models: &[String], worst: WorstCase) -> Promise {
+        self.hold(&mut self.budgets.today(), |held| held.promised += u64::from(worst.output_tokens));
+        self.money.promise_again(models, worst)
     }
 
     /// Replaces a generation's reservation with the tokens that it produced.

@@ -24,7 +24,7 @@ const MAX_MODELS: usize = 64;
 /// `model` as written.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ModelSetting {
-    /// A catalog name, `hf:OWNER/REPO[:FILE]`, or a path.
+    /// A catalog name, `hf:OWNER/REPO[:FILE]`, `pip:PACKAGE==VERSION/FILE`, or a path.
     One(String),
     Several(Vec<ModelConfig>),
 }
@@ -35,7 +35,7 @@ pub enum ModelSetting {
 pub struct ModelConfig {
     /// The name that requests use.
     pub name: Option<String>,
-    /// A catalog name, `hf:OWNER/REPO[:FILE]`, or a path; by default `name`.
+    /// A catalog name, `hf:OWNER/REPO[:FILE]`, `pip:PACKAGE==VERSION/FILE`, or a path; by default `name`.
     pub source: Option<String>,
     /// Other names of the model.
     pub aliases: Vec<String>,

@@ -26,7 +26,25 @@ pub fn warnings(options: &ServerOptions, models: &ModelSet) -> Vec<String> {
             ));
         }
     }
+    warnings.extend(options.runtime.prices.models().filter_map(|model| useless_price(model, models, &known)));
     warnings
+}
+
+/// Returns a warning about prices that no bill reads: a bill names models by their own names.
+fn useless_price(name: &str, models: &ModelSet, known: &[String]) -> Option<String> {
+    let Ok(model) = models.find(Some(name)) else {
+        let meant = did_you_mean(name, known.iter().map(String::as_str));
+        return Some(format!("[prices.{name:?}] is for a model that this host does not serve{meant}"));
+    };
+    let own = model.name();
+    if own != name {
+        return Some(format!(
+            "[prices.{name:?}] is for an alias and is not used; set [prices.{own:?}] instead"
+        ));
+    }
+    (model.names().len() > 1).then(|| {
+        format!("[prices.{name:?}] is for a route and is not used; an answer costs what its model costs")
+    })
 }
 
 /// Returns a warning for each agent whose own model the host does not serve.

@@ -85,7 +85,7 @@ impl RemoteOptions {
     /// Returns the routes over these models.
     pub fn open_routes(&self, known: &KnownModels) -> Result<Vec<Model>> {
         let open = |route: &RouteConfig| {
-            let options = route.options(known, None)?;
+            let options = route.options(known)?;
             let opened =
                 Route::new(options).with_context(|| format!("[[route]] with the name {:?}", route.name))?;
             Ok(Model::Remote(Arc::new(opened)))

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
 use skep_engine::Model;
-use skep_providers::{Choice, Conditions, LocalOnly, Member, Prices, RouteOptions};
+use skep_providers::{Choice, Conditions, Member, Prices, RouteOptions};
 use skep_runtime::did_you_mean;
 
 use crate::number::number;
@@ -21,7 +21,7 @@ pub struct RouteConfig {
     pub name: String,
     #[serde(default)]
     pub choice: ChoiceConfig,
-    /// Time in which an engine of this process has to begin its answer.
+    /// Time in which a model of this host has to begin its answer, once it is loaded.
     #[serde(default, deserialize_with = "number::<1, LONGEST_MS, _, _>")]
     pub first_token_ms: Option<u64>,
     #[serde(default)]
@@ -63,12 +63,12 @@ pub struct RouteModelConfig {
 pub type KnownModels = BTreeMap<String, (Model, Option<Prices>)>;
 
 impl RouteConfig {
-    /// Returns the options of the route. `local_only` decides which tenants' requests stay on this host.
-    pub fn options(&self, known: &KnownModels, local_only: Option<LocalOnly>) -> Result<RouteOptions> {
-        self.read(known, local_only).with_context(|| format!("[[route]] with the name {:?}", self.name))
+    /// Returns the options of the route.
+    pub fn options(&self, known: &KnownModels) -> Result<RouteOptions> {
+        self.read(known).with_context(|| format!("[[route]] with the name {:?}", self.name))
     }
 
-    fn read(&self, known: &KnownModels, local_only: Option<LocalOnly>) -> Result<RouteOptions> {
+    fn read(&self, known: &KnownModels) -> Result<RouteOptions> {
         if self.models.is_empty() {
             bail!("it has no models\n  hint: add [[route.models]] with model = \"…\" below it");
         }
@@ -84,7 +84,6 @@ impl RouteConfig {
             },
             members: members?,
             first_token: self.first_token_ms.map(Duration::from_millis),
-            local_only,
             created_unix_s: 0,
         })
     }
@@ -137,7 +136,7 @@ mod tests {
 
     fn options(text: &str) -> Result<RouteOptions> {
         let config: RouteConfig = toml::from_str(text)?;
-        config.options(&known(), None)
+        config.options(&known())
     }
 
     #[test]

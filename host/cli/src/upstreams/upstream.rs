@@ -8,8 +8,8 @@ use anyhow::{Context as _, Result, bail};
 use futures::future::BoxFuture;
 use serde::Deserialize;
 use skep_providers::{
-    BreakerOptions, Capabilities, Key, KeySource, LimitOptions, RetryOptions, StructuredOutput, Timeouts,
-    UpstreamKind, UpstreamModelOptions, UpstreamOptions,
+    BreakerOptions, Capabilities, Key, KeySource, LimitOptions, ReasoningControl, RetryOptions,
+    StructuredOutput, Timeouts, UpstreamKind, UpstreamModelOptions, UpstreamOptions,
 };
 
 use crate::model_prices::PricesConfig;
@@ -88,18 +88,30 @@ pub struct UpstreamModelConfig {
     pub structured: Option<StructuredConfig>,
     /// Whether the model gets its earlier reasoning again.
     pub reasoning: Option<bool>,
+    /// The fields in which the server takes how much the model reasons.
+    pub reasoning_control: Option<ReasoningConfig>,
     /// Whether the model sees images.
     pub images: Option<bool>,
     pub prices: Option<PricesConfig>,
 }
 
-/// The server's support for structured output.
+/// The server's means of structured output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum StructuredConfig {
     JsonSchema,
     Tool,
     None,
+}
+
+/// The fields in which a server takes how much its model reasons.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ReasoningConfig {
+    None,
+    Effort,
+    Budget,
+    Template,
 }
 
 /// Returns the source of a key in the host's vault.
@@ -194,6 +206,7 @@ impl UpstreamModelConfig {
                 reasoning: self.reasoning.unwrap_or(reasoning),
                 images: self.images.unwrap_or(images),
             },
+            reasoning_control: self.reasoning_control.map_or(ReasoningControl::None, ReasoningControl::from),
         }
     }
 }
@@ -204,6 +217,17 @@ impl From<UpstreamKindConfig> for UpstreamKind {
             UpstreamKindConfig::OpenAi => UpstreamKind::OpenAi,
             UpstreamKindConfig::Anthropic => UpstreamKind::Anthropic,
             UpstreamKindConfig::WorkersAi => UpstreamKind::WorkersAi,
+        }
+    }
+}
+
+impl From<ReasoningConfig> for ReasoningControl {
+    fn from(control: ReasoningConfig) -> Self {
+        match control {
+            ReasoningConfig::None => ReasoningControl::None,
+            ReasoningConfig::Effort => ReasoningControl::Effort,
+            ReasoningConfig::Budget => ReasoningControl::Budget,
+            ReasoningConfig::Template => ReasoningControl::Template,
         }
     }
 }
@@ -290,6 +314,10 @@ mod tests {
             ),
             (format!("{BEGINNING}attempts = 0\n{MODEL}"), "it must be between 1 and 100"),
             (format!("{BEGINNING}timeout = 1\n{MODEL}"), "unknown field `timeout`"),
+            (
+                format!("{BEGINNING}{MODEL}reasoning_control = \"budget\"\n"),
+                "upstreams of the kind openai do not take the reasoning of \"m\" in this way",
+            ),
             (format!("{BEGINNING}{MODEL}{MODEL}"), "two models are called \"m\""),
             (format!("{}{MODEL}", BEGINNING.replace("openai", "other")), "unknown variant `other`"),
             (format!("{}{MODEL}", BEGINNING.replace("https", "ftp")), "neither https:// nor http://"),

@@ -7,7 +7,7 @@ use super::options::ChatOptions;
 use super::prompt::encode_prompt;
 use super::remote_answer::RemoteAnswer;
 use super::stream::ChatStream;
-use crate::{Engine, EngineError, FinishReason, GenerateRequest, TokenEvent};
+use crate::{Engine, EngineError, FinishReason, GenerateRequest, TokenEvent, Unreported};
 
 /// Continues `text` without a template. The events have no tokens and no log-probabilities.
 pub(crate) fn continue_text(
@@ -33,7 +33,7 @@ pub(crate) fn continue_text(
         let events = event.map_or_else(|error| vec![Err(error)], |event| chat_events(event, &mut said));
         futures::stream::iter(events)
     });
-    Ok(ChatStream::remote(RemoteAnswer::new(Box::pin(events))))
+    Ok(ChatStream::remote(RemoteAnswer::new(Box::pin(events), Unreported::default())))
 }
 
 fn chat_events(event: TokenEvent, said: &mut String) -> Vec<Result<ChatEvent, EngineError>> {

@@ -7,7 +7,10 @@ use serde::{Deserialize, Serialize};
 use skep_model::Sampling;
 
 use super::message::{ChatMessage, Role, ToolChoice, ToolSpec};
-use crate::{Affinity, Attempts, Cancel, Constraint, EngineError, Observer, Priority, RolledBack};
+use super::sampling_overrides::SamplingOverrides;
+use crate::{
+    Affinity, Attempts, Cancel, Constraint, EngineError, Observer, Priority, RolledBack, Unreported,
+};
 
 /// Maximum number of tools. Each tool is text in the prompt and a rule in the grammar.
 const MAX_TOOLS: usize = 128;
@@ -36,6 +39,9 @@ pub struct ChatOptions {
     #[serde(skip)]
     pub unconstrained: bool,
     pub sampling: Sampling,
+    /// The part of `sampling` that the request sets itself.
+    #[serde(default, skip_serializing_if = "SamplingOverrides::is_default")]
+    pub sampling_overrides: SamplingOverrides,
     pub seed: Option<u64>,
     /// Maximum number of output tokens; `None` allows output up to the end of the context.
     pub max_tokens: Option<usize>,
@@ -62,6 +68,9 @@ pub struct ChatOptions {
     /// Collects the attempts of remote models, for the observer.
     #[serde(skip)]
     pub attempts: Attempts,
+    /// Collects what remote models used and no event reports. A model that asks another one passes it on.
+    #[serde(skip)]
+    pub unreported: Unreported,
 }
 
 impl Default for ChatOptions {
@@ -76,6 +85,7 @@ impl Default for ChatOptions {
             drops_oldest: false,
             unconstrained: false,
             sampling: Sampling::default(),
+            sampling_overrides: SamplingOverrides::default(),
             seed: None,
             max_tokens: None,
             stop: Vec::new(),
@@ -89,6 +99,7 @@ impl Default for ChatOptions {
             cancel: Cancel::default(),
             observer: None,
             attempts: Attempts::default(),
+            unreported: Unreported::default(),
         }
     }
 }

@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 use futures::Stream;
 
 use super::answer::ChatEvent;
-use crate::EngineError;
+use crate::{EngineError, Unreported};
 
 /// The events of a remote model's answer, in the order of [`ChatEvent`]. Dropping the stream ends the request.
 pub type RemoteStream = Pin<Box<dyn Stream<Item = Result<ChatEvent, EngineError>> + Send>>;
@@ -22,16 +22,22 @@ pub(crate) struct RemoteAnswer {
     bytes: usize,
     /// The number of tokens that the other server counted, once it has.
     counted: Option<usize>,
+    unreported: Unreported,
     ended: bool,
 }
 
 impl RemoteAnswer {
-    pub(crate) fn new(events: RemoteStream) -> Self {
-        RemoteAnswer { events, first: None, bytes: 0, counted: None, ended: false }
+    /// Creates an answer from its events. The model adds to `unreported` what they do not report.
+    pub(crate) fn new(events: RemoteStream, unreported: Unreported) -> Self {
+        RemoteAnswer { events, first: None, bytes: 0, counted: None, unreported, ended: false }
+    }
+
+    pub(super) fn unreported(&self) -> &Unreported {
+        &self.unreported
     }
 
     pub(super) fn spent_tokens(&self) -> usize {
-        self.counted.unwrap_or(self.bytes.div_ceil(TOKEN_BYTES))
+        self.counted.unwrap_or(self.bytes.div_ceil(TOKEN_BYTES)) + self.unreported.output_tokens()
     }
 
     /// Waits for the first event. A request that was refused is an error.
@@ -83,7 +89,7 @@ mod tests {
     use crate::chat::{ChatFinish, ChatOutcome, ChatStream};
 
     fn answer(events: Vec<Result<ChatEvent, EngineError>>) -> ChatStream {
-        ChatStream::remote(RemoteAnswer::new(Box::pin(futures::stream::iter(events))))
+        ChatStream::remote(RemoteAnswer::new(Box::pin(futures::stream::iter(events)), Unreported::default()))
     }
 
     fn text(delta: &str) -> Result<ChatEvent, EngineError> {

@@ -17,7 +17,7 @@ use super::options::ChatOptions;
 use super::prompt;
 use super::remote_answer::RemoteAnswer;
 use crate::observation::Observed;
-use crate::{Engine, EngineError, RolledBack};
+use crate::{Engine, EngineError, RolledBack, Unreported};
 
 /// Answers `messages` without keeping a transcript.
 pub fn chat(
@@ -51,8 +51,17 @@ impl ChatStream {
         ChatStream { source: Source::Remote(Box::new(answer)), observed: None }
     }
 
-    pub(super) fn observed_by(self, observed: Observed) -> Self {
+    pub(super) fn observed_by(self, mut observed: Observed) -> Self {
+        observed.unreported(self.unreported());
         ChatStream { observed: Some(observed), ..self }
+    }
+
+    /// Returns what remote models have used and no event reports.
+    pub fn unreported(&self) -> Unreported {
+        match &self.source {
+            Source::Local(_) => Unreported::default(),
+            Source::Remote(answer) => answer.unreported().clone(),
+        }
     }
 
     /// Waits until a remote model has begun to answer, so that a refusal is an error here and not an event. What a
@@ -90,7 +99,7 @@ impl ChatStream {
     }
 
     /// Returns the number of tokens produced so far, see [`crate::TokenStream::spent_tokens`]. For a remote
-    /// model it is an estimate until the answer is complete.
+    /// model it is an estimate until the answer is complete, and includes what no event reports.
     pub fn spent_tokens(&self) -> usize {
         match &self.source {
             Source::Local(answer) => answer.spent_tokens(),

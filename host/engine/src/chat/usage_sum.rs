@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Usage;
 
-/// Returns whether a count is 0, so that usage without reasoning is stored as in earlier versions.
+/// Returns whether a count is 0, so that usage without reasoning or refused answers is stored as in earlier versions.
 fn is_none(count: &u32) -> bool {
     *count == 0
 }
@@ -29,4 +29,6 @@ pub(super) struct UsageSum {
     rejected_tokens: u32,
     #[serde(default, rename = "taken_back_tokens")]
     rolled_back_tokens: u32,
+    #[serde(default, skip_serializing_if = "is_none")]
+    refused_tokens: u32,
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use futures::future::BoxFuture;
 use futures::{StreamExt, TryStreamExt, stream};
 use skep_model::ModelDigest;
 
@@ -21,7 +22,7 @@ impl RouteMember {
         let info = RemoteInfo {
             name: slot.name().to_owned(),
             digest: ModelDigest::remote("", slot.name()),
-            context_length: slot.known().map(|known| known.context_length),
+            context_length: None,
             created_unix_s: 0,
         };
         RouteMember { info, slot, turns }
@@ -33,15 +34,28 @@ impl RemoteModel for RouteMember {
         &self.info
     }
 
+    fn context_length(&self) -> Option<usize> {
+        self.slot.known().map(|known| known.context_length)
+    }
+
+    fn is_local(&self) -> bool {
+        true
+    }
+
+    fn ready(&self) -> BoxFuture<'_, Result<(), EngineError>> {
+        Box::pin(async { self.slot.ready(&self.turns).await.map(drop) })
+    }
+
     fn abilities(&self) -> Abilities {
         self.slot.engine().map_or(Abilities::local(None), |engine| Model::Local(engine).abilities())
     }
 
-    fn ask(&self, input: Input, options: ChatOptions) -> RemoteStream {
+    fn ask(&self, input: Input, mut options: ChatOptions) -> RemoteStream {
         let (slot, turns) = (self.slot.clone(), self.turns.clone());
         let mut attempt = Some(options.attempts.begin(None, slot.name()));
         let begin = async move {
             let engine = slot.ready(&turns).await?;
+            options.fill_sampling(&engine.info().sampling);
             // Rendering and encoding a long prompt blocks.
             let begin = move || match input {
                 Input::Messages(messages) => chat(&engine, &messages, options),

@@ -86,7 +86,7 @@ impl ServedModel {
     pub fn context_length(&self) -> Option<usize> {
         match self {
             ServedModel::Local(slot) => slot.known().map(|known| known.context_length),
-            ServedModel::Remote(remote) => remote.info().context_length,
+            ServedModel::Remote(remote) => remote.context_length(),
         }
     }
 

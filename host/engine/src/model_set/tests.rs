@@ -169,6 +169,19 @@ async fn a_model_that_a_person_unloads_stays_unloaded_unless_it_is_loaded_on_dem
 }
 
 #[tokio::test]
+async fn a_member_of_a_route_is_local_and_its_context_is_known_once_it_is_loaded() {
+    let models = ModelSet::new(declared("member"));
+    let member = models.for_routes().remove(0);
+    assert!(member.is_local() && member.engine().is_none());
+    assert_eq!(member.context_length(), None);
+    member.ready().await.expect("loaded");
+    let served = models.find(None).expect("known");
+    assert_eq!(served.state(), ModelState::Loaded);
+    assert!(served.context_length().is_some());
+    assert_eq!(member.context_length(), served.context_length());
+}
+
+#[tokio::test]
 async fn an_idle_model_that_is_loaded_at_the_start_is_loaded_again_by_a_request() {
     let idle_unload = Some(Duration::from_millis(20));
     let models = ModelSet::new(LocalModel { idle_unload, on_demand: false, ..declared("idle-start") });

@@ -327,6 +327,7 @@ impl Sequence {
                 accepted_tokens: count(self.counts.accepted),
                 rejected_tokens: count(self.counts.rejected),
                 rolled_back_tokens: count(self.rolled_back_tokens()),
+                refused_tokens: 0,
             },
             timing: self.times.timing(now),
             tokens: self.output().to_vec(),

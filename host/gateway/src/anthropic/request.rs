@@ -15,7 +15,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use skep_engine::{
     Affinity, Constraint, Sampling,
-    chat::{ChatMessage, ChatOptions, Reasoning, ToolChoice, ToolSpec},
+    chat::{ChatMessage, ChatOptions, Reasoning, SamplingOverrides, ToolChoice, ToolSpec},
 };
 use utoipa::ToSchema;
 
@@ -243,7 +243,8 @@ impl MessageRequest {
             tool_choice,
             parallel_tool_calls,
             output: self.output()?,
-            sampling: self.sampling(defaults)?,
+            sampling: self.sampling()?.over(defaults),
+            sampling_overrides: self.sampling()?,
             // Clients ask for the most that any model can give; a smaller context ends the answer earlier.
             max_tokens: (max_tokens < limit).then_some(max_tokens),
             stop: self.stop_sequences.clone().unwrap_or_default(),
@@ -292,13 +293,12 @@ impl MessageRequest {
         }
     }
 
-    fn sampling(&self, defaults: &Sampling) -> Result<Sampling, ApiError> {
-        let temperature = within("temperature", self.temperature, 0.0..=1.0)?;
-        Ok(Sampling {
-            temperature: temperature.unwrap_or(defaults.temperature),
-            top_p: top_p(self.top_p)?.unwrap_or(defaults.top_p),
-            top_k: self.top_k.unwrap_or(defaults.top_k),
-            ..defaults.clone()
+    fn sampling(&self) -> Result<SamplingOverrides, ApiError> {
+        Ok(SamplingOverrides {
+            temperature: within("temperature", self.temperature, 0.0..=1.0)?,
+            top_p: top_p(self.top_p)?,
+            top_k: self.top_k,
+            ..SamplingOverrides::default()
         })
     }
 }

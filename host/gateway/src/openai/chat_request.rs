@@ -140,6 +140,7 @@ impl ChatBody {
             reasoning: self.reasoning.clone(),
             output: self.output.as_ref().map(|form| form.constraint.clone()),
             sampling: self.parameters.sampling(defaults)?,
+            sampling_overrides: self.parameters.sampling_overrides()?,
             seed: self.parameters.seed_of(choice),
             max_tokens: self.max_tokens.map(|tokens| tokens as usize),
             stop: self.parameters.stops(),

@@ -111,6 +111,7 @@ impl CompletionBody {
     pub(crate) fn options(&self, choice: usize, defaults: &Sampling) -> Result<ChatOptions, ApiError> {
         Ok(ChatOptions {
             sampling: self.parameters.sampling(defaults)?,
+            sampling_overrides: self.parameters.sampling_overrides()?,
             seed: self.parameters.seed_of(choice),
             max_tokens: Some(self.parameters.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS) as usize),
             stop: self.parameters.stops(),

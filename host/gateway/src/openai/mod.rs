@@ -35,7 +35,7 @@ pub(crate) fn usage(usage: &Usage) -> skep_api::Usage {
             reasoning_tokens: usage.reasoning_tokens.into(),
             accepted_prediction_tokens: usage.accepted_tokens.into(),
             rejected_prediction_tokens: usage.rejected_tokens.into(),
-            taken_back_tokens: usage.rolled_back_tokens.into(),
+            taken_back_tokens: u64::from(usage.rolled_back_tokens) + u64::from(usage.refused_tokens),
         },
     }
 }

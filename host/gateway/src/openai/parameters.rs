@@ -3,7 +3,7 @@
 use super::fields::{Fields, asks_for_nothing};
 use crate::ApiError;
 use serde::Deserialize;
-use skep_engine::Sampling;
+use skep_engine::{Sampling, chat::SamplingOverrides};
 use std::collections::HashMap;
 use utoipa::ToSchema;
 
@@ -161,28 +161,30 @@ impl Parameters {
 
     /// Returns the sampling parameters, with the model's where the request sets none.
     pub(crate) fn sampling(&self, defaults: &Sampling) -> Result<Sampling, ApiError> {
-        Ok(Sampling {
-            temperature: within("temperature", self.temperature, 0.0..=2.0)?.unwrap_or(defaults.temperature),
-            top_k: match self.top_k {
-                // Clients send -1 for "all tokens".
-                None => defaults.top_k,
-                Some(-1) => 0,
-                Some(top_k) => u32::try_from(top_k).map_err(|_| {
-                    ApiError::parameter(
-                        "top_k",
-                        format!("top_k is {top_k}; it must be positive, or 0 to keep all tokens"),
-                    )
-                })?,
-            },
-            top_p: top_p(self.top_p)?.unwrap_or(defaults.top_p),
-            min_p: within("min_p", self.min_p, 0.0..=1.0)?.unwrap_or(defaults.min_p),
-            frequency_penalty: within("frequency_penalty", self.frequency_penalty, -2.0..=2.0)?
-                .unwrap_or(defaults.frequency_penalty),
-            presence_penalty: within("presence_penalty", self.presence_penalty, -2.0..=2.0)?
-                .unwrap_or(defaults.presence_penalty),
-            repetition_penalty: within("repetition_penalty", self.repetition_penalty, 0.01..=10.0)?
-                .unwrap_or(defaults.repetition_penalty),
-            logit_bias: self.logit_biases()?,
+        let logit_bias = self.logit_biases()?;
+        Ok(Sampling { logit_bias, ..self.sampling_overrides()?.over(defaults) })
+    }
+
+    /// Returns the sampling parameters that the request sets.
+    pub(crate) fn sampling_overrides(&self) -> Result<SamplingOverrides, ApiError> {
+        let top_k = |top_k: i64| match top_k {
+            // Clients send -1 for "all tokens".
+            -1 => Ok(0),
+            _ => u32::try_from(top_k).map_err(|_| {
+                ApiError::parameter(
+                    "top_k",
+                    format!("top_k is {top_k}; it must be positive, or 0 to keep all tokens"),
+                )
+            }),
+        };
+        Ok(SamplingOverrides {
+            temperature: within("temperature", self.temperature, 0.0..=2.0)?,
+            top_k: self.top_k.map(top_k).transpose()?,
+            top_p: top_p(self.top_p)?,
+            min_p: within("min_p", self.min_p, 0.0..=1.0)?,
+            frequency_penalty: within("frequency_penalty", self.frequency_penalty, -2.0..=2.0)?,
+            presence_penalty: within("presence_penalty", self.presence_penalty, -2.0..=2.0)?,
+            repetition_penalty: within("repetition_penalty", self.repetition_penalty, 0.01..=10.0)?,
         })
     }
 

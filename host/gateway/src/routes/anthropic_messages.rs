@@ -63,14 +63,14 @@ pub(crate) async fn create(
         })
     };
     let mut chat = StartedChat::begin(&gateway, &caller, (model, observer), bytes, asked).await?;
-    let (warnings, served) = (chat.warnings.clone(), chat.served());
+    let (warnings, served, ignored) = (chat.warnings.clone(), chat.served(), chat.ignored(&request.ignored));
     let response = if request.streams() {
         chat.respond_with(response::EventWriter::new(&served.model))
     } else {
         let choice = chat.choices.remove(0);
         Json(response::message(&served.model, choice.outcome().await?)?).into_response()
     };
-    let response = headers::ignored(headers::warned(response, &warnings), &request.ignored);
+    let response = headers::ignored(headers::warned(response, &warnings), &ignored);
     Ok(headers::served(response, &served))
 }
 

@@ -180,7 +180,7 @@ fn target(gateway: &Gateway, caller: &Caller, name: Option<&str>) -> Result<Targ
     }
     let model = gateway.host.models().find(named(name))?;
     caller.may_use(gateway, &model)?;
-    // Of a model that was never loaded, the recommended parameters are not known.
+    // The parameters of a model that was never loaded are not known; the batch sets them when it runs.
     let defaults = model.sampling().unwrap_or_default();
     Ok(Target { name: model.name().to_owned(), is_agent: false, defaults })
 }

@@ -120,12 +120,12 @@ async fn with_model(
     let observer = caller.observer(gateway, Surface::ChatCompletions, asked, body.parameters.streams());
     let affinity = headers::affinity_with(headers, caller, body.parameters.cache_key())?;
     let chat = StartedChat::start(gateway, caller, (model, observer), affinity, body).await?;
-    let (warnings, served) = (chat.warnings.clone(), chat.served());
+    let (warnings, served, ignored) = (chat.warnings.clone(), chat.served(), chat.ignored(&body.ignored));
     let response = match body.parameters.streams() {
         true => chat.stream(body.parameters.streams_usage()),
         false => Json(chat.whole().await?).into_response(),
     };
-    let response = headers::ignored(headers::warned(response, &warnings), &body.ignored);
+    let response = headers::ignored(headers::warned(response, &warnings), &ignored);
     Ok(headers::served(response, &served))
 }
 
@@ -147,6 +147,7 @@ pub(super) struct StartedChat {
     wants_logprobs: bool,
     /// Likely mistakes in the request's schemas.
     pub warnings: Arc<[String]>,
+    ignores_reasoning: bool,
 }
 
 impl StartedChat {
@@ -182,21 +183,30 @@ impl StartedChat {
         let begin = move |cancel: &Cancel| {
             let Asked { messages, choices, form_field } = asked(&started)?;
             let wants_logprobs = choices[0].top_logprobs.is_some();
+            let ignores_reasoning = started.ignores_reasoning(&choices[0]);
             let chats = choices.into_iter().map(|options| {
-                let worst = WorstCase::of_chat(&messages, &options, started.sequence_limit());
-                let tokens = budget.meter(started.name(), worst)?;
+                let worst = WorstCase::of_chat(&started, &messages, &options);
+                let tokens = budget.meter(&started, worst)?;
                 let options = ChatOptions { cancel: cancel.clone(), observer: observer.clone(), ..options };
                 let stream = started.chat(&messages, options);
                 let stream = stream.map_err(|error| ApiError::of_request(error, form_field))?;
-                Ok(Metered::new(stream, tokens, spent.clone()))
+                Ok(Metered::of_chat(stream, tokens, spent.clone()))
             });
-            Ok((chats.collect::<Result<Vec<_>, ApiError>>()?, wants_logprobs))
+            Ok((chats.collect::<Result<Vec<_>, ApiError>>()?, wants_logprobs, ignores_reasoning))
         };
-        let (mut choices, wants_logprobs) = run_on_compute(gateway, tenant, bytes, begin).await?;
+        let (mut choices, wants_logprobs, ignores_reasoning) =
+            run_on_compute(gateway, tenant, bytes, begin).await?;
         let warnings = choices[0].stream().warnings();
         // A refusal is a status, not an event, so the first event is awaited before the response starts.
         let first = choices[0].next().await.unwrap_or(Err(EngineError::Cancelled))?;
-        Ok(StartedChat { model, first, choices, wants_logprobs, warnings })
+        Ok(StartedChat { model, first, choices, wants_logprobs, warnings, ignores_reasoning })
+    }
+
+    /// Returns the names of the fields that changed nothing: `unknown` ones, and those for reasoning if the model ignores
+    /// them.
+    pub(super) fn ignored(&self, unknown: &[String]) -> Vec<String> {
+        let reasoning = self.ignores_reasoning.then(|| "reasoning".to_owned());
+        unknown.iter().cloned().chain(reasoning).collect()
     }
 
     /// Returns the model that answers, which a route may have chosen.

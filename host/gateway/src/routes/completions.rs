@@ -166,12 +166,8 @@ impl CompletionBody {
                 let mut request = self.request(prompt.clone(), choice, &engine.info().sampling)?;
                 request.affinity = asking.affinity.clone();
                 request.observer = asking.observer.clone();
-                let most = request.max_tokens.unwrap_or_else(|| engine.sequence_limit());
-                let worst = WorstCase {
-                    input_tokens: prompt.len(),
-                    output_tokens: u32::try_from(most).unwrap_or(u32::MAX),
-                };
-                let tokens = asking.budget.meter(&engine.info().name, worst)?;
+                let worst = WorstCase::of_text(prompt.len(), request.max_tokens, engine.sequence_limit());
+                let tokens = asking.budget.meter(&Model::from(engine.clone()), worst)?;
                 let stream = engine.generate(request);
                 let stream = stream.map_err(|error| {
                     ApiError::of_request(error, self.output.as_ref().map(|form| form.field))
@@ -184,7 +180,7 @@ impl CompletionBody {
                         scored_prompt: if scores { prompt.clone() } else { Vec::new() },
                         must_be_whole: self.output.is_some(),
                     },
-                    stream: Metered::new(stream, tokens, asking.spent.clone()),
+                    stream: Metered::of_text(stream, tokens, asking.spent.clone()),
                     choice: Choice {
                         logprobs: self.logprobs.map(|_| TextLogprobs::default()),
                         ..Choice::new(choices.len(), text)
@@ -212,14 +208,14 @@ impl CompletionBody {
                     cancel: cancel.clone(),
                     ..self.options(choice, &model.sampling())?
                 };
-                let worst = WorstCase::of_text(prompt, options.max_tokens, model.sequence_limit());
-                let tokens = asking.budget.meter(model.name(), worst)?;
+                let worst = WorstCase::of_text(prompt.len(), options.max_tokens, model.sequence_limit());
+                let tokens = asking.budget.meter(model, worst)?;
                 let stream = model.complete(prompt, options)?;
                 let text = if self.echo { prompt.clone() } else { String::new() };
                 choices.push(Continued {
                     choice: Choice::new(choices.len(), text),
                     reader: (),
-                    stream: Metered::new(stream, tokens, asking.spent.clone()),
+                    stream: Metered::of_chat(stream, tokens, asking.spent.clone()),
                 });
             }
         }

@@ -91,14 +91,15 @@ pub(crate) async fn create(
     }
     stored::resolve(&mut input, &referred)?;
     let thread = chain.first().map_or_else(|| id.clone(), |first| first.thread.clone());
-    let pending = PendingResponse { id, thread, chain, input, request, gateway, caller };
-    let model = pending.request.parameters.model.clone();
-    let ignored = pending.request.ignored.clone();
-    let response = match model.as_deref().and_then(|model| model.strip_prefix(AGENT_MODEL)) {
-        Some(agent) => pending.with_agent(agent, &headers).await?,
-        None => pending.with_model(&headers).await?,
-    };
-    Ok(headers::ignored(response, &ignored))
+    let begun = Begun { id, thread, chain, input, request, gateway, caller };
+    let model = begun.request.parameters.model.clone();
+    match model.as_deref().and_then(|model| model.strip_prefix(AGENT_MODEL)) {
+        Some(agent) => {
+            let ignored = begun.request.ignored.clone();
+            Ok(headers::ignored(begun.with_agent(agent, &headers).await?, &ignored))
+        }
+        None => begun.with_model(&headers).await,
+    }
 }
 
 impl FromFields for ResponseRequest {
@@ -177,7 +178,8 @@ impl PendingResponse {
             self.request.text_bytes()
         };
         if self.request.is_background {
-            return self.queue(model, affinity, bytes, streams).await;
+            let ignored = self.request.ignored.clone();
+            return Ok(headers::ignored(self.queue(model, affinity, bytes, streams).await?, &ignored));
         }
         let observer = caller.observer(&gateway, Surface::Responses, asked, streams);
         let pending = Arc::new(self);
@@ -192,9 +194,10 @@ impl PendingResponse {
         };
         let mut chat = StartedChat::begin(&gateway, &caller, (model.clone(), observer), bytes, asked).await?;
         let (warnings, served) = (chat.warnings.clone(), chat.served());
-        let stored = pending.stored(&served.model, &model)?;
-        let recorder = pending.recorder(&stored, None);
-        let events = Events::new(pending.response(&stored), None);
+        let ignored = chat.ignored(&begun.request.ignored);
+        let stored = begun.stored(&served.model, &model)?;
+        let keeper = begun.keeper(&stored, None);
+        let events = Events::new(begun.response(&stored), None);
         let response = if streams {
             let kept = chat.events().then(move |event| {
                 let recorder = recorder.clone();
@@ -223,7 +226,8 @@ impl PendingResponse {
                 events.of_chat(event, |tokens| entries(&model, tokens));
             }
         };
-        Ok(headers::served(headers::warned(response, &warnings), &served))
+        let response = headers::ignored(headers::warned(response, &warnings), &ignored);
+        Ok(headers::served(response, &served))
     }
 
     /// Queues the request of a response in the background.

@@ -1,4 +1,4 @@
-//! Tests of loads, unloads and aliases over HTTP, and of sampling parameters that come from the model.
+//! Tests of loads, unloads and aliases over HTTP.
 
 use super::fixture::{Server, TestResponse, tiny_engine};
 use serde_json::{Value, json};

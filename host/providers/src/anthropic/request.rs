@@ -1,16 +1,21 @@
 //! The body of a request.
 //!
-//! System messages go apart, roles alternate, and a message is a list of blocks. Cache marks stand on the system
-//! text, the last tool and the last message, so that the next request of the conversation finds its prefix. Earlier
-//! reasoning is not sent: Anthropic accepts it only with a signature, which messages do not have.
+//! System messages have their own field, roles alternate, and a message is a list of blocks. Cache markers are set
+//! on the system text, the last tool and the last message, so that the next request of the conversation finds its
+//! prefix. Earlier reasoning is not sent: Anthropic accepts it only with a signature, which messages do not have.
 
 use serde_json::{Map, Value, json};
-use skep_engine::chat::{ChatMessage, ContentPart, ImageSource, Role, ToolCall, ToolChoice, ToolSpec};
+use skep_engine::chat::{
+    ChatMessage, ContentPart, ImageSource, Reasoning, Role, ToolCall, ToolChoice, ToolSpec,
+};
 
-use crate::question::{AnswerTool, Form, Knob, Question};
+use crate::{
+    options::ReasoningControl,
+    question::{AnswerTool, Form, Knob, Question},
+};
 
 /// The maximum number of output tokens where neither the request nor the operator sets one; it is required.
-const DEFAULT_MAX_TOKENS: usize = 4096;
+pub(crate) const DEFAULT_MAX_TOKENS: usize = 4096;
 const SAMPLING: &[(&str, Knob)] = &[("temperature", Knob::Temperature), ("top_p", Knob::TopP)];
 
 pub(crate) fn body(question: &Question<'_>) -> Value {
@@ -40,6 +45,18 @@ pub(crate) fn body(question: &Question<'_>) -> Value {
     }
     for (name, value) in question.sampling(SAMPLING) {
         set(&name, value);
+    }
+    let Reasoning { enabled, effort, .. } = &options.reasoning;
+    match question.model.reasoning_control {
+        ReasoningControl::Budget => match question.thinking_budget(most) {
+            Some(budget) => set("thinking", json!({"type": "enabled", "budget_tokens": budget})),
+            None if *enabled == Some(false) => set("thinking", json!({"type": "disabled"})),
+            None => {}
+        },
+        ReasoningControl::Effort => {
+            effort.iter().for_each(|effort| set("output_config", json!({"effort": effort})));
+        }
+        ReasoningControl::None | ReasoningControl::Template => {}
     }
     if !options.stop.is_empty() {
         set("stop_sequences", json!(options.stop));

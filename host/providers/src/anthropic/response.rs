@@ -113,7 +113,7 @@ fn finish(reason: &str) -> Result<Delta, Failure> {
     }
 }
 
-/// Reads the tokens that the server counted. It counts the cached part of a prompt apart from the rest.
+/// Reads the tokens that the server counted. It counts the cached part of a prompt separately.
 fn count(usage: &Map<String, Value>) -> Count {
     let number = |name: &str| {
         usage.get(name).and_then(Value::as_u64).map(|count| u32::try_from(count).unwrap_or(u32::MAX))

@@ -2,10 +2,13 @@
 //! accept.
 
 use serde_json::{Map, Value, json};
-use skep_engine::chat::{ChatMessage, ContentPart, Image, Role, ToolCall, ToolChoice, ToolSpec};
+use skep_engine::chat::{ChatMessage, ContentPart, Image, Reasoning, Role, ToolCall, ToolChoice, ToolSpec};
 
 use super::strict::is_strict;
-use crate::question::{AnswerTool, Form, Knob, Question};
+use crate::{
+    options::ReasoningControl,
+    question::{AnswerTool, Form, Knob, Question},
+};
 
 const SAMPLING: &[(&str, Knob)] = &[
     ("temperature", Knob::Temperature),
@@ -54,6 +57,7 @@ pub(crate) fn body(question: &Question<'_>, host: &str) -> Value {
         Form::Free | Form::Tool(_) => {}
     }
     set_parameters(&mut body, question);
+    set_reasoning(&mut body, question);
     if let Some(most) = question.max_tokens() {
         let is_openai = host == "api.openai.com";
         let name = if is_openai { "max_completion_tokens" } else { "max_tokens" };
@@ -74,6 +78,23 @@ pub(crate) fn text_body(question: &Question<'_>, text: &str) -> Value {
         body.insert("max_tokens".to_owned(), most.into());
     }
     Value::Object(body)
+}
+
+/// Writes how much the model reasons.
+fn set_reasoning(body: &mut Map<String, Value>, question: &Question<'_>) {
+    let Reasoning { enabled, effort, .. } = &question.options.reasoning;
+    match question.model.reasoning_control {
+        ReasoningControl::Effort => {
+            let effort = if *enabled == Some(false) { Some("none") } else { effort.as_deref() };
+            effort.map(|effort| body.insert("reasoning_effort".to_owned(), effort.into()));
+        }
+        ReasoningControl::Template => {
+            enabled.map(|enabled| {
+                body.insert("chat_template_kwargs".to_owned(), json!({"enable_thinking": enabled}))
+            });
+        }
+        ReasoningControl::None | ReasoningControl::Budget => {}
+    }
 }
 
 /// Writes the parameters that chats and text completions share.
@@ -149,7 +170,7 @@ pub(crate) fn content(message: &ChatMessage) -> Value {
     message.parts().into_iter().map(part).collect()
 }
 
-/// Writes a call in OpenAI's form.
+/// Writes a call in OpenAI's format.
 pub(crate) fn call(call: &ToolCall) -> Value {
     let arguments = match call.arguments.trim() {
         "" => "{}",
@@ -158,7 +179,7 @@ pub(crate) fn call(call: &ToolCall) -> Value {
     json!({"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}})
 }
 
-/// Writes the tools in OpenAI's form.
+/// Writes the tools in OpenAI's format.
 pub(crate) fn tools(tools: &[ToolSpec], answer: Option<&AnswerTool>) -> Value {
     let tool = |name: &str, description: &str, parameters: &Value| json!({"type": "function", "function": {"name": name, "description": description, "parameters": parameters}});
     let own = tools.iter().map(|spec| tool(&spec.name, &spec.description, &spec.parameters));

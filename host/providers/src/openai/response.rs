@@ -17,7 +17,7 @@ use crate::{
 const DONE: &str = "[DONE]";
 /// Codes and types of errors that mean that the prompt is too long.
 const TOO_LONG: &[&str] = &["context_length_exceeded", "exceed_context_size_error", "context_overflow"];
-/// Codes and types of errors of accounts that no wait mends.
+/// Codes and types of account errors that do not resolve by waiting.
 const USED_UP: &[&str] = &["insufficient_quota", "billing_not_active"];
 
 #[derive(Debug, Default)]
@@ -168,7 +168,7 @@ pub(crate) fn failure(status: u16, body: &str, retry_after: Option<Duration>) ->
     }
 }
 
-/// Classifies an error object. Inside a stream, whose status was a success, the error's own code takes its place.
+/// Classifies an error object. Inside a stream, whose status was a success, the error's own code replaces it.
 fn told_error(status: u16, error: &Value, retry_after: Option<Duration>) -> Failure {
     let field = |name: &str| error.get(name).and_then(Value::as_str).unwrap_or_default();
     let message = match (error.as_str(), field("message")) {

@@ -32,7 +32,7 @@ impl Choice {
     }
 }
 
-/// Returns the member's place in a draw by weight: the lowest score wins. Scores depend only on the session and on
+/// Returns the member's score in a draw by weight: the lowest score wins. Scores depend only on the session and on
 /// the member, so a session keeps its order, and a member that is added or removed moves only its own sessions.
 fn score(member: &Member, affinity: &Affinity, request: u64) -> f64 {
     let mut hash = DefaultHasher::new();

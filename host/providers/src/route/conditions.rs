@@ -21,7 +21,7 @@ pub struct Member {
     pub prices: Option<Prices>,
 }
 
-/// Conditions on a request. A condition that is not set holds always.
+/// Conditions on a request. A condition that is not set always holds.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Conditions {
     /// Bounds on the prompt's length in tokens, which is estimated.
@@ -42,11 +42,6 @@ impl Member {
     /// Returns a member that takes every request.
     pub fn new(model: impl Into<Model>) -> Self {
         Member { model: model.into(), weight: 1, conditions: Conditions::default(), prices: None }
-    }
-
-    /// Returns whether the model is computed in this process.
-    pub(super) fn is_local(&self) -> bool {
-        self.model.engine().is_some()
     }
 
     /// Returns the reason that the model does not take a request.
@@ -104,16 +99,10 @@ impl Inner {
         options: &ChatOptions,
     ) -> Result<Vec<&Member>, EngineError> {
         let prompt_tokens = input.estimated_tokens(options.opening());
-        let tenant = &options.affinity.tenant;
-        let stays = self.options.local_only.as_ref().is_some_and(|local_only| local_only(tenant));
         let mut objections = Vec::new();
         let mut members = Vec::new();
         for member in &self.options.members {
-            let objection = match stays && !member.is_local() {
-                true => Some("the tenant's requests must stay on this host".to_owned()),
-                false => member.objection(input, prompt_tokens, options),
-            };
-            match objection {
+            match member.objection(input, prompt_tokens, options) {
                 None => members.push(member),
                 Some(objection) => objections.push(format!("{}: {objection}", member.model.name())),
             }

@@ -1,6 +1,6 @@
 //! A route: a name for several models, of which the first one that can answer does.
 //!
-//! Invariant: a model's failure moves a request on only while nothing was told to the caller.
+//! Invariant: a request falls back to another model only until the first part of an answer has reached the caller.
 
 mod choice;
 mod conditions;
@@ -11,30 +11,26 @@ use skep_engine::{
     Abilities, EngineError, Model, ModelDigest, Priority, RemoteInfo, RemoteModel, UpstreamFault,
     chat::{ChatEvent, ChatOptions, ChatOutcome, ChatStream, Input, RemoteStream, Routed},
 };
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout_at};
 
 use crate::{
+    event_sink::{self, EventSink},
     metric,
     options::{OptionsError, check_name},
-    telling::{self, Teller},
 };
 pub use choice::Choice;
 pub use conditions::{Conditions, Member};
 
-/// Decides whether a tenant's requests must stay in this process.
-pub type LocalOnly = Arc<dyn Fn(&str) -> bool + Send + Sync>;
-
 /// The options of a route.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct RouteOptions {
     /// The name that callers use.
     pub name: String,
     pub choice: Choice,
     /// The models, in the order in which an ordered route tries them.
     pub members: Vec<Member>,
-    /// Time in which an engine of this process has to begin its answer. Upstreams have their own.
+    /// Time in which a model of this host has to begin its answer, once it is loaded. Upstreams have their own.
     pub first_token: Option<Duration>,
-    pub local_only: Option<LocalOnly>,
     pub created_unix_s: u64,
 }
 
@@ -47,11 +43,11 @@ struct Inner {
     info: RemoteInfo,
 }
 
-/// The end of one model's part in an answer.
-enum Tried {
-    /// The model told nothing, so another model may be tried.
-    Untold(EngineError),
-    Told(EngineError),
+/// The outcome of trying one model.
+enum Attempted {
+    /// The model failed before it sent anything, so another model may be tried.
+    BeforeOutput(EngineError),
+    AfterOutput(EngineError),
 }
 
 impl Route {
@@ -63,13 +59,10 @@ impl Route {
         if options.choice == Choice::Weighted && options.members.iter().all(|member| member.weight == 0) {
             return Err(OptionsError::new("weight", "all models have the weight 0"));
         }
-        // Known only if no model may have a longer one.
-        let lengths: Option<Vec<usize>> =
-            options.members.iter().map(|member| member.model.context_length()).collect();
         let info = RemoteInfo {
             name: options.name.clone(),
             digest: ModelDigest::remote("route", &options.name),
-            context_length: lengths.and_then(|lengths| lengths.into_iter().max()),
+            context_length: None,
             created_unix_s: options.created_unix_s,
         };
         Ok(Route(Arc::new(Inner { options, info })))
@@ -85,8 +78,24 @@ impl RemoteModel for Route {
         &self.0.info
     }
 
+    fn context_length(&self) -> Option<usize> {
+        // Known only if no model may have a longer one.
+        let lengths: Option<Vec<usize>> =
+            self.0.options.members.iter().map(|member| member.model.context_length()).collect();
+        lengths?.into_iter().max()
+    }
+
     fn members(&self) -> Vec<String> {
         self.0.options.members.iter().flat_map(|member| member.model.names()).collect()
+    }
+
+    fn most_asks(&self, options: &ChatOptions) -> u32 {
+        let members = self.0.options.members.iter().map(|member| member.model.most_asks(options));
+        members.max().unwrap_or(1)
+    }
+
+    fn ignores_reasoning(&self, options: &ChatOptions) -> bool {
+        self.0.options.members.iter().all(|member| member.model.ignores_reasoning(options))
     }
 
     fn abilities(&self) -> Abilities {
@@ -106,7 +115,7 @@ impl RemoteModel for Route {
 
     fn ask(&self, input: Input, options: ChatOptions) -> RemoteStream {
         let inner = self.0.clone();
-        telling::stream(move |teller| async move { inner.answer(input, options, teller).await })
+        event_sink::stream(move |sink| async move { inner.answer(input, options, sink).await })
     }
 
     fn free_slots(&self) -> usize {
@@ -136,7 +145,7 @@ impl Inner {
         &self,
         input: Input,
         options: ChatOptions,
-        mut teller: Teller,
+        mut sink: EventSink,
     ) -> Result<ChatOutcome, EngineError> {
         let mut failed: Vec<(&str, EngineError)> = Vec::new();
         for member in self.candidates(&input, &options)? {
@@ -146,20 +155,25 @@ impl Inner {
             options.cancel.check()?;
             let attempts = u32::try_from(failed.len() + 1).unwrap_or(u32::MAX);
             let name = member.model.name();
-            match self.try_member(member, &input, &options, attempts, &mut teller).await {
+            match self.try_member(member, &input, &options, attempts, &mut sink).await {
                 Ok(outcome) => {
                     metrics::counter!(metric::ROUTE_ANSWERS, &self.labels(name)).increment(1);
                     tracing::debug!(route = self.options.name, model = name, attempts, "the model answered");
                     return Ok(outcome);
                 }
-                Err(Tried::Untold(error)) if moves_on(&error) => {
+                Err(Attempted::BeforeOutput(error)) if moves_on(&error) => {
                     let [route, model] = self.labels(name);
                     let labels = [route, model, ("reason", error.code().to_owned())];
                     metrics::counter!(metric::FAIL_OVERS, &labels).increment(1);
-                    tracing::warn!(route = self.options.name, model = name, attempts, "fails over: {error}");
+                    tracing::warn!(
+                        route = self.options.name,
+                        model = name,
+                        attempts,
+                        "the route falls back from this model: {error}"
+                    );
                     failed.push((name, error));
                 }
-                Err(Tried::Untold(error) | Tried::Told(error)) => return Err(error),
+                Err(Attempted::BeforeOutput(error) | Attempted::AfterOutput(error)) => return Err(error),
             }
         }
         Err(self.exhausted(failed))
@@ -172,25 +186,33 @@ impl Inner {
         input: &Input,
         options: &ChatOptions,
         attempts: u32,
-        teller: &mut Teller,
-    ) -> Result<ChatOutcome, Tried> {
-        let mut answer = start(&member.model, input.clone(), options.clone()).await.map_err(Tried::Untold)?;
+        sink: &mut EventSink,
+    ) -> Result<ChatOutcome, Attempted> {
+        if let Err(error) = member.model.ready().await {
+            options.attempts.begin(None, member.model.name()).ended(error.code(), None);
+            return Err(Attempted::BeforeOutput(error));
+        }
+        let patience = self.options.first_token.filter(|_| member.model.is_local());
+        let due = patience.map(|patience| (patience, Instant::now() + patience));
+        let started = start(&member.model, input.clone(), options.clone());
+        let mut answer =
+            before(due, member, started).await.and_then(|answer| answer).map_err(Attempted::BeforeOutput)?;
         let mut routed = Routed { model: member.model.name().to_owned(), attempts };
         let mut started = None;
-        let mut told = false;
-        let patience = self.options.first_token.filter(|_| member.is_local());
+        let mut has_output = false;
         loop {
-            let next = match patience.filter(|_| !told) {
-                Some(patience) => timeout(patience, answer.next()).await.map_err(|_| slow(member, patience)),
-                None => Ok(answer.next().await),
-            };
-            let event = match next.map_err(Tried::Untold)? {
+            let next = before(due.filter(|_| !has_output), member, answer.next()).await;
+            let event = match next.map_err(Attempted::BeforeOutput)? {
                 Some(Ok(event)) => event,
-                Some(Err(error)) if told => return Err(Tried::Told(error)),
-                Some(Err(error)) => return Err(Tried::Untold(error)),
+                Some(Err(error)) if has_output => return Err(Attempted::AfterOutput(error)),
+                Some(Err(error)) => return Err(Attempted::BeforeOutput(error)),
                 None => {
                     let error = EngineError::Failed("the answer ended without a result".to_owned());
-                    return Err(if told { Tried::Told(error) } else { Tried::Untold(error) });
+                    return Err(if has_output {
+                        Attempted::AfterOutput(error)
+                    } else {
+                        Attempted::BeforeOutput(error)
+                    });
                 }
             };
             match event {
@@ -199,23 +221,23 @@ impl Inner {
                     routed = Routed { attempts: attempts.saturating_add(inner.attempts - 1), ..inner };
                     continue;
                 }
-                // It is told with the first part of the answer, because the model may still fail.
+                // It is sent with the first part of the answer, because the model may still fail.
                 started_event @ ChatEvent::Started { .. } => {
                     started = Some(started_event);
                     continue;
                 }
-                _ if told => {}
+                _ if has_output => {}
                 _ => {
-                    told = true;
-                    teller.tell(ChatEvent::Routed(routed.clone())).await;
+                    has_output = true;
+                    sink.send(ChatEvent::Routed(routed.clone())).await;
                     if let Some(started) = started.take() {
-                        teller.tell(started).await;
+                        sink.send(started).await;
                     }
                 }
             }
             match event {
                 ChatEvent::Finished(outcome) => return Ok(without_tokens(outcome)),
-                event => teller.tell(event).await,
+                event => sink.send(event).await,
             }
         }
     }
@@ -259,13 +281,25 @@ fn ask(model: &Model, input: &Input, options: ChatOptions) -> Result<ChatStream,
     }
 }
 
+/// Waits for a part of a member's answer, at most until it is due.
+async fn before<T>(
+    due: Option<(Duration, Instant)>,
+    member: &Member,
+    part: impl Future<Output = T>,
+) -> Result<T, EngineError> {
+    match due {
+        Some((patience, due)) => timeout_at(due, part).await.map_err(|_| slow(member, patience)),
+        None => Ok(part.await),
+    }
+}
+
 fn slow(member: &Member, patience: Duration) -> EngineError {
     let message = format!("no part of the answer came within {:.1} s", patience.as_secs_f64());
     let upstream = member.model.name().to_owned();
     EngineError::Upstream { upstream, fault: UpstreamFault::Unavailable, message }
 }
 
-/// Returns whether another model may answer where one failed with this error before anything was told.
+/// Returns whether another model may answer where one failed with this error before any output.
 fn moves_on(error: &EngineError) -> bool {
     match error {
         EngineError::Upstream { fault, .. } => {
@@ -317,18 +351,6 @@ fn without_tokens(outcome: ChatOutcome) -> ChatOutcome {
         raw: String::new(),
         rendered: String::new(),
         ..outcome
-    }
-}
-
-/// Leaves out the function that decides about tenants.
-impl fmt::Debug for RouteOptions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RouteOptions")
-            .field("name", &self.name)
-            .field("choice", &self.choice)
-            .field("members", &self.members)
-            .field("first_token", &self.first_token)
-            .finish_non_exhaustive()
     }
 }
 

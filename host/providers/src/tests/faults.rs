@@ -1,4 +1,4 @@
-//! Every way in which a server fails, before and after something was told.
+//! Every way in which a server fails, before and after the first output.
 
 use std::{
     sync::Arc,
@@ -36,7 +36,7 @@ fn cut_event() -> Part {
 }
 
 #[tokio::test]
-async fn a_failure_before_anything_was_told_is_tried_again() {
+async fn a_failure_before_any_output_is_retried() {
     let faults: [Fault; 8] = [
         ("a status 500", || status(500, "", "oops")),
         ("a 429 without a wait", || status(429, "", "{}")),
@@ -56,7 +56,7 @@ async fn a_failure_before_anything_was_told_is_tried_again() {
 }
 
 #[tokio::test]
-async fn a_failure_after_text_was_told_is_a_cut_and_nothing_is_sent_again() {
+async fn a_failure_after_text_was_sent_is_cut_off_and_not_retried() {
     let faults: [Fault; 5] = [
         ("an end in an event and in a character", || vec![stream_head(), event(&said("Hi")), cut_event()]),
         ("an end between events", || vec![stream_head(), event(&said("Hi"))]),
@@ -76,21 +76,21 @@ async fn a_failure_after_text_was_told_is_a_cut_and_nothing_is_sent_again() {
 
 #[tokio::test]
 async fn a_server_that_stalls_is_given_up_and_its_connection_is_closed() {
-    for told in [false, true] {
+    for has_output in [false, true] {
         let gone = Arc::new(Notify::new());
         let stall = gone.clone();
         let server = Server::always(move || {
             let mut reply = vec![stream_head(), Part::Bytes(b": still here\n\n".to_vec())];
-            reply.extend(told.then(|| event(&said("Hi"))));
+            reply.extend(has_output.then(|| event(&said("Hi"))));
             reply.push(Part::Stall(stall.clone()));
             reply
         })
         .await;
         let mut options = options(OpenAi, &server.url);
-        options.timeouts.first_token = Duration::from_millis(if told { 20_000 } else { 60 });
+        options.timeouts.first_token = Duration::from_millis(if has_output { 20_000 } else { 60 });
         options.timeouts.idle = Duration::from_millis(60);
         let heard = ask(&*model(options)).await;
-        let expected = if told { UpstreamFault::CutOff } else { UpstreamFault::Unavailable };
+        let expected = if has_output { UpstreamFault::CutOff } else { UpstreamFault::Unavailable };
         assert_eq!(heard.fault(), expected, "{}", heard.error());
         gone.notified().await;
         assert_eq!(server.count(), 1, "asking again would take as long");

@@ -1,8 +1,11 @@
-//! Answers that must have a form: nothing without it is told.
+//! Answers that must match a schema: nothing else is sent.
 
+use std::sync::Arc;
+
+use futures::StreamExt as _;
 use serde_json::{Value, json};
 use skep_engine::{
-    Constraint, EngineError, RemoteModel as _,
+    Constraint, EngineError, RemoteModel as _, Unreported, UnreportedUse,
     chat::{ChatEvent, ChatFinish, ChatMessage, ChatOptions, ToolSpec},
 };
 
@@ -39,7 +42,7 @@ async fn asked(kind: UpstreamKind, server: &Server, asked: ChatOptions) -> Heard
 }
 
 #[tokio::test]
-async fn an_answer_without_its_form_is_asked_for_again_and_never_told() {
+async fn an_invalid_answer_is_retried_and_never_sent() {
     let thought = chunk(json!({"reasoning_content": "hm"}), Value::Null);
     let server = Server::start(move |number, _| match number {
         0 => usage(&[thought.clone(), said("{\"n\": "), said("\"one\"}"), stopped()]),
@@ -51,9 +54,9 @@ async fn an_answer_without_its_form_is_asked_for_again_and_never_told() {
     assert_eq!((outcome.text.as_str(), outcome.reasoning.as_str()), ("{\"n\": 1}", "hm"));
     let reasoning: Vec<_> =
         heard.events.iter().filter(|event| matches!(event, ChatEvent::Reasoning { .. })).collect();
-    assert_eq!(reasoning.len(), 1, "the second answer's reasoning is not told");
+    assert_eq!(reasoning.len(), 1, "the second answer's reasoning is not sent");
     let usage = outcome.usage;
-    assert_eq!((usage.prompt_tokens, usage.completion_tokens, usage.rolled_back_tokens), (20, 5, 5));
+    assert_eq!((usage.prompt_tokens, usage.completion_tokens, usage.refused_tokens), (20, 5, 5));
     let again = server.request(1).body;
     let messages = again["messages"].as_array().expect("messages");
     assert_eq!(messages[1], json!({"role": "assistant", "content": "{\"n\": \"one\"}"}));
@@ -72,6 +75,80 @@ async fn the_asks_for_a_form_are_bounded() {
     assert_eq!((place.as_str(), rolled_back), ("the answer", 15));
 }
 
+/// Asks for JSON, and returns what was heard, and what no event reported.
+async fn asked_and_kept(server: &Server, asking: ChatOptions) -> (Heard, Vec<UnreportedUse>) {
+    let unreported = Unreported::kept();
+    let asking = ChatOptions { unreported: unreported.clone(), ..asking };
+    (asked(OpenAi, server, asking).await, unreported.uses())
+}
+
+fn counts(uses: &[UnreportedUse]) -> Vec<(u32, u32, bool)> {
+    uses.iter()
+        .map(|used| (used.usage.prompt_tokens, used.usage.completion_tokens, used.is_estimate))
+        .collect()
+}
+
+#[tokio::test]
+async fn the_use_of_refused_answers_is_kept_if_no_answer_follows() {
+    let server = Server::always(|| usage(&[said("never"), stopped()])).await;
+    let (heard, uses) = asked_and_kept(&server, schema()).await;
+    assert!(heard.events.is_empty() && heard.result.is_err(), "{:?}", heard.events);
+    assert_eq!(counts(&uses), [(10, 5, false); 3]);
+    assert!(uses.iter().all(|used| used.model == "there/m"), "{uses:?}");
+    // The events report the prompt and the reasoning of the first answer.
+    let thought = chunk(json!({"reasoning_content": "hm, so"}), Value::Null);
+    let server = Server::always(move || usage(&[thought.clone(), said("never"), stopped()])).await;
+    let (_, uses) = asked_and_kept(&server, schema()).await;
+    assert_eq!(counts(&uses), [(0, 3, false), (10, 5, false), (10, 5, false)]);
+}
+
+#[tokio::test]
+async fn an_outcome_reports_refused_answers_and_not_the_attempts_that_were_cut_off() {
+    let server = Server::start(|number, _| match number {
+        0 => vec![super::server::stream_head(), super::server::event(&said("{\"n\": 1, "))],
+        1 => usage(&[said("{}"), stopped()]),
+        _ => usage(&[said("{\"n\": 2}"), stopped()]),
+    })
+    .await;
+    let (heard, uses) = asked_and_kept(&server, schema()).await;
+    let usage = heard.outcome().usage;
+    assert_eq!((usage.prompt_tokens, usage.completion_tokens, usage.refused_tokens), (20, 5, 5));
+    let [(prompt, 3, true)] = counts(&uses)[..] else { panic!("{uses:?}") };
+    assert!(prompt > 0, "{uses:?}");
+}
+
+#[tokio::test]
+async fn a_caller_that_leaves_while_an_answer_is_held_back_leaves_an_estimate() {
+    let server = Server::always(|| {
+        let stall = super::server::Part::Stall(Arc::default());
+        vec![super::server::stream_head(), super::server::event(&said("{\"n\": 1, ")), stall]
+    })
+    .await;
+    let unreported = Unreported::kept();
+    let asking = ChatOptions { unreported: unreported.clone(), ..schema() };
+    let mut stream =
+        model(options(OpenAi, &server.url)).ask(vec![ChatMessage::user("Count.")].into(), asking);
+    while unreported.output_tokens() == 0 {
+        let wait = std::time::Duration::from_millis(1);
+        assert!(tokio::time::timeout(wait, stream.next()).await.is_err(), "nothing is sent before the end");
+    }
+    drop(stream);
+    let [(prompt, 3, true)] = counts(&unreported.uses())[..] else { panic!("{unreported:?}") };
+    assert!(prompt > 0);
+}
+
+#[tokio::test]
+async fn parts_that_events_report_are_not_kept() {
+    let server = Server::always(|| usage(&[said("Hello "), said("there"), stopped()])).await;
+    let (heard, uses) = asked_and_kept(&server, ChatOptions::default()).await;
+    assert_eq!((heard.outcome().usage.completion_tokens, counts(&uses)), (5, Vec::new()));
+    let cut =
+        Server::always(|| vec![super::server::stream_head(), super::server::event(&said("Hello there"))]);
+    let (heard, uses) = asked_and_kept(&cut.await, ChatOptions::default()).await;
+    assert_eq!((heard.text().as_str(), counts(&uses)), ("Hello there", Vec::new()));
+    assert!(heard.result.is_err());
+}
+
 #[tokio::test]
 async fn a_fault_while_an_answer_is_held_back_is_tried_again() {
     let server = Server::start(|number, _| match number {
@@ -83,7 +160,7 @@ async fn a_fault_while_an_answer_is_held_back_is_tried_again() {
 }
 
 #[tokio::test]
-async fn invalid_arguments_are_asked_for_again_unless_text_was_told() {
+async fn invalid_arguments_are_retried_unless_text_was_sent() {
     let server = Server::start(|number, _| match number {
         0 => usage(&called("{\"n\": \"x\"}")),
         _ => usage(&called("{\"n\": 3}")),
@@ -94,7 +171,7 @@ async fn invalid_arguments_are_asked_for_again_unless_text_was_told() {
     assert_eq!((outcome.finish, outcome.tool_calls.len()), (ChatFinish::ToolCalls, 1));
     assert_eq!(outcome.tool_calls[0].arguments, "{\"n\": 3}");
     let started = heard.events.iter().filter(|event| matches!(event, ChatEvent::ToolCallStarted { .. }));
-    assert_eq!(started.count(), 1, "the refused call was not told");
+    assert_eq!(started.count(), 1, "the refused call was not sent");
     let talks = Server::always(|| usage(&[vec![said("I will.")], called("{}")].concat())).await;
     let heard = asked(OpenAi, &talks, tools()).await;
     assert!(matches!(heard.result, Err(EngineError::SchemaUnsatisfied { .. })), "{:?}", heard.result);

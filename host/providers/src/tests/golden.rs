@@ -4,12 +4,14 @@ use serde_json::{Value, json};
 use skep_engine::{
     Constraint, Sampling,
     chat::{
-        ChatMessage, ChatOptions, Image, ImageDetail, ImageKind, ImageSource, Input, ToolCall, ToolChoice,
-        ToolSpec,
+        ChatMessage, ChatOptions, Image, ImageDetail, ImageKind, ImageSource, Input, Reasoning,
+        SamplingOverrides, ToolCall, ToolChoice, ToolSpec,
     },
 };
 
-use crate::{StructuredOutput, UpstreamKind, UpstreamModelOptions, question::Question, wire};
+use crate::{
+    ReasoningControl, StructuredOutput, UpstreamKind, UpstreamModelOptions, question::Question, wire,
+};
 
 fn written(
     kind: UpstreamKind,
@@ -101,6 +103,52 @@ fn openai() {
         "stream_options": {"include_usage": true},
     });
     assert_eq!(plain, expected, "defaults are left out");
+    let sampling_overrides = SamplingOverrides { temperature: Some(1.0), ..SamplingOverrides::default() };
+    let usual = ChatOptions { sampling_overrides, ..ChatOptions::default() };
+    for kind in [UpstreamKind::OpenAi, UpstreamKind::Anthropic, UpstreamKind::WorkersAi] {
+        let body = written(kind, &model(), &[ChatMessage::user("x")], &usual);
+        assert_eq!((&body["temperature"], body.get("top_p")), (&json!(1.0), None), "{kind:?}");
+    }
+}
+
+#[test]
+fn the_reasoning_that_a_request_asks_for_is_sent_as_its_server_takes_it() {
+    let sent = |kind, reasoning_control, reasoning: Reasoning| {
+        let model = UpstreamModelOptions { reasoning_control, max_output: None, ..model() };
+        let options = ChatOptions { reasoning, max_tokens: Some(4000), ..ChatOptions::default() };
+        let mut body = written(kind, &model, &[ChatMessage::user("x")], &options);
+        let fields = ["reasoning_effort", "chat_template_kwargs", "thinking", "output_config"];
+        fields.map(|field| body[field].take())
+    };
+    let none = || Value::Null;
+    let low = || Reasoning { enabled: Some(true), effort: Some("low".into()), budget: None };
+    let off = || Reasoning { enabled: Some(false), ..Reasoning::default() };
+    let budget = |tokens| Reasoning { budget: Some(tokens), ..Reasoning::default() };
+    let thinking = |tokens: usize| json!({"type": "enabled", "budget_tokens": tokens});
+    use ReasoningControl::{Budget, Effort, None as Nothing, Template};
+    use UpstreamKind::{Anthropic, OpenAi, WorkersAi};
+    for (kind, control, reasoning, expected) in [
+        (OpenAi, Effort, low(), [json!("low"), none(), none(), none()]),
+        (OpenAi, Effort, off(), [json!("none"), none(), none(), none()]),
+        (OpenAi, Template, low(), [none(), json!({"enable_thinking": true}), none(), none()]),
+        (OpenAi, Template, off(), [none(), json!({"enable_thinking": false}), none(), none()]),
+        (Anthropic, Effort, low(), [none(), none(), none(), json!({"effort": "low"})]),
+        (Anthropic, Budget, low(), [none(), none(), thinking(2048), none()]),
+        (Anthropic, Budget, budget(500), [none(), none(), thinking(1024), none()]),
+        (Anthropic, Budget, budget(9000), [none(), none(), thinking(3999), none()]),
+        (Anthropic, Budget, off(), [none(), none(), json!({"type": "disabled"}), none()]),
+        (Anthropic, Budget, Reasoning::default(), [none(), none(), none(), none()]),
+        (Anthropic, Nothing, low(), [none(), none(), none(), none()]),
+        (OpenAi, Nothing, low(), [none(), none(), none(), none()]),
+        (WorkersAi, Nothing, low(), [none(), none(), none(), none()]),
+    ] {
+        assert_eq!(sent(kind, control, reasoning.clone()), expected, "{kind:?} {control:?} {reasoning:?}");
+    }
+    let model = UpstreamModelOptions { reasoning_control: Budget, ..model() };
+    let tool_choice = ToolChoice::Required;
+    let forced = ChatOptions { reasoning: low(), tool_choice, ..asked() };
+    let error = Question::new(Anthropic, &model, &Vec::new().into(), &forced).expect_err("both").to_string();
+    assert!(error.contains("`reasoning`") && error.contains("cannot reason before an answer"), "{error}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! An upstream dies under many streams: nothing is lost, and nothing is told twice.
+//! An upstream dies under many streams: nothing is lost, and nothing is sent twice.
 
 use std::sync::Arc;
 
@@ -33,8 +33,8 @@ fn whole(server: &str, caller: usize) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_is_lost_and_nothing_is_told_twice() {
-    // A tells two parts to every even caller, none to the others, and then waits for its death.
+async fn no_message_is_lost_or_sent_twice() {
+    // A sends two parts to every even caller, none to the others, and then waits for its death.
     let a = Server::start(|_, request| {
         let caller = caller(request);
         let parts = chunks("a", caller).into_iter().take(if caller.is_multiple_of(2) { 2 } else { 0 });
@@ -53,23 +53,22 @@ async fn nothing_is_lost_and_nothing_is_told_twice() {
         choice: Choice::Ordered,
         members: vec![member("a", &a), member("b", &b)],
         first_token: None,
-        local_only: None,
         created_unix_s: 0,
     };
     let route = Route::new(options).expect("valid");
     let mut callers = JoinSet::new();
-    let (told, mut begun) = tokio::sync::mpsc::unbounded_channel();
+    let (sent, mut begun) = tokio::sync::mpsc::unbounded_channel();
     for caller in 0..STREAMS {
-        let (route, told) = (route.clone(), told.clone());
+        let (route, sent) = (route.clone(), sent.clone());
         callers.spawn(async move {
             let stream =
                 route.ask(vec![ChatMessage::user(caller.to_string())].into(), ChatOptions::default());
-            // Reports the second part, so that the test knows when A has told what it will.
+            // Reports the second part, so that the test knows when A has sent what it will.
             let mut parts = 0;
             let watched = futures::StreamExt::inspect(stream, move |event| {
                 parts += usize::from(matches!(event, Ok(ChatEvent::Text { .. })));
                 if parts == 2 {
-                    let _ = told.send(caller);
+                    let _ = sent.send(caller);
                 }
             });
             (caller, hear(Box::pin(watched)).await)
@@ -100,5 +99,7 @@ async fn nothing_is_lost_and_nothing_is_told_twice() {
         }
     }
     assert_eq!((cut, moved, b.count()), (STREAMS / 2, STREAMS / 2, STREAMS / 2));
-    println!("{cut} callers were told of the cut once, {moved} got the whole answer of the other upstream");
+    println!(
+        "{cut} callers were notified of the cut-off once, {moved} got the whole answer of the other upstream"
+    );
 }

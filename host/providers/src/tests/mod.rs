@@ -37,7 +37,7 @@ fn model(options: UpstreamOptions) -> Arc<UpstreamModel> {
     Upstream::new(options).expect("valid options").models().remove(0)
 }
 
-/// Everything that a caller was told.
+/// Everything that a caller received.
 struct Heard {
     events: Vec<ChatEvent>,
     result: Result<ChatOutcome, EngineError>,
@@ -66,7 +66,7 @@ async fn ask(model: &dyn RemoteModel) -> Heard {
 }
 
 impl Heard {
-    /// Returns the text that was told.
+    /// Returns the text that was sent.
     fn text(&self) -> String {
         let text = |event: &ChatEvent| match event {
             ChatEvent::Text { delta, .. } => Some(delta.clone()),
@@ -86,7 +86,7 @@ impl Heard {
         self.result.as_ref().expect_err("an error").to_string()
     }
 
-    /// Returns the outcome, whose text has to be the text that was told.
+    /// Returns the outcome, whose text has to be the text that was sent.
     fn outcome(&self) -> &ChatOutcome {
         let outcome = self.result.as_ref().expect("an answer");
         assert_eq!(outcome.text, self.text());

@@ -1,10 +1,15 @@
 //! Routes: who is asked, in which order, and when the next one is.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use futures::{StreamExt as _, future::BoxFuture};
 use skep_engine::{
-    Affinity, EngineError, Model, RemoteModel, UpstreamFault,
-    chat::{ChatEvent, ChatMessage, ChatOptions, Image, ImageSource, Input, Routed, ToolSpec},
+    Affinity, Constraint, EngineError, Model, ModelDigest, RemoteInfo, RemoteModel, Unreported,
+    UpstreamFault,
+    chat::{
+        ChatEvent, ChatFinish, ChatMessage, ChatOptions, ChatOutcome, Image, ImageSource, Input,
+        RemoteStream, Routed, ToolSpec,
+    },
 };
 
 use super::{
@@ -26,8 +31,7 @@ fn member(name: &str, server: &Server, change: impl FnOnce(&mut UpstreamModelOpt
 
 fn route(choice: Choice, members: Vec<Member>) -> Route {
     let name = "smart".to_owned();
-    Route::new(RouteOptions { name, choice, members, first_token: None, local_only: None, created_unix_s: 0 })
-        .expect("valid")
+    Route::new(RouteOptions { name, choice, members, first_token: None, created_unix_s: 0 }).expect("valid")
 }
 
 fn says(text: &'static str) -> impl Fn() -> Reply + Send + Sync {
@@ -40,7 +44,7 @@ fn routed(heard: &Heard) -> (String, u32) {
         _ => None,
     };
     let all: Vec<_> = heard.events.iter().filter_map(routed).collect();
-    assert!(all.len() == 1 && routed(&heard.events[0]).is_some(), "told once and first: {:?}", heard.events);
+    assert!(all.len() == 1 && routed(&heard.events[0]).is_some(), "sent once and first: {:?}", heard.events);
     assert!(matches!(heard.events[1], ChatEvent::Started { .. }), "{:?}", heard.events);
     let started = heard.events.iter().filter(|event| matches!(event, ChatEvent::Started { .. }));
     assert_eq!(started.count(), 1);
@@ -52,7 +56,7 @@ async fn asked(route: &Route, text: &str, options: ChatOptions) -> Heard {
 }
 
 #[tokio::test]
-async fn a_failure_before_anything_was_told_moves_on() {
+async fn a_failure_before_any_output_falls_back() {
     let faults: [fn() -> Reply; 4] = [
         || status(500, "", "x"),
         || status(429, "retry-after: 60\r\n", "x"),
@@ -74,7 +78,7 @@ async fn a_failure_before_anything_was_told_moves_on() {
 }
 
 #[tokio::test]
-async fn a_model_that_is_slow_to_begin_is_left() {
+async fn a_route_leaves_a_model_that_is_slow_to_start() {
     let stall = || vec![stream_head(), super::server::Part::Stall(Arc::default())];
     let (slow, good) = (Server::always(stall).await, Server::always(says("from b")).await);
     let mut impatient = options(OpenAi, &slow.url);
@@ -84,8 +88,94 @@ async fn a_model_that_is_slow_to_begin_is_left() {
     assert_eq!((heard.outcome().text.as_str(), routed(&heard)), ("from b", ("b/m".to_owned(), 2)));
 }
 
+/// A model of this host, which takes a while to load and then answers or stalls.
+struct Home {
+    info: RemoteInfo,
+    load: Duration,
+    answers: bool,
+}
+
+impl Home {
+    fn member(load: Duration, answers: bool) -> Member {
+        let digest = ModelDigest::remote("", "home");
+        let info = RemoteInfo { name: "home".to_owned(), digest, context_length: None, created_unix_s: 0 };
+        Member::new(Model::Remote(Arc::new(Home { info, load, answers })))
+    }
+}
+
+impl RemoteModel for Home {
+    fn info(&self) -> &RemoteInfo {
+        &self.info
+    }
+
+    fn is_local(&self) -> bool {
+        true
+    }
+
+    fn ready(&self) -> BoxFuture<'_, Result<(), EngineError>> {
+        Box::pin(async {
+            tokio::time::sleep(self.load).await;
+            Ok(())
+        })
+    }
+
+    fn ask(&self, _input: Input, _options: ChatOptions) -> RemoteStream {
+        // An engine has read the prompt, but it is too busy to go on.
+        let started = ChatEvent::Started { prompt_tokens: 1, cached_tokens: 0 };
+        let text = ChatEvent::Text { delta: "from home".to_owned(), logprobs: Vec::new() };
+        let outcome = ChatEvent::Finished(ChatOutcome::remote("from home".to_owned(), ChatFinish::Stop));
+        match self.answers {
+            true => Box::pin(futures::stream::iter([started, text, outcome].map(Ok))),
+            false => Box::pin(futures::stream::iter([Ok(started)]).chain(futures::stream::pending())),
+        }
+    }
+
+    fn free_slots(&self) -> usize {
+        1
+    }
+
+    fn problem(&self) -> Option<String> {
+        None
+    }
+}
+
 #[tokio::test]
-async fn a_failure_after_something_was_told_or_a_refusal_does_not_move_on() {
+async fn a_route_leaves_a_model_of_this_host_that_is_slow_to_start_but_not_while_it_is_loaded() {
+    let within = |home: Member, other: Member| {
+        let options = route(Choice::Ordered, vec![home, other]).options().clone();
+        Route::new(RouteOptions { first_token: Some(Duration::from_millis(500)), ..options }).expect("valid")
+    };
+    let answers = || Home::member(Duration::ZERO, true);
+    let begun = std::time::Instant::now();
+    let heard = ask(&within(Home::member(Duration::ZERO, false), answers())).await;
+    assert_eq!((heard.outcome().text.as_str(), routed(&heard).1), ("from home", 2));
+    assert!(begun.elapsed().as_millis() >= 500, "it has its time");
+    let heard = ask(&within(Home::member(Duration::from_millis(800), true), answers())).await;
+    assert_eq!(routed(&heard).1, 1, "a load does not count");
+}
+
+#[tokio::test]
+async fn what_a_model_used_before_its_route_left_it_is_kept_under_its_name() {
+    let cut = || vec![stream_head(), event(&said("{\"n\": 1"))];
+    let counted = serde_json::json!({"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 4}});
+    let whole = move || stream(&[said("{\"n\": 1}"), stopped(), counted.clone()]);
+    let (bad, good) = (Server::always(cut).await, Server::always(whole).await);
+    let route = route(Choice::Ordered, vec![member("a", &bad, |_| ()), member("b", &good, |_| ())]);
+    let unreported = Unreported::kept();
+    let options = ChatOptions {
+        output: Some(Constraint::JsonObject),
+        unreported: unreported.clone(),
+        ..ChatOptions::default()
+    };
+    let heard = asked(&route, "Hello", options).await;
+    assert_eq!(heard.outcome().usage.completion_tokens, 4);
+    let [left] = &unreported.uses()[..] else { panic!("{:?}", unreported.uses()) };
+    assert_eq!((left.model.as_str(), left.usage.completion_tokens, left.is_estimate), ("a/m", 2, true));
+    assert!(left.usage.prompt_tokens > 0, "{left:?}");
+}
+
+#[tokio::test]
+async fn a_failure_after_the_first_output_or_a_refusal_does_not_fall_back() {
     let good = Server::always(says("from b")).await;
     let cut = Server::always(|| vec![stream_head(), event(&said("from a"))]).await;
     let route_of = |server: &Server| {
@@ -167,20 +257,22 @@ async fn conditions_decide_who_is_asked() {
 #[tokio::test]
 async fn a_request_that_no_model_takes_is_an_error_with_every_reason() {
     let server = Server::always(says("x")).await;
-    let conditions = Conditions { max_prompt_tokens: Some(1), ..Conditions::default() };
-    let members = vec![Member { conditions, ..member("a", &server, |_| ()) }, member("b", &server, |_| ())];
-    let mut options = route(Choice::Ordered, members).options().clone();
-    options.local_only = Some(Arc::new(|tenant| tenant == "secretive"));
-    let route = Route::new(options).expect("valid");
-    let affinity = Affinity { tenant: "secretive".into(), ..Affinity::default() };
+    let short = Conditions { max_prompt_tokens: Some(1), ..Conditions::default() };
+    let of_acme = Conditions { tenants: Some(vec!["acme".into()]), ..Conditions::default() };
+    let with = |name: &str, conditions| Member { conditions, ..member(name, &server, |_| ()) };
+    let route = route(Choice::Ordered, vec![with("a", short), with("b", of_acme)]);
+    let of = |tenant: &str| Affinity { tenant: tenant.into(), ..Affinity::default() };
+    let affinity = of("other");
     let heard = asked(&route, "Hello", ChatOptions { affinity, ..ChatOptions::default() }).await;
     assert!(matches!(heard.result, Err(EngineError::InvalidRequest { .. })));
     let error = heard.error();
     assert!(
-        error.contains("a/m: the tenant's requests must stay on this host; b/m: the tenant's"),
+        error.contains("a/m: about") && error.contains("b/m: it does not serve the tenant \"other\""),
         "{error}"
     );
-    assert_eq!(routed(&asked(&route, "Hello", ChatOptions::default()).await), ("b/m".to_owned(), 1));
+    let affinity = of("acme");
+    let heard = asked(&route, "Hello", ChatOptions { affinity, ..ChatOptions::default() }).await;
+    assert_eq!(routed(&heard), ("b/m".to_owned(), 1));
     assert_eq!(server.count(), 1);
 }
 

@@ -1,4 +1,4 @@
-//! A server that does what a test tells it, byte for byte.
+//! A server that does what a test scripts, byte for byte.
 
 use std::{
     sync::{Arc, Mutex},

@@ -6,14 +6,14 @@ use serde_json::{Value, json};
 use super::{chunk, said};
 use crate::{
     UpstreamKind::{self, Anthropic, OpenAi, WorkersAi},
-    assembly::{Answer, Assembly},
+    assembly::{AssembledAnswer, Assembly},
     delta::Delta,
     fuzz,
     sse::EventReader,
     wire,
 };
 
-fn read(kind: UpstreamKind, parts: &[&[u8]]) -> (Vec<Delta>, Answer) {
+fn read(kind: UpstreamKind, parts: &[&[u8]]) -> (Vec<Delta>, AssembledAnswer) {
     let mut reader = EventReader::new(10_000);
     let mut decoder = wire::decoder(kind, Some(100));
     let mut deltas = Vec::new();

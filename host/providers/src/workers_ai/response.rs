@@ -129,7 +129,7 @@ fn refusal(status: u16, fields: &Map<String, Value>, retry_after: Option<Duratio
         return Ok(());
     }
     let code = error.and_then(|error| error.get("code")?.as_u64());
-    let message = error.and_then(|error| error.get("message")?.as_str()).unwrap_or("it tells no reason");
+    let message = error.and_then(|error| error.get("message")?.as_str()).unwrap_or("no reason was given");
     let status = match code {
         Some(TOO_LONG) => return Err(Failure::TooLong { message: message.to_owned() }),
         Some(BUSY) => 429,

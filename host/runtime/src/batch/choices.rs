@@ -42,10 +42,12 @@ impl Choices<'_> {
         &mut self,
         form: &str,
         messages: &Arc<[ChatMessage]>,
-        options: ChatOptions,
+        mut options: ChatOptions,
     ) -> Result<BatchAnswer, RuntimeError> {
-        let worst = WorstCase::of_chat(messages, &options, self.model.sequence_limit());
-        let tokens = self.budget.meter(self.model.name(), worst)?;
+        // The model may not have been known when the request was queued.
+        options.fill_sampling(&self.model.sampling());
+        let worst = WorstCase::of_chat(&self.model, messages, &options);
+        let tokens = self.budget.meter(&self.model, worst)?;
         let wants_scores = options.top_logprobs.is_some();
         let (model, messages) = (self.model.clone(), messages.clone());
         // Rendering and encoding a long prompt takes long.
@@ -100,19 +102,18 @@ impl Choices<'_> {
         form: &str,
         engine: Engine,
         prompt: BatchPrompt,
-        options: ChatOptions,
+        mut options: ChatOptions,
         echo: bool,
     ) -> Result<BatchAnswer, RuntimeError> {
+        options.fill_sampling(&engine.info().sampling);
         let encoding = engine.clone();
         let encode = move |cancel: &Cancel| match prompt {
             BatchPrompt::Text(text) => encode_prompt(&encoding, &text, cancel),
             BatchPrompt::Ids(ids) => Ok(ids),
         };
         let prompt = self.compute.run(self.principal, encode).await?;
-        let most = options.max_tokens.unwrap_or_else(|| engine.sequence_limit());
-        let output_tokens = u32::try_from(most).unwrap_or(u32::MAX);
-        let worst = WorstCase { input_tokens: prompt.len(), output_tokens };
-        let mut tokens = self.budget.meter(self.model.name(), worst)?;
+        let worst = WorstCase::of_text(prompt.len(), options.max_tokens, engine.sequence_limit());
+        let mut tokens = self.budget.meter(&self.model, worst)?;
         let is_formed = options.output.is_some();
         let mut text = if echo { engine.tokenizer().decode(&prompt, false) } else { String::new() };
         let mut scores = options.top_logprobs.is_some().then(Vec::new);
@@ -186,8 +187,8 @@ impl Choices<'_> {
             let rule = "may be an upstream model, for which log-probabilities are not available here";
             return Err(refused(&self.model, "logprobs", rule));
         }
-        let worst = WorstCase::of_text(prompt, options.max_tokens, self.model.sequence_limit());
-        let tokens = self.budget.meter(self.model.name(), worst)?;
+        let worst = WorstCase::of_text(prompt.len(), options.max_tokens, self.model.sequence_limit());
+        let tokens = self.budget.meter(&self.model, worst)?;
         let stream = self.model.complete(prompt, options)?;
         self.has_begun();
         let outcome = tokens.follow(stream, |_| {}).await?;

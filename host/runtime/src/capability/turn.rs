@@ -17,9 +17,11 @@ use crate::{
     models::GrantedModels,
     token_budget::{DayShare, NoTokens, TokenBudgets, TokenSpend},
     tool::Tool,
-    usage::{Amount, ModelUse, RequestUse, ReservedCost, Source, most_prompt_tokens},
+    usage::{Amount, ModelUse, Promise, RequestUse, Source, billed_models, most_prompt_tokens},
 };
-use skep_engine::{Affinity, Cancel, Model, Observer, Priority, ServedModel, Usage};
+use skep_engine::{
+    Affinity, Cancel, Model, Observer, Priority, ServedModel, Unreported, UnreportedUse, Usage,
+};
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -90,6 +92,8 @@ struct Spent {
     models: ModelUse,
     /// Estimates of what generations used that were cut off, by call, until they are recorded.
     cut: BTreeMap<u32, Usage>,
+    /// What remote models used and no event reported, by call, until it is recorded.
+    unreported: BTreeMap<u32, Vec<UnreportedUse>>,
     /// The reason why a generation was refused first, if a budget of the day did not allow it.
     refused: Option<Refusal>,
 }
@@ -99,8 +103,12 @@ pub(crate) struct AskedTokens {
     /// Number of the call in the journal.
     call: u32,
     model: String,
+    /// The models that the bill may name.
+    billed: Vec<String>,
     most_input: usize,
     output: Option<u32>,
+    /// See [`WorstCase::asks`].
+    asks: u32,
 }
 
 /// Whether a generation starts now, or had started before a restart. In the latter case it gets the day's tokens that were
@@ -131,19 +139,25 @@ pub(crate) struct Reservation {
     /// Number of tokens produced so far.
     produced: u32,
     used: RequestUse,
+    unreported: Unreported,
+    /// What an earlier run recorded that no event reported.
+    recorded: Vec<UnreportedUse>,
 }
 
 impl AskedTokens {
-    /// Creates the question for a generation whose prompt has this many bytes of text, in so many messages.
+    /// Creates the question for a generation whose prompt has this many bytes of text, in so many messages, and which may
+    /// take `asks` requests to a server.
     pub(crate) fn new(
         call: &Call,
         model: &Model,
         text_bytes: usize,
         messages: usize,
         output: Option<u32>,
+        asks: u32,
     ) -> Self {
         let most_input = most_prompt_tokens(text_bytes, messages, model.sequence_limit());
-        AskedTokens { call: call.number(), model: model.name().to_owned(), most_input, output }
+        let (model, billed) = (model.name().to_owned(), billed_models(model));
+        AskedTokens { call: call.number(), model, billed, most_input, output, asks }
     }
 }
 
@@ -283,7 +297,33 @@ impl Turn {
         spent.models.add(&attempt.model, &counts);
         drop(spent);
         self.day.settle(0, u32::try_from(produced).unwrap_or(u32::MAX));
-        self.day.money.settle(Amount::ZERO, &attempt.model, &counts);
+        let mut models = ModelUse::default();
+        models.add(&attempt.model, &counts);
+        self.day.money.settle(Amount::ZERO, &models);
+    }
+
+    /// Counts what an earlier run recorded that no event reported, of a generation that was refused.
+    pub(super) fn count_unreported(&self, unreported: &[UnreportedUse]) {
+        let models = ModelUse::of_request("", &RequestUse::default(), unreported);
+        let produced: usize = unreported.iter().map(|hidden| hidden.usage.produced_tokens()).sum();
+        let mut spent = self.lock();
+        spent.produced += produced as u64;
+        spent.models.add_all(&models);
+        drop(spent);
+        self.day.settle(0, u32::try_from(produced).unwrap_or(u32::MAX));
+        self.day.money.settle(Amount::ZERO, &models);
+    }
+
+    /// Keeps what a generation used that no event reported, until it is recorded.
+    pub(crate) fn keep_unreported(&self, call: &Call, unreported: Vec<UnreportedUse>) {
+        if !unreported.is_empty() {
+            self.lock().unreported.insert(call.number(), unreported);
+        }
+    }
+
+    /// Returns what a generation used that no event reported, to be recorded.
+    pub(crate) fn take_unreported(&self, call: &Call) -> Vec<UnreportedUse> {
+        self.lock().unreported.remove(&call.number()).unwrap_or_default()
     }
 
     /// Returns the estimate of what a generation used that was cut off, to be recorded.
@@ -313,7 +353,7 @@ impl Turn {
         asked: AskedTokens,
         beginning: GenerationStart,
     ) -> Result<Reservation, Error> {
-        let AskedTokens { call, model, most_input, output } = asked;
+        let AskedTokens { call, model, billed, most_input, output, asks } = asked;
         let limit = self.agent.limits.tokens_per_turn;
         let mut spent = self.lock();
         if spent.running >= MAX_GENERATIONS_AT_ONCE {
@@ -327,32 +367,41 @@ impl Turn {
         if max_tokens == 0 {
             return Err(Error::ContextOverflow(limit));
         }
-        let worst = WorstCase { input_tokens: most_input, output_tokens: max_tokens };
-        let ReservedCost { output_tokens: max_tokens, amount: reserved } =
-            self.reserve_for_today(&model, worst, beginning, &mut spent.refused)?;
+        let worst = WorstCase { input_tokens: most_input, output_tokens: max_tokens, asks };
+        let Promise { output_tokens: max_tokens, amount: promised } =
+            self.reserve_for_today(&billed, worst, beginning, &mut spent.refused)?;
         spent.tokens += max_tokens;
         spent.running += 1;
         spent.generations += 1;
         drop(spent);
-        let (turn, used) = (self.clone(), RequestUse::default());
-        Ok(Reservation { turn, call, model, max_tokens, reserved, produced: 0, used })
+        Ok(Reservation {
+            turn: self.clone(),
+            call,
+            model,
+            max_tokens,
+            promised,
+            produced: 0,
+            used: RequestUse::default(),
+            unreported: Unreported::kept(),
+            recorded: Vec::new(),
+        })
     }
 
     fn reserve_for_today(
         &self,
-        model: &str,
+        models: &[String],
         worst: WorstCase,
         beginning: GenerationStart,
         refused: &mut Option<Refusal>,
     ) -> Result<ReservedCost, Error> {
         let mut denied = |why| Error::Denied(refused.get_or_insert(why).message());
         match beginning {
-            GenerationStart::New => self.day.reserve_request(model, worst).map_err(|none| match none {
-                NoTokens::Reserved => Error::Busy(RETRY_RESERVED_MS),
+            GenerationStart::New => self.day.promise_request(models, worst).map_err(|none| match none {
+                NoTokens::Promised => Error::Busy(RETRY_PROMISED_MS),
                 NoTokens::UsedUp(why) => denied(Refusal::UsedUp(why)),
                 NoTokens::NoPrice(why) => denied(Refusal::NoPrice(why)),
             }),
-            GenerationStart::Again => Ok(self.day.reserve_again(model, worst)),
+            GenerationStart::Again => Ok(self.day.reserve_again(models, worst)),
         }
     }
 
@@ -385,7 +434,17 @@ impl Reservation {
         model.clone_into(&mut self.model);
     }
 
-    /// Returns the model that usage reports name and what a running generation has used so far.
+    /// Returns the record of what no event of the generation reports, for the options of its request.
+    pub(crate) fn unreported(&self) -> Unreported {
+        self.unreported.clone()
+    }
+
+    /// Sets what an earlier run recorded that no event reported.
+    pub(crate) fn repeat_unreported(&mut self, recorded: Vec<UnreportedUse>) {
+        self.recorded = recorded;
+    }
+
+    /// Returns the model that the bill names and what a running generation has used so far.
     pub(crate) fn in_flight(&self) -> Option<(&str, Usage)> {
         Some((&self.model, self.used.estimate()?))
     }
@@ -397,38 +456,55 @@ impl Reservation {
 
     /// Records that `tokens` tokens were produced so far. Taken-back tokens count, so this may exceed the requested number.
     pub(crate) fn produced(&mut self, tokens: usize) {
+        self.count_produced(tokens);
+        let reported = tokens.saturating_sub(self.unreported.output_tokens());
+        self.used.produced(u32::try_from(reported).unwrap_or(u32::MAX));
+    }
+
+    fn count_produced(&mut self, tokens: usize) {
         let tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
         let mut spent = self.turn.lock();
         spent.produced = spent.produced - u64::from(self.produced) + u64::from(tokens);
         drop(spent);
         self.produced = tokens;
-        self.used.produced(tokens);
     }
 
     /// Records the final usage of a finished generation.
     pub(crate) fn settle(mut self, usage: &Usage) {
-        self.produced(usage.produced_tokens());
+        self.produced(usage.produced_tokens() + self.unreported_tokens());
         self.used.finished(usage);
         self.turn.lock().usage.add(usage);
     }
 
     /// Records the estimate for a generation that was cut off in an earlier run.
     pub(crate) fn settle_cut(mut self, estimate: &Usage) {
-        self.produced(estimate.produced_tokens());
+        self.produced(estimate.produced_tokens() + self.unreported_tokens());
         self.used.was_cut(estimate);
+    }
+
+    /// Returns the number of output tokens that no event reported.
+    fn unreported_tokens(&self) -> usize {
+        let recorded = self.recorded.iter().map(|hidden| hidden.usage.produced_tokens());
+        self.unreported.output_tokens() + recorded.sum::<usize>()
     }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        let counts = self.used.counts();
+        // A generation that failed before its first event reported nothing.
+        self.count_produced(self.used.produced_tokens() as usize + self.unreported_tokens());
+        let unreported = [self.unreported.uses(), std::mem::take(&mut self.recorded)].concat();
+        let models = ModelUse::of_request(&self.model, &self.used, &unreported);
         let mut spent = self.turn.lock();
         spent.tokens = (spent.tokens - self.max_tokens).saturating_add(self.produced);
         spent.running -= 1;
-        spent.models.add(&self.model, &counts);
+        spent.models.add_all(&models);
+        if !unreported.is_empty() {
+            spent.unreported.insert(self.call, unreported);
+        }
         spent.cut.extend(self.used.estimate().map(|estimate| (self.call, estimate)));
         drop(spent);
         self.turn.day.settle(self.max_tokens, self.produced);
-        self.turn.day.money.settle(self.reserved, &self.model, &counts);
+        self.turn.day.money.settle(self.promised, &models);
     }
 }

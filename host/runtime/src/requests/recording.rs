@@ -4,9 +4,12 @@ use super::{
     LoggedAttempt, LoggedBody, LoggedCall, LoggedCost, LoggedMessage, LoggedUsage, RequestDetails,
     RequestLog, RequestOrigin,
 };
-use crate::{UsageDay, usage::RequestUse};
+use crate::{
+    UsageDay,
+    usage::{Amount, ModelUse, RequestUse},
+};
 use skep_engine::{
-    Attempt, Ending, Observation, Observer, PromptMessage, RequestObserver, Timing, ToolCallRef,
+    Attempt, Called, Ending, Observation, Observer, RequestObserver, Said, SpentTokens, Timing,
 };
 use skep_store::{RequestBody, RequestRow, UsageCounts};
 use std::{
@@ -119,8 +122,8 @@ impl RequestObserver for Recording {
         }
     }
 
-    fn request_ended(mut self: Box<Self>, ending: Ending<'_>, spent_tokens: usize, attempts: Vec<Attempt>) {
-        self.used.produced(u32::try_from(spent_tokens).unwrap_or(u32::MAX));
+    fn ended(mut self: Box<Self>, ending: Ending<'_>, spent: SpentTokens, attempts: Vec<Attempt>) {
+        self.used.produced(u32::try_from(spent.output).unwrap_or(u32::MAX));
         let (status, error) = match ending {
             Ending::Finished { .. } => ("ok", None),
             Ending::Failed(error) => ("failed", Some(error)),
@@ -141,7 +144,9 @@ impl RequestObserver for Recording {
             body.body.error = Some(error.to_string());
         }
         let (queue_ms, first_token_ms, total_ms) = times;
-        let counts = self.used.counts();
+        let models = ModelUse::of_request(&self.model, &self.used, &spent.unreported);
+        let mut counts = UsageCounts::default();
+        models.iter().for_each(|(_, used)| counts.add(used));
         let details = RequestDetails {
             surface: self.origin.surface.as_str().to_owned(),
             turn: self.origin.turn.clone(),
@@ -151,7 +156,7 @@ impl RequestObserver for Recording {
             first_token_ms,
             total_ms,
             usage: (counts.requests > 0).then(|| usage(&counts)),
-            cost: self.cost(&counts),
+            cost: self.cost(&models),
             attempts: attempts.into_iter().map(attempt).collect(),
         };
         let source = &self.origin.source;
@@ -175,10 +180,18 @@ impl RequestObserver for Recording {
 }
 
 impl Recording {
-    fn cost(&self, counts: &UsageCounts) -> Option<LoggedCost> {
+    /// Returns the cost, if all models that used something have a price in one currency.
+    fn cost(&self, models: &ModelUse) -> Option<LoggedCost> {
         let prices = self.log.inner.prices.now();
-        let price = prices.price(&self.model, UsageDay::of_ms(self.at_ms))?;
-        Some(LoggedCost { amount: price.cost(counts).to_string(), currency: price.currency.to_string() })
+        let day = UsageDay::of_ms(self.at_ms);
+        let currency =
+            prices.price(models.iter().next().map_or(&*self.model, |(model, _)| model), day)?.currency;
+        let mut amount = Amount::ZERO;
+        for (model, counts) in models.iter() {
+            let price = prices.price(model, day).filter(|price| price.currency == currency)?;
+            amount += price.cost(counts);
+        }
+        Some(LoggedCost { amount: amount.to_string(), currency: currency.to_string() })
     }
 }
 

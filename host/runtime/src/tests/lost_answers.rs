@@ -118,6 +118,41 @@ async fn a_recorded_answer_is_billed_to_the_model_that_a_route_chose() {
     assert_eq!(used(&host).await["far/big"], FINISHED);
 }
 
+/// The use of two answers that were refused before anything of them was sent.
+const REFUSED: UsageCounts = UsageCounts { requests: 2, input_tokens: 20, output_tokens: 8, ..NOTHING };
+const NOTHING: UsageCounts = UsageCounts {
+    requests: 0,
+    input_tokens: 0,
+    cached_tokens: 0,
+    output_tokens: 0,
+    estimated_requests: 0,
+    estimated_input_tokens: 0,
+    estimated_output_tokens: 0,
+};
+
+#[tokio::test]
+async fn answers_that_were_refused_before_they_were_sent_are_counted_and_once_after_a_crash() {
+    let refused = || vec![Step::Refuse(10, 5), Step::Refuse(10, 3), Step::Fail(UpstreamFault::Malformed)];
+    let remote = Scripted::new(None, vec![refused()]);
+    let host = Host::with_models(models(&remote), granting(&["far/*"])).await;
+    host.deploy("chat", REMOTE, relayer()).await.expect("valid");
+    host.ask("chat", "s", "count").await.expect_err("the answer is refused");
+    assert_eq!(used(&host).await, BTreeMap::from([("far/hidden".to_owned(), REFUSED)]));
+
+    // The turn runs again after its first generation, which is repeated from the journal.
+    let answered = vec![Step::Refuse(10, 5), Step::Refuse(10, 3), Step::Say("One."), Step::Finish];
+    let failed = vec![Step::Fail(UpstreamFault::Refused)];
+    let remote = Scripted::new(None, vec![answered, vec![Step::Hang], failed]);
+    let host = Host::with_models(models(&remote), granting(&["far/*"])).await;
+    host.deploy("chat", REMOTE, relayer()).await.expect("valid");
+    let id = host.agents.invoke(detached("chat", "count")).await.expect("taken").turn_id().to_owned();
+    asked(&host, &remote, 2, "\"attempt\":0,").await;
+    let host = host.crash().await.start(granting(&["far/*"])).await;
+    let outcome = host.agents.follow("chat", "s", &id).await.expect("kept").outcome().await;
+    outcome.expect_err("the agent generates until it is refused");
+    assert_eq!(used(&host).await["far/hidden"], REFUSED);
+}
+
 #[tokio::test]
 async fn an_answer_that_is_not_repeated_is_counted() {
     let remote = Scripted::new(None, vec![vec![Step::Say("One"), Step::Hang]]);

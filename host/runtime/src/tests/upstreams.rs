@@ -21,6 +21,8 @@ pub(super) enum Step {
     Say(&'static str),
     Think(&'static str),
     Route(&'static str, u32),
+    /// Uses so many tokens of prompt and output for an answer that is refused before anything of it is sent.
+    Refuse(u32, u32),
     /// Ends the answer with what was said.
     Finish,
     /// Says nothing more.
@@ -70,7 +72,15 @@ impl RemoteModel for Scripted {
     fn ask(&self, input: Input, options: ChatOptions) -> RemoteStream {
         self.sessions.lock().expect("not poisoned").push(options.affinity.session);
         self.asked.lock().expect("not poisoned").push(input.messages().to_vec());
-        let steps = self.script.lock().expect("not poisoned").pop_front().expect("the script has an entry");
+        let mut steps =
+            self.script.lock().expect("not poisoned").pop_front().expect("the script has an entry");
+        for step in &steps {
+            if let Step::Refuse(prompt_tokens, completion_tokens) = *step {
+                let usage = Usage { prompt_tokens, completion_tokens, ..Usage::default() };
+                options.unreported.begin("far/hidden").count(usage);
+            }
+        }
+        steps.retain(|step| !matches!(step, Step::Refuse(..)));
         let (mut said, mut thought) = (String::new(), String::new());
         let mut begun = false;
         let started = move |step: &Step| {
@@ -102,7 +112,7 @@ impl RemoteModel for Scripted {
                 fault,
                 message: "as the script says".to_owned(),
             })),
-            Step::Hang => None,
+            Step::Hang | Step::Refuse(..) => None,
         };
         let (mut started, mut event) = (started, event);
         let events = steps.into_iter().flat_map(move |step| started(&step).into_iter().chain([event(step)]));

@@ -3,11 +3,12 @@
 //! The counts of the day are kept, not their cost, so that budgets and prices can be replaced at any time.
 //!
 //! Invariant: what is spent and what running requests may still cost never exceeds a budget together, except
-//! for requests that a restart interrupted. A request reserves its maximum cost before it is sent; the
+//! for requests that a restart interrupted, and attempts that another server cut off. A request reserves the most
+//! that it can cost before it is sent, at the prices of the dearest model that may answer it; the
 //! reservation is replaced with the cost when the request ends, and becomes part of the day's sum when the
 //! store has it. A request whose cost cannot be known is refused.
 
-use super::{Amount, Currency, Money, PriceList, UsageDay, WorstCase};
+use super::{Amount, Currency, ModelUse, Money, Price, PriceList, UsageDay, WorstCase};
 use crate::{BudgetUsedUp, Clock, PriceUnknown, error::Budget};
 use skep_store::{Store, StoreError, UsageBy, UsageCounts, UsageFilter, UsageRow};
 use std::{
@@ -115,34 +116,30 @@ impl MoneyShare {
         }
     }
 
-    /// Reserves the maximum cost of a request. If that is more than is left, a request that accepts `least` output
-    /// tokens gets as many tokens as the remaining budget covers.
-    pub(crate) fn reserve(
+    /// Reserves the most that a request can cost. If that is more than is left, a request that gets by with
+    /// `least` output tokens gets as many as the rest pays for. Each of the `models` may answer, and all need a price.
+    pub(crate) fn promise(
         &self,
-        model: &str,
+        models: &[String],
         worst: WorstCase,
         least: u32,
-    ) -> Result<ReservedCost, BudgetRefusal> {
-        let WorstCase { input_tokens, output_tokens: asked } = worst;
+    ) -> Result<Promise, NoMoney> {
+        let asked = worst.output_tokens;
         let Some(limit) = self.limit else {
             return Ok(ReservedCost { output_tokens: asked, amount: Amount::ZERO });
         };
         self.check().map_err(BudgetRefusal::UsedUp)?;
         let mut today = self.budgets.today();
-        let price = match self.prices.price(model, today.day) {
-            Some(price) if price.currency == limit.currency => price,
-            Some(price) => {
-                return Err(BudgetRefusal::NoPrice(
-                    self.unknown(model, &format!("is priced in {}", price.currency)),
-                ));
-            }
-            None => return Err(BudgetRefusal::NoPrice(self.unknown(model, "has no price for today"))),
+        let prices = models.iter().map(|model| self.price_in(limit.currency, model, today.day));
+        let prices = prices.collect::<Result<Vec<&Price>, _>>().map_err(NoMoney::Unknown)?;
+        let cost = |output_tokens: u32| {
+            let costs = prices.iter().map(|price| worst.cost(price, output_tokens));
+            costs.max().unwrap_or(Amount::ZERO)
         };
-        let input = price.input.of(input_tokens as u64);
         let least = least.min(asked);
         let affordable = |room: Amount| {
-            let tokens = (room >= input).then(|| price.output.tokens_for(room - input))?;
-            Some(u32::try_from(tokens).unwrap_or(u32::MAX).min(asked)).filter(|tokens| *tokens >= least)
+            let tokens = prices.iter().map(|price| worst.affordable(price, room));
+            tokens.min().unwrap_or(Some(asked)).filter(|tokens| *tokens >= least)
         };
         let (used, held) = (self.used(&today), self.all_held(&today, limit));
         let left = limit.amount - (used + held.spent);
@@ -150,8 +147,8 @@ impl MoneyShare {
             if affordable(left).is_some() {
                 return Err(BudgetRefusal::Reserved);
             }
-            let most = input + price.output.of(least.into());
-            return Err(BudgetRefusal::UsedUp(self.used_up(&format!(
+            let most = cost(least);
+            return Err(NoMoney::UsedUp(self.used_up(&format!(
                 "the request may cost {} {}, and tenant {:?} has {} of its {limit} for today left",
                 most.rounded(6),
                 limit.currency,
@@ -159,28 +156,28 @@ impl MoneyShare {
                 left.rounded(6)
             ))));
         };
-        let amount = input + price.output.of(output_tokens.into());
-        self.hold(&mut today, |held| held.reserved += amount);
-        Ok(ReservedCost { output_tokens, amount })
+        let amount = cost(output_tokens);
+        self.hold(&mut today, |held| held.promised += amount);
+        Ok(Promise { output_tokens, amount })
     }
 
     /// Reserves what was reserved before a restart, regardless of the budget.
-    pub(crate) fn reserve_again(&self, model: &str, worst: WorstCase) -> ReservedCost {
+    pub(crate) fn promise_again(&self, models: &[String], worst: WorstCase) -> Promise {
         let mut today = self.budgets.today();
-        let counts = UsageCounts {
-            input_tokens: worst.input_tokens as u64,
-            output_tokens: worst.output_tokens.into(),
-            ..UsageCounts::default()
-        };
-        let amount = self.cost(today.day, model, &counts);
-        self.hold(&mut today, |held| held.reserved += amount);
-        ReservedCost { output_tokens: worst.output_tokens, amount }
+        let day = today.day;
+        let prices = self.limit.into_iter().flat_map(|limit| {
+            models.iter().filter_map(move |model| self.price_in(limit.currency, model, day).ok())
+        });
+        let amount = prices.map(|price| worst.cost(price, worst.output_tokens)).max().unwrap_or(Amount::ZERO);
+        self.hold(&mut today, |held| held.promised += amount);
+        Promise { output_tokens: worst.output_tokens, amount }
     }
 
     /// Replaces a reservation with the cost of what was used.
-    pub(crate) fn settle(&self, reserved: Amount, model: &str, counts: &UsageCounts) {
+    pub(crate) fn settle(&self, promised: Amount, used: &ModelUse) {
         let mut today = self.budgets.today();
-        let cost = self.cost(today.day, model, counts);
+        let costs = used.iter().map(|(model, counts)| self.cost(today.day, model, counts));
+        let cost = costs.fold(Amount::ZERO, |sum, cost| sum + cost);
         self.hold(&mut today, |held| {
             held.reserved -= reserved;
             held.spent += cost;
@@ -210,6 +207,15 @@ impl MoneyShare {
     /// Returns what all shares of the tenant hold.
     fn all_held(&self, today: &Today, limit: Money) -> Held {
         today.held.get(&(self.tenant.clone(), limit.currency)).copied().unwrap_or_default()
+    }
+
+    /// Returns the price of a model in the currency of the budget.
+    fn price_in(&self, currency: Currency, model: &str, day: UsageDay) -> Result<&Price, PriceUnknown> {
+        match self.prices.price(model, day) {
+            Some(price) if price.currency == currency => Ok(price),
+            Some(price) => Err(self.unknown(model, &format!("is priced in {}", price.currency))),
+            None => Err(self.unknown(model, "has no price for today")),
+        }
     }
 
     /// Returns the cost in the currency of the budget. What has no such price was not allowed by this budget,
@@ -251,6 +257,22 @@ impl MoneyShare {
                  this currency can use; hint: add the price under [prices.\"{model}\"] in skep.toml"
             ),
         }
+    }
+}
+
+impl WorstCase {
+    /// Returns the cost with this many output tokens instead of the most.
+    fn cost(&self, price: &Price, output_tokens: u32) -> Amount {
+        let asks = u64::from(self.asks);
+        let input = (self.input_tokens as u64).saturating_mul(asks);
+        price.input.of(input) + price.output.of(u64::from(output_tokens).saturating_mul(asks))
+    }
+
+    /// Returns the number of output tokens that an amount pays for beside the input, up to the most.
+    fn affordable(&self, price: &Price, room: Amount) -> Option<u32> {
+        let input = self.cost(price, 0);
+        let tokens = (room >= input).then(|| price.output.tokens_for(room - input))?;
+        Some(u32::try_from(tokens / u64::from(self.asks.max(1))).unwrap_or(u32::MAX).min(self.output_tokens))
     }
 }
 
@@ -304,7 +326,17 @@ mod tests {
     }
 
     fn worst(input_tokens: usize, output_tokens: u32) -> WorstCase {
-        WorstCase { input_tokens, output_tokens }
+        WorstCase { input_tokens, output_tokens, asks: 1 }
+    }
+
+    fn names(names: &[&str]) -> Vec<String> {
+        names.iter().map(ToString::to_string).collect()
+    }
+
+    fn of_m(counts: UsageCounts) -> ModelUse {
+        let mut used = ModelUse::default();
+        used.add("m", &counts);
+        used
     }
 
     fn counts(input: u64, cached: u64, output: u64) -> UsageCounts {
@@ -322,26 +354,26 @@ mod tests {
         let budgets = budgets(&store, &Clock::at(0), &[("acme", "0.001 USD")]).await;
         let (one, two) = (budgets.share("acme"), budgets.share("acme"));
         // 100 × 1 + 50 × 10 = 600 millionths of 1,000.
-        let reserved = one.reserve("m", worst(100, 50), 1).ok().expect("there is room");
-        assert_eq!(reserved, ReservedCost { output_tokens: 50, amount: amount("0.0006") });
+        let promise = one.promise(&names(&["m"]), worst(100, 50), 1).ok().expect("there is room");
+        assert_eq!(promise, Promise { output_tokens: 50, amount: amount("0.0006") });
         // 400 are left: 100 for the input, 300 for 30 tokens of output.
-        let rest = two.reserve("m", worst(100, 50), 1).ok().expect("there is some room");
-        assert_eq!(rest, ReservedCost { output_tokens: 30, amount: amount("0.0004") });
+        let rest = two.promise(&names(&["m"]), worst(100, 50), 1).ok().expect("there is some room");
+        assert_eq!(rest, Promise { output_tokens: 30, amount: amount("0.0004") });
         assert!(
-            matches!(two.reserve("m", worst(1, 1), 1), Err(BudgetRefusal::Reserved)),
+            matches!(two.promise(&names(&["m"]), worst(1, 1), 1), Err(NoMoney::Promised)),
             "others may release it"
         );
         // 60 × 1 + 40 × 0.1 + 10 × 10 = 164 millionths.
-        one.settle(reserved.amount, "m", &counts(100, 40, 10));
-        two.settle(rest.amount, "m", &UsageCounts::default());
+        one.settle(promise.amount, &of_m(counts(100, 40, 10)));
+        two.settle(rest.amount, &of_m(UsageCounts::default()));
         // 836 are left, of which 830 pay for 83 tokens.
-        let rest = two.reserve("m", worst(0, 1_000), 1).ok().expect("released");
-        assert_eq!(rest, ReservedCost { output_tokens: 83, amount: amount("0.00083") });
-        two.settle(rest.amount, "m", &UsageCounts::default());
+        let rest = two.promise(&names(&["m"]), worst(0, 1_000), 1).ok().expect("released");
+        assert_eq!(rest, Promise { output_tokens: 83, amount: amount("0.00083") });
+        two.settle(rest.amount, &of_m(UsageCounts::default()));
         // The same when the turn has ended, and its row is written.
         one.add_to_day(&[row(0, "acme", counts(100, 40, 10))]);
         drop(one);
-        let Err(BudgetRefusal::UsedUp(error)) = two.reserve("m", worst(100, 100), 100) else {
+        let Err(NoMoney::UsedUp(error)) = two.promise(&names(&["m"]), worst(100, 100), 100) else {
             panic!("too much")
         };
         let text = error.to_string();
@@ -382,12 +414,12 @@ mod tests {
         budgets.share("acme").check().expect_err("a new budget counts what was used before");
         budgets.limits = [("acme".to_owned(), "0.001 USD".parse().expect("money"))].into();
         let running = budgets.share("acme");
-        let reserved = running.reserve("m", worst(100, 10), 1).ok().expect("800 are left");
+        let promise = running.promise(&names(&["m"]), worst(100, 10), 1).ok().expect("800 are left");
         let mut dearer = PriceList::default();
         dearer.add("m", vec![price("5", "0.5", "50", "USD", "1970-01-01")]).expect("a price");
         budgets.prices = Arc::new(dearer);
         budgets.share("acme").check().expect_err("five times the price");
-        running.settle(reserved.amount, "m", &counts(100, 0, 10));
+        running.settle(promise.amount, &of_m(counts(100, 0, 10)));
         budgets.limits = [("acme".to_owned(), "0.001 EUR".parse().expect("money"))].into();
         budgets.share("acme").check().expect("another currency begins anew");
         budgets.limits = [("acme".to_owned(), "1 USD".parse().expect("money"))].into();
@@ -411,26 +443,65 @@ mod tests {
             ("late", "has no price for today"),
             ("other", "has no price for today"),
         ] {
-            let refused = budgets.share("acme").reserve(model, worst(1, 1), 1);
-            let Err(BudgetRefusal::NoPrice(error)) = refused else { panic!("{model} is refused") };
+            let refused = budgets.share("acme").promise(&names(&[model]), worst(1, 1), 1);
+            let Err(NoMoney::Unknown(error)) = refused else { panic!("{model} is refused") };
             assert!(
                 error.message.contains(why) && error.message.contains(&format!("[prices.\"{model}\"]")),
                 "{error}"
             );
-            budgets.share("globex").reserve(model, worst(1, 1), 1).ok().expect("no budget in money");
+            budgets
+                .share("globex")
+                .promise(&names(&[model]), worst(1, 1), 1)
+                .ok()
+                .expect("no budget in money");
         }
     }
 
     #[tokio::test]
-    async fn reserved_amounts_are_released_with_their_owner() {
+    async fn a_route_reserves_at_the_dearest_price_and_needs_the_prices_of_all_its_models() {
+        let store = Store::for_tests().await.expect("a database in memory");
+        let mut budgets = budgets(&store, &Clock::at(0), &[("acme", "0.001 USD")]).await;
+        let mut prices = PriceList::clone(&budgets.prices);
+        prices.add("dear", vec![price("1", "1", "20", "USD", "1970-01-01")]).expect("a price");
+        budgets.prices = Arc::new(prices);
+        let share = budgets.share("acme");
+        for unpriced in ["euro", "other"] {
+            let refused = share.promise(&names(&["m", unpriced]), worst(1, 1), 1);
+            let Err(NoMoney::Unknown(error)) = refused else { panic!("{unpriced} may answer") };
+            assert!(error.message.contains(&format!("[prices.\"{unpriced}\"]")), "{error}");
+        }
+        // 100 × 1 + 45 × 20 = 1,000 millionths.
+        let promise = share.promise(&names(&["m", "dear"]), worst(100, 50), 1).ok().expect("there is room");
+        assert_eq!(promise, Promise { output_tokens: 45, amount: amount("0.001") });
+        share.settle(promise.amount, &of_m(counts(100, 0, 45)));
+        assert_eq!(share.promise_again(&names(&["m", "dear"]), worst(100, 50)).amount, amount("0.0011"));
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_may_be_asked_for_again_reserves_all_its_requests() {
         let store = Store::for_tests().await.expect("a database in memory");
         let budgets = budgets(&store, &Clock::at(0), &[("acme", "0.001 USD")]).await;
         let share = budgets.share("acme");
-        share.reserve("m", worst(500, 10), 1).ok().expect("there is room");
-        let again = share.reserve_again("m", worst(900, 90));
+        // 3 × (100 × 1 + 30 × 10) = 1,200 millionths; 23 tokens of output cost 990.
+        let thrice = WorstCase { asks: 3, ..worst(100, 30) };
+        assert!(matches!(share.promise(&names(&["m"]), thrice, 30), Err(NoMoney::UsedUp(_))));
+        let promise = share.promise(&names(&["m"]), thrice, 1).ok().expect("there is room for less");
+        assert_eq!(promise, Promise { output_tokens: 23, amount: amount("0.00099") });
+    }
+
+    #[tokio::test]
+    async fn what_is_held_is_released_with_its_owner() {
+        let store = Store::for_tests().await.expect("a database in memory");
+        let budgets = budgets(&store, &Clock::at(0), &[("acme", "0.001 USD")]).await;
+        let share = budgets.share("acme");
+        share.promise(&names(&["m"]), worst(500, 10), 1).ok().expect("there is room");
+        let again = share.promise_again(&names(&["m"]), worst(900, 90));
         assert_eq!(again.amount, amount("0.0018"), "an interrupted request continues");
-        assert!(matches!(budgets.share("acme").reserve("m", worst(1, 1), 1), Err(BudgetRefusal::Reserved)));
+        assert!(matches!(
+            budgets.share("acme").promise(&names(&["m"]), worst(1, 1), 1),
+            Err(NoMoney::Promised)
+        ));
         drop(share);
-        budgets.share("acme").reserve("m", worst(100, 90), 90).ok().expect("all of it is left");
+        budgets.share("acme").promise(&names(&["m"]), worst(100, 90), 90).ok().expect("all of it is left");
     }
 }

@@ -2,7 +2,7 @@
 
 use super::UsageDay;
 use skep_engine::{
-    Usage,
+    Model, UnreportedUse, Usage,
     chat::{ChatMessage, ChatOptions},
 };
 use skep_store::{UsageCounts, UsageRow};
@@ -31,24 +31,32 @@ pub(crate) struct ModelUse(BTreeMap<String, UsageCounts>);
 pub struct WorstCase {
     pub input_tokens: usize,
     pub output_tokens: u32,
+    /// Number of requests to another server, each with these tokens, that the answer may take.
+    pub asks: u32,
 }
 
 impl WorstCase {
-    /// Returns the most tokens of a chat. `limit` is the length of the model's context; tools and images may take all
-    /// of it, because their tokens are not those of a text.
-    pub fn of_chat(messages: &[ChatMessage], options: &ChatOptions, limit: usize) -> Self {
+    /// Returns the most tokens of a chat. Tools and images may take the whole context of the model, because their tokens
+    /// are not those of a text.
+    pub fn of_chat(model: &Model, messages: &[ChatMessage], options: &ChatOptions) -> Self {
+        let limit = model.sequence_limit();
+        WorstCase { asks: model.most_asks(options), ..Self::in_context(messages, options, limit) }
+    }
+
+    fn in_context(messages: &[ChatMessage], options: &ChatOptions, limit: usize) -> Self {
         let has_images = messages.iter().any(|message| !message.images.is_empty());
         let texts = match has_images || !options.tools.is_empty() {
             true => limit,
             false => messages.iter().map(ChatMessage::text_bytes).sum(),
         };
         let input_tokens = most_prompt_tokens(texts, messages.len(), limit);
-        WorstCase { input_tokens, output_tokens: most_output(options.max_tokens, limit) }
+        WorstCase { input_tokens, output_tokens: most_output(options.max_tokens, limit), asks: 1 }
     }
 
-    /// Returns the most tokens of a text and of its continuation.
-    pub fn of_text(text: &str, max_tokens: Option<usize>, limit: usize) -> Self {
-        WorstCase { input_tokens: text.len().min(limit), output_tokens: most_output(max_tokens, limit) }
+    /// Returns the most tokens of a prompt with this many tokens, or bytes, and of its continuation.
+    pub fn of_text(prompt: usize, max_tokens: Option<usize>, limit: usize) -> Self {
+        let output_tokens = most_output(max_tokens, limit);
+        WorstCase { input_tokens: prompt.min(limit), output_tokens, asks: 1 }
     }
 }
 
@@ -85,10 +93,28 @@ impl Source {
 }
 
 impl ModelUse {
+    /// Returns what one request used: what its events report, and what they do not.
+    pub(crate) fn of_request(model: &str, used: &RequestUse, unreported: &[UnreportedUse]) -> Self {
+        let mut models = ModelUse::default();
+        models.add(model, &used.counts());
+        for hidden in unreported {
+            models.add(&hidden.model, &unreported_counts(hidden));
+        }
+        models
+    }
+
     pub(crate) fn add(&mut self, model: &str, counts: &UsageCounts) {
-        if counts.requests > 0 {
+        if *counts != UsageCounts::default() {
             self.0.entry(model.to_owned()).or_default().add(counts);
         }
+    }
+
+    pub(crate) fn add_all(&mut self, other: &ModelUse) {
+        other.iter().for_each(|(model, counts)| self.add(model, counts));
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, &UsageCounts)> {
+        self.0.iter().map(|(model, counts)| (model.as_str(), counts))
     }
 }
 
@@ -145,7 +171,7 @@ impl RequestUse {
             requests: 1,
             input_tokens: usage.prompt_tokens.into(),
             cached_tokens: usage.cached_tokens.into(),
-            output_tokens: usage.completion_tokens.into(),
+            output_tokens: u64::from(usage.completion_tokens) + u64::from(usage.refused_tokens),
             ..UsageCounts::default()
         };
         match self {
@@ -164,6 +190,29 @@ impl RequestUse {
     }
 }
 
+/// Returns the names of the models that the bill may name for a request: those that a route may choose, or the model
+/// itself.
+pub(crate) fn billed_models(model: &Model) -> Vec<String> {
+    let mut names = model.names();
+    if names.len() > 1 {
+        names.remove(0);
+    }
+    names
+}
+
+/// Returns the counts of what no event reports. The rest of a request whose prompt is reported is not another request.
+fn unreported_counts(hidden: &UnreportedUse) -> UsageCounts {
+    let mut used = RequestUse::default();
+    match hidden.is_estimate {
+        true => used.was_cut(&hidden.usage),
+        false => used.finished(&hidden.usage),
+    }
+    match (used.counts(), hidden.usage.prompt_tokens) {
+        (rest, 0) => UsageCounts { requests: 0, estimated_requests: 0, ..rest },
+        (counts, _) => counts,
+    }
+}
+
 /// Returns the most tokens that a prompt of this size can have: a token has at least one byte. `limit` is the
 /// length of the model's context.
 pub(crate) fn most_prompt_tokens(text_bytes: usize, messages: usize, limit: usize) -> usize {
@@ -179,18 +228,48 @@ mod tests {
     #[test]
     fn images_and_tools_may_take_the_whole_context() {
         let limit = 10_000;
-        let of = |message: ChatMessage, options: &ChatOptions| WorstCase::of_chat(&[message], options, limit);
+        let of =
+            |message: ChatMessage, options: &ChatOptions| WorstCase::in_context(&[message], options, limit);
+        let worst = |input_tokens, output_tokens| WorstCase { input_tokens, output_tokens, asks: 1 };
         let (plain, options) =
             (ChatMessage::user("hello"), ChatOptions { max_tokens: Some(7), ..ChatOptions::default() });
-        assert_eq!(of(plain.clone(), &options), WorstCase { input_tokens: 5 + 32 + 256, output_tokens: 7 });
+        assert_eq!(of(plain.clone(), &options), worst(5 + 32 + 256, 7));
         let source = ImageSource::Url("https://a/b".to_owned().into());
         let images = vec![Image { at: 0, part: 0, source, detail: None }];
         assert_eq!(of(ChatMessage { images, ..plain.clone() }, &options).input_tokens, limit);
         let tool =
             ToolSpec { name: "f".into(), description: String::new(), parameters: serde_json::json!({}) };
         let calling = ChatOptions { tools: vec![tool], ..ChatOptions::default() };
-        assert_eq!(of(plain, &calling), WorstCase { input_tokens: limit, output_tokens: 10_000 });
-        assert_eq!(WorstCase::of_text("hello", Some(3), 4), WorstCase { input_tokens: 4, output_tokens: 3 });
+        assert_eq!(of(plain, &calling), worst(limit, 10_000));
+        assert_eq!(WorstCase::of_text(5, Some(3), 4), worst(4, 3));
+    }
+
+    #[test]
+    fn what_no_event_reports_is_counted_for_the_model_that_used_it() {
+        let usage =
+            |prompt_tokens, completion_tokens| Usage { prompt_tokens, completion_tokens, ..Usage::default() };
+        let mut used = RequestUse::default();
+        used.started(10, 0);
+        used.produced(2);
+        let hidden =
+            |model: &str, usage, is_estimate| UnreportedUse { model: model.into(), usage, is_estimate };
+        let unreported = [
+            hidden("a", usage(10, 5), true),
+            hidden("b", usage(0, 7), true),
+            hidden("b", usage(10, 3), false),
+        ];
+        let models = ModelUse::of_request("b", &used, &unreported);
+        let of: Vec<_> = models
+            .iter()
+            .map(|(model, counts)| {
+                let exact = (counts.requests, counts.input_tokens, counts.output_tokens);
+                (model, exact, (counts.estimated_requests, counts.estimated_output_tokens))
+            })
+            .collect();
+        assert_eq!(of, [("a", (1, 10, 5), (1, 5)), ("b", (2, 20, 12), (1, 9))]);
+        let refused = Usage { refused_tokens: 8, ..usage(20, 4) };
+        used.finished(&refused);
+        assert_eq!(used.counts().output_tokens, 12, "refused answers are billed");
     }
 
     #[test]

@@ -14,7 +14,7 @@ mod report;
 pub(crate) use budget::{BudgetRefusal, MoneyBudgets, MoneyShare, ReservedCost};
 pub use day::UsageDay;
 pub use meter::WorstCase;
-pub(crate) use meter::{ModelUse, RequestUse, Source, most_prompt_tokens};
+pub(crate) use meter::{ModelUse, RequestUse, Source, billed_models, most_prompt_tokens};
 pub use money::{Amount, Currency, Money};
 pub use price::{Price, PriceList, Rate};
 pub use report::{Bill, Unpriced, UsageLine, UsageQuery, UsageReport};

@@ -127,6 +127,11 @@ impl PriceList {
         Ok(())
     }
 
+    /// Returns the names of the models that have prices.
+    pub fn models(&self) -> impl Iterator<Item = &str> {
+        self.models.keys().map(String::as_str)
+    }
+
     /// Returns the price of a model on a day, if it is known.
     pub fn price(&self, model: &str, day: UsageDay) -> Option<&Price> {
         self.models.get(model)?.iter().rfind(|price| price.from <= day)

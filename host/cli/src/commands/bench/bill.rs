@@ -22,12 +22,14 @@ const DAY_S: f64 = 86_400.0;
 ///
 /// The example is an agent that reads 7 billion tokens a day. The list price is that of Kimi K2.5: 0.60 USD for a
 /// million input tokens, 0.10 USD for cached ones, and 3.00 USD for output. How many tokens the agent writes was
-/// not published; the default is one for a hundred that it reads.
+/// not published; the default is one for a hundred that it reads. With --machine-per-day, the bill also says what the
+/// same tokens cost on machines like this one, which are busy all day.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   skep bench bill
   skep bench bill --output-percent 3 --json
+  skep bench bill --machine-per-day 4.80                            what this machine costs
   skep bench bill --input 0.25 --cached-input 0.025 --output 2      another list
   skep bench bill --url http://127.0.0.1:8081/v1                    another server, the same work")]
 pub struct Args {
@@ -48,6 +50,9 @@ pub struct Args {
     /// List price of a million output tokens
     #[arg(long, value_name = "USD", default_value = "3.00")]
     output: String,
+    /// Cost of this machine for a day, with power
+    #[arg(long, value_name = "USD")]
+    machine_per_day: Option<String>,
     /// Sessions per round; there is a round with a cold cache, and one with a warm cache
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     sessions: u32,
@@ -110,10 +115,24 @@ struct Machine {
     /// List price of a day of this machine's work, with the measured cache. A machine that costs less a
     /// day is cheaper than the list.
     worth_per_day: String,
+    /// The cost on such machines, if the cost of one is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cost: Option<MachineCost>,
+}
+
+/// The cost of the work on machines like this one.
+#[derive(Debug, PartialEq, Serialize)]
+struct MachineCost {
+    machine_per_day: f64,
+    /// Cost of a million input tokens, with the output tokens that belong to them.
+    per_million_input_tokens: f64,
+    /// Cost of the example, on as many machines as it needs.
+    example_per_day: f64,
 }
 
 pub async fn run(args: Args) -> Result<()> {
     let price = price(&args)?;
+    machine_per_day(&args)?;
     let target = Arc::new(Target::start(&args.target, ServerOptions::default()).await?);
     let mut measured =
         Measured { requests: 0, wall_s: 0.0, input_tokens: 0, cached_input_tokens: 0, output_tokens: 0 };
@@ -161,6 +180,14 @@ fn price(args: &Args) -> Result<Price> {
     })
 }
 
+/// Returns the cost of this machine for a day.
+fn machine_per_day(args: &Args) -> Result<Option<f64>> {
+    let Some(text) = &args.machine_per_day else { return Ok(None) };
+    let cost: Result<Amount, String> = text.parse();
+    cost.map_err(|problem| crate::failure::Usage(format!("--machine-per-day: {problem}")))?;
+    Ok(Some(text.parse()?))
+}
+
 fn report(target: String, args: &Args, price: &Price, measured: Measured) -> Result<Report> {
     if measured.input_tokens == 0 || measured.wall_s <= 0.0 {
         bail!("nothing was measured, because the server reported no input tokens");
@@ -175,6 +202,12 @@ fn report(target: String, args: &Args, price: &Price, measured: Measured) -> Res
     let per_day = |tokens: u64| (tokens as f64 / measured.wall_s * DAY_S) as u64;
     let (read, written) = (per_day(measured.input_tokens), per_day(measured.output_tokens));
     let worth = day(read, per_day(measured.cached_input_tokens), written);
+    let machines = input.div_ceil(read.max(1));
+    let cost = machine_per_day(args)?.map(|machine_per_day| MachineCost {
+        machine_per_day,
+        per_million_input_tokens: machine_per_day * 1e6 / read.max(1) as f64,
+        example_per_day: machine_per_day * machines as f64,
+    });
     Ok(Report {
         target,
         assumptions: Assumptions {
@@ -193,8 +226,9 @@ fn report(target: String, args: &Args, price: &Price, measured: Measured) -> Res
             input_tokens_per_day: read,
             output_tokens_per_day: written,
             share: read as f64 / input as f64,
-            machines: input.div_ceil(read.max(1)),
+            machines,
             worth_per_day: worth.rounded(2),
+            cost,
         },
     })
 }
@@ -235,7 +269,7 @@ fn for_people(report: &Report) -> Result<()> {
     {
         out::line(&format!("{what:<22} {} USD a day, {} USD a year", bill.per_day, bill.per_year))?;
     }
-    let Machine { input_tokens_per_day: read, share, machines, worth_per_day, .. } = this_machine;
+    let Machine { input_tokens_per_day: read, share, machines, worth_per_day, cost, .. } = this_machine;
     out::line(&format!(
         "{:<22} {read} input tokens a day, {:.4} % of the example, so {machines} such machines do all of it",
         "this machine",
@@ -243,6 +277,14 @@ fn for_people(report: &Report) -> Result<()> {
     ))?;
     out::line(&format!(
         "{:<22} one day of this machine is worth {worth_per_day} USD at list price (for a different model)",
+        ""
+    ))?;
+    let Some(MachineCost { machine_per_day, per_million_input_tokens, example_per_day }) = cost else {
+        return Ok(());
+    };
+    out::line(&format!(
+        "{:<22} at {machine_per_day:.2} USD a day, a million input tokens with their output cost {per_million_input_tokens:.2} \
+         USD, and the example {example_per_day:.2} USD a day",
         ""
     ))
 }
@@ -288,13 +330,35 @@ mod tests {
                 share: 6_912_000.0 / 7e9,
                 machines: 1_013,
                 worth_per_day: "2.59".into(),
+                cost: None,
             }
         );
+    }
+
+    #[test]
+    fn the_cost_of_the_machine_is_spread_over_what_it_reads() {
+        let args = args(&["--machine-per-day", "4.32", "--tokens", "10000000"]);
+        let measured = Measured {
+            requests: 10,
+            wall_s: 100.0,
+            input_tokens: 5_000,
+            cached_input_tokens: 0,
+            output_tokens: 400,
+        };
+        let report = report("test".into(), &args, &price(&args).expect("prices"), measured).expect("a bill");
+        // 50 tokens a second are 4.32 million a day, so a million costs 1 USD, and 10 million need three machines.
+        let cost = report.this_machine.cost.expect("the machine has a cost");
+        assert_eq!((report.this_machine.machines, cost.machine_per_day), (3, 4.32));
+        assert!((cost.per_million_input_tokens - 1.0).abs() < 1e-9, "{cost:?}");
+        assert!((cost.example_per_day - 12.96).abs() < 1e-9, "{cost:?}");
     }
 
     #[test]
     fn a_wrong_price_names_its_flag() {
         let error = price(&args(&["--cached-input", "cheap"])).expect_err("not a price").to_string();
         assert!(error.contains("--cached-input") && error.contains("not a decimal number"), "{error}");
+        let error =
+            machine_per_day(&args(&["--machine-per-day", "much"])).expect_err("not a cost").to_string();
+        assert!(error.contains("--machine-per-day"), "{error}");
     }
 }

@@ -121,8 +121,8 @@ All settings:
   [[upstream]]
              name, kind (\"openai\", \"anthropic\", \"workers-ai\"), url,
              key (\"secret:NAME\") or key_env, models (name, remote_name,
-             context_length, max_output, tools, structured, reasoning, images,
-             prices, as [prices.NAME] has them),
+             context_length, max_output, tools, structured, reasoning,
+             reasoning_control, images, prices, as [prices.NAME] has them),
              requests_per_minute, tokens_per_minute, max_in_flight, max_wait_ms,
              connect_ms, first_token_ms, idle_ms, attempts, breaker_failures,
              breaker_cool_down_ms: a server whose models are UPSTREAM/MODEL

@@ -174,6 +174,7 @@ impl ResponseRequest {
             reasoning: self.reasoning.0.clone(),
             output: self.format.constraint.clone(),
             sampling: self.parameters.sampling(defaults)?,
+            sampling_overrides: self.parameters.sampling_overrides()?,
             seed: self.parameters.seed_of(0),
             max_tokens: self.max_output_tokens.map(|tokens| tokens as usize),
             stop: self.parameters.stops(),

@@ -12,7 +12,7 @@ use crate::{
     journal::{self, Attempt, Call, LeftGeneration},
     usage::{ModelUse, RequestUse},
 };
-use skep_engine::Model;
+use skep_engine::{Model, UnreportedUse};
 
 /// Counts the attempts of a call that were lost in earlier runs. `recorded` is the end of the call, if it has ended.
 pub(in crate::capability) fn count_lost<P>(
@@ -37,19 +37,20 @@ pub(in crate::capability) fn bill(call: &Call, reservation: &mut Reservation) {
 /// produced.
 pub(crate) fn left_use(records: Vec<skep_store::Record>) -> Result<(ModelUse, u64), RuntimeError> {
     let (mut models, mut produced) = (ModelUse::default(), 0);
-    let mut count = |model: &str, used: &RequestUse| {
-        produced += used.produced_tokens();
-        models.add(model, &used.counts());
+    let mut count = |model: &str, used: &RequestUse, unreported: &[UnreportedUse]| {
+        let hidden: usize = unreported.iter().map(|hidden| hidden.usage.produced_tokens()).sum();
+        produced += used.produced_tokens() + hidden as u64;
+        models.add_all(&ModelUse::of_request(model, used, unreported));
     };
     for LeftGeneration { attempts, tokens, result } in journal::left_generations(records)? {
         let record = result.and_then(|result| result.read::<GenerationRecord>().ok());
         let ends_attempt = record.as_ref().is_some_and(GenerationRecord::ends_attempt);
         for attempt in lost(&attempts, ends_attempt) {
             let tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
-            count(&attempt.model, &attempt.lost_use(tokens));
+            count(&attempt.model, &attempt.lost_use(tokens), &[]);
         }
         if let (Some(last), Some(record)) = (attempts.last(), record) {
-            count(&last.model, &record.request_use());
+            count(&last.model, &record.request_use(), &record.unreported());
         }
     }
     Ok((models, produced))
@@ -91,7 +92,9 @@ impl GenerationRecord {
         match self {
             GenerationRecord::Ended { usage: Some(WrittenUsage(usage)), .. } => used.finished(usage),
             GenerationRecord::Ended { cut: Some(WrittenUsage(estimate)), .. } => used.was_cut(estimate),
-            GenerationRecord::Ended { .. } | GenerationRecord::Refused(_) => {}
+            GenerationRecord::Ended { .. }
+            | GenerationRecord::Refused(_)
+            | GenerationRecord::RefusedAfter { .. } => {}
         }
         used
     }

@@ -19,7 +19,7 @@ use crate::{
             generation::{check_model, end, generate, refuse, repeat, tool_bytes},
             options::tokens_to_reserve,
             progress::{Progress, follow},
-            record::{GenerationRecord, WrittenUsage},
+            record::{GenerationRecord, WrittenUsage, written},
         },
         turn::{AskedTokens, GenerationStart, Reservation, Turn},
     },
@@ -245,7 +245,7 @@ impl Compacting {
         count_lost(turn, &call, model, &recorded);
         let texts = asking.messages().iter().map(ChatMessage::text_bytes).sum::<usize>();
         let (bytes, messages) = (texts + tool_bytes(tools), asking.messages().len());
-        let asked = AskedTokens::new(&call, model, bytes, messages, tokens_to_reserve(Some(most)));
+        let asked = AskedTokens::new(&call, model, bytes, messages, tokens_to_reserve(Some(most)), 1);
         let mut reservation = match turn.reserve(asked, GenerationStart::of(&call, &recorded)) {
             Ok(reservation) => reservation,
             Err(error) => return Ok(Err(refuse(turn, &call, error))),
@@ -269,6 +269,7 @@ impl Compacting {
             priority: turn.priority,
             deadline: Some(turn.deadline.at()),
             observer: turn.observer.clone(),
+            unreported: reservation.unreported(),
             resume: call.tokens().to_vec(),
             resume_rolled_back: call.taken_back(),
             ..ChatOptions::default()
@@ -313,6 +314,7 @@ impl Compacting {
                     compacted_at: None,
                     read: String::new(),
                     cut: None,
+                    unreported: written(turn.take_unreported(&call)),
                 };
                 turn.journal.ended(&call, &record, vec![RunEvent::Generation { usage, timing }]);
                 (generation.text, Some(usage))

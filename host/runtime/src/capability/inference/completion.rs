@@ -8,22 +8,24 @@ use crate::{
     },
     capability::{
         inference::{
-            attempts::count_lost,
-            conversion::{timing, usage},
-            generation::{Generated, QUICK_HASH_BYTES, check_model, end, refuse, repeat},
+            attempts::{bill, count_lost},
+            conversion::{generation_of, timing, usage},
+            generation::{Generated, QUICK_HASH_BYTES, check_model, end, passed_refusal, refuse, repeat},
             model_errors,
             options::{chat_options, tokens_to_reserve},
-            progress::Progress,
-            record::{GenerationRecord, WrittenUsage},
+            progress::{Progress, follow},
+            record::{GenerationRecord, WrittenUsage, written},
+            remote,
         },
         turn::{AskedTokens, GenerationStart, Reservation, Turn},
     },
-    journal::Identity,
+    journal::{Call, Identity},
     turn_timeline::Stage,
 };
 use skep_engine::{
-    Cancel, Engine, EngineError, FinishReason, Finished, GenerateRequest, RolledBack, TokenEvent,
-    TokenStream, chat::refuse_oversized,
+    Cancel, Engine, EngineError, FinishReason, Finished, GenerateRequest, Model, RolledBack, Timing,
+    TokenEvent, TokenStream, Usage,
+    chat::{ChatOptions, Input, refuse_oversized},
 };
 use skep_model::SpecialTokens;
 use std::sync::Arc;
@@ -54,18 +56,18 @@ pub(crate) async fn complete(
         let message = "tools: a completion cannot call tools; use a conversation";
         return Ok(Err(Error::InvalidArgument(message.into())));
     }
-    let Some(engine) = model.engine().cloned() else {
-        let message = format!(
-            "{} is an upstream model, which supports conversations but not text completion; use a conversation",
-            model.name()
-        );
-        return Ok(Err(Error::InvalidArgument(message)));
-    };
     let visible = options.visible;
-    let chat = match chat_options(&turn, &model, &options) {
+    let mut chat = match chat_options(&turn, &model, &options) {
         Ok(chat) => chat,
         Err(error) => return Ok(Err(error)),
     };
+    if model.engine().is_none() && chat.output.is_some() {
+        let name = model.name();
+        let message = format!(
+            "output: {name} runs on another server, which holds no completion to it; use a conversation"
+        );
+        return Ok(Err(Error::InvalidArgument(message)));
+    }
     if !chat.examples.is_empty() {
         let message =
             "a completion has no chat turns, so it cannot have examples; write them into the prompt";
@@ -75,34 +77,40 @@ pub(crate) async fn complete(
     // It never answers without yielding once, because other calls may overtake it.
     task::yield_now().await;
     let is_quick = prompt.len() <= QUICK_BYTES && chat.output.is_none();
-    let (named, prompt) = (engine.clone(), Arc::new(prompt));
+    let (named, prompt) = (model.name().to_owned(), Arc::new(prompt));
     let asked_for = prompt.clone();
-    let identify = move |_: &Cancel| Identity::new("complete", &(&named.info().name, &*asked_for, &options));
+    let identify = move |_: &Cancel| Identity::new("complete", &(&named, &*asked_for, &options));
     let identity = turn.compute(prompt.len() <= QUICK_HASH_BYTES, identify).await;
     let mut call = turn.journal.identify(made, identity)?;
     let recorded = turn.journal.recorded(&mut call)?;
     count_lost(&turn, &call, &model, &recorded);
-    if let Some((GenerationRecord::Refused(error), position)) = recorded {
-        position.reached().await;
-        return Ok(Err(error));
-    }
-    let asked = AskedTokens::new(&call, &model, prompt.len(), 0, tokens_to_reserve(chat.max_tokens));
-    let reservation = match turn.reserve(asked, GenerationStart::of(&call, &recorded)) {
+    let recorded = match passed_refusal(&turn, recorded).await {
+        Ok(recorded) => recorded,
+        Err(error) => return Ok(Err(error)),
+    };
+    let asked = AskedTokens::new(&call, &model, prompt.len(), 0, tokens_to_reserve(chat.max_tokens), 1);
+    let mut reservation = match turn.reserve(asked, GenerationStart::of(&call, &recorded)) {
         Ok(reservation) => reservation,
         Err(error) => return Ok(Err(refuse(&turn, &call, error))),
     };
     if let Some((record, position)) = recorded {
+        bill(&call, &mut reservation);
         position.reached().await;
         return Ok(repeat(record, reservation, None));
     }
     if let Err(error) = check_model(&call, &model) {
         return Ok(Err(refuse(&turn, &call, error)));
     }
+    chat.max_tokens = Some(reservation.max_tokens as usize);
+    chat.seed = Some(chat.seed.unwrap_or_else(|| turn.journal.seed_for(&call)));
+    let Some(engine) = model.engine().cloned() else {
+        return complete_elsewhere(&turn, &call, &model, &prompt, chat, visible, reservation).await;
+    };
     // The tokens of the prompt are not known yet.
     let mut request = GenerateRequest::new(Vec::new());
     request.sampling = chat.sampling;
-    request.seed = Some(chat.seed.unwrap_or_else(|| turn.journal.seed_for(&call)));
-    request.max_tokens = Some(reservation.max_tokens as usize);
+    request.seed = chat.seed;
+    request.max_tokens = chat.max_tokens;
     request.stop = chat.stop;
     request.constraint = chat.output;
     request.affinity = chat.affinity;
@@ -139,17 +147,69 @@ pub(crate) async fn complete(
         usage: usage(&finished.usage),
         timing: timing(&finished.timing),
     };
+    Ok(Ok(record(&turn, &call, generation, (finished.usage, finished.timing))))
+}
+
+/// Lets another server continue the text. After a crash, it does so from the beginning.
+async fn complete_elsewhere(
+    turn: &Arc<Turn>,
+    call: &Call,
+    model: &Model,
+    prompt: &str,
+    chat: ChatOptions,
+    visible: bool,
+    reservation: Reservation,
+) -> Generated {
+    if let Err(error) = remote::make_again(turn, call, false).await? {
+        return Ok(Err(refuse(turn, call, error)));
+    }
+    let used = |prompt_tokens| {
+        turn.journal.used(call, model, model.name(), Usage { prompt_tokens, ..Usage::default() });
+    };
+    // From here on, the server may bill the prompt, unless it refuses the request.
+    let input = Input::Text(prompt.to_owned());
+    used(u32::try_from(input.estimated_tokens(chat.opening())).unwrap_or(u32::MAX));
+    let unreported = reservation.unreported();
+    let begun = match model.complete(prompt, ChatOptions { unreported: unreported.clone(), ..chat }) {
+        Ok(stream) => stream.begun().await,
+        Err(error) => Err(error),
+    };
+    let stream = match begun {
+        Ok(stream) => stream,
+        Err(error) => {
+            used(0);
+            turn.keep_unreported(call, unreported.uses());
+            return Ok(Err(refuse(turn, call, error.into())));
+        }
+    };
+    let followed = follow(Progress::new(turn, call, model, visible), stream, reservation, None).await;
+    turn.journal.caught_up().await;
+    let outcome = match followed {
+        Ok(outcome) => outcome,
+        Err(error) => return Ok(Err(end(turn, call, error, None, None))),
+    };
+    let figures = (outcome.usage, outcome.timing);
+    Ok(Ok(record(turn, call, generation_of(outcome), figures)))
+}
+
+/// Records a completion that has ended, and returns it.
+fn record(
+    turn: &Turn,
+    call: &Call,
+    generation: inference::Generation,
+    (usage, timing): (Usage, Timing),
+) -> inference::Generation {
     let record = GenerationRecord::Ended {
         result: Ok(generation.clone()),
-        usage: Some(WrittenUsage(finished.usage)),
+        usage: Some(WrittenUsage(usage)),
         message: None,
         compacted_at: None,
         read: String::new(),
         cut: None,
+        unreported: written(turn.take_unreported(call)),
     };
-    let event = RunEvent::Generation { usage: finished.usage, timing: finished.timing };
-    turn.journal.ended(&call, &record, vec![event]);
-    Ok(Ok(generation))
+    turn.journal.ended(call, &record, vec![RunEvent::Generation { usage, timing }]);
+    generation
 }
 
 /// Encodes the prompt and submits the request with its tokens.

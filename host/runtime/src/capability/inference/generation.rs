@@ -18,7 +18,7 @@ use crate::{
             conversion::generation_of,
             options::{chat_options, tokens_to_reserve},
             progress::{Progress, follow},
-            record::{GenerationRecord, Message, WrittenUsage},
+            record::{GenerationRecord, Message, WrittenUsage, written},
             remote,
             text_stream::{CollectingSink, TextSink, TextSource, text_stream},
         },
@@ -135,12 +135,13 @@ impl RequestedGeneration {
         let reads = Some(Reads::of(&turn.journal, &mut call));
         let recorded = turn.journal.recorded(&mut call)?;
         count_lost(&turn, &call, &model, &recorded);
-        if let Some((GenerationRecord::Refused(error), position)) = recorded {
-            position.reached().await;
-            return Ok(Err(error));
-        }
+        let recorded = match passed_refusal(&turn, recorded).await {
+            Ok(recorded) => recorded,
+            Err(error) => return Ok(Err(error)),
+        };
         let (messages, max_tokens) = (before.messages().len(), tokens_to_reserve(chat.max_tokens));
-        let asked = AskedTokens::new(&call, &model, bytes + tool_bytes(&chat.tools), messages, max_tokens);
+        let (most_bytes, asks) = (bytes + tool_bytes(&chat.tools), model.most_asks(&chat));
+        let asked = AskedTokens::new(&call, &model, most_bytes, messages, max_tokens, asks);
         let mut reservation = match turn.reserve(asked, GenerationStart::of(&call, &recorded)) {
             Ok(reservation) => reservation,
             Err(error) => return Ok(Err(refuse(&turn, &call, error))),
@@ -173,6 +174,7 @@ impl RequestedGeneration {
         tell_model_change(&turn, &call, &generating);
         chat.max_tokens = Some(reservation.max_tokens as usize);
         chat.seed = Some(chat.seed.unwrap_or_else(|| turn.journal.seed_for(&call)));
+        chat.unreported = reservation.unreported();
         chat.resume = call.tokens().to_vec();
         chat.resume_rolled_back = call.taken_back();
         let overflow = match generate(&turn, &call, is_quick, &before, &model, chat.clone()).await {
@@ -241,13 +243,16 @@ pub(in crate::capability) async fn generate(
         }
     };
     used(u32::try_from(estimated_tokens(before.messages(), chat.opening())).unwrap_or(u32::MAX));
-    let (before, asked) = (before.clone(), model.clone());
+    let (before, asked, unreported) = (before.clone(), model.clone(), chat.unreported.clone());
     let begin = move |cancel: &Cancel| asked.answer(&before, ChatOptions { cancel: cancel.clone(), ..chat });
     let begun = match turn.compute(is_quick, begin).await {
         Ok(stream) => stream.begun().await,
         Err(error) => Err(error),
     };
-    begun.inspect_err(|_| used(0))
+    begun.inspect_err(|_| {
+        used(0);
+        turn.keep_unreported(call, unreported.uses());
+    })
 }
 
 /// Checks that the model did not change while the generation was interrupted, because the tokens so far mean a different
@@ -359,6 +364,7 @@ impl StartedGeneration {
             compacted_at,
             read: String::new(),
             cut: None,
+            unreported: written(turn.take_unreported(&call)),
         };
         turn.journal.ended(&call, &record, events);
         Ok(Ok(generation))
@@ -421,10 +427,24 @@ async fn recall(
     repeat(record, reservation, Some((generating, &before)))
 }
 
-/// Records that a generation was refused before it started, and returns the error for the guest.
+/// Returns the error of a generation that was recorded as refused, and counts what it used without an event. Passes all
+/// other records on.
+pub(in crate::capability) async fn passed_refusal(
+    turn: &Turn,
+    recorded: Option<(GenerationRecord, ReplayPosition)>,
+) -> Result<Option<(GenerationRecord, ReplayPosition)>, Error> {
+    let Some((record, position)) = recorded else { return Ok(None) };
+    let Some(error) = record.refusal().cloned() else { return Ok(Some((record, position))) };
+    turn.count_unreported(&record.unreported());
+    position.reached().await;
+    Err(error)
+}
+
+/// Records that a generation was refused before its first event, and returns the error for the guest.
 pub(in crate::capability) fn refuse(turn: &Turn, call: &Call, error: Error) -> Error {
     if !matches!(error, Error::Cancelled) {
-        turn.journal.ended(call, &GenerationRecord::Refused(error.clone()), Vec::new());
+        let record = GenerationRecord::refused(error.clone(), turn.take_unreported(call));
+        turn.journal.ended(call, &record, Vec::new());
     }
     error
 }
@@ -454,7 +474,9 @@ fn end_read(
         let usage = figures.map(|(usage, _)| WrittenUsage(usage));
         let result = Err(error.clone());
         let cut = turn.take_cut(call).map(WrittenUsage);
-        let record = GenerationRecord::Ended { result, usage, message: None, compacted_at, read, cut };
+        let unreported = written(turn.take_unreported(call));
+        let record =
+            GenerationRecord::Ended { result, usage, message: None, compacted_at, read, cut, unreported };
         let event = figures.map(|(usage, timing)| RunEvent::Generation { usage, timing });
         turn.journal.ended(call, &record, event.into_iter().collect());
     }
@@ -464,11 +486,12 @@ fn end_read(
 /// Returns the recorded result of a generation, and appends its message to the conversation again.
 pub(in crate::capability) fn repeat(
     record: GenerationRecord,
-    reservation: Reservation,
+    mut reservation: Reservation,
     conversation: Option<(Generating, &Transcript)>,
 ) -> Result<inference::Generation, Error> {
+    reservation.repeat_unreported(record.unreported());
     let (result, usage, message, cut) = match record {
-        GenerationRecord::Refused(error) => return Err(error),
+        GenerationRecord::Refused(error) | GenerationRecord::RefusedAfter { error, .. } => return Err(error),
         GenerationRecord::Ended { result, usage, message, cut, .. } => (result, usage, message, cut),
     };
     match (&usage, &cut) {

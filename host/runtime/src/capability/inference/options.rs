@@ -9,8 +9,8 @@ use crate::{
     tool::{Tool, examples},
 };
 use skep_engine::{
-    Constraint, Model, Sampling,
-    chat::{ChatMessage, ChatOptions, ToolChoice},
+    Constraint, Model,
+    chat::{ChatMessage, ChatOptions, SamplingOverrides, ToolChoice},
 };
 use std::sync::Arc;
 
@@ -51,7 +51,9 @@ pub(in crate::capability) fn chat_options(
     if options.max_tokens == Some(0) {
         return Err(Error::InvalidArgument("max-tokens: must be at least 1".into()));
     }
-    let (sampling, seed) = sampling(&options.sampling, model.sampling())?;
+    let sampling_overrides = overrides(&options.sampling);
+    let sampling = sampling_overrides.over(&model.sampling());
+    sampling.validate().map_err(|why| Error::InvalidArgument(format!("sampling: {why}")))?;
     let (output, output_examples) = output(&options.output)?;
     let mut examples = examples::in_turn(&tools);
     examples.extend(output_examples);
@@ -71,7 +73,8 @@ pub(in crate::capability) fn chat_options(
         parallel_tool_calls: false,
         output,
         sampling,
-        seed,
+        sampling_overrides,
+        seed: options.sampling.seed,
         max_tokens: options.max_tokens.map(|tokens| tokens as usize),
         stop: options.stop.clone(),
         affinity: turn.affinity.clone(),
@@ -82,20 +85,17 @@ pub(in crate::capability) fn chat_options(
     })
 }
 
-/// Returns the sampling parameters of a generation: the guest's, and the model's where the guest sets none.
-fn sampling(options: &inference::Sampling, default: Sampling) -> Result<(Sampling, Option<u64>), Error> {
-    let sampling = Sampling {
-        temperature: options.temperature.unwrap_or(default.temperature),
-        top_k: options.top_k.unwrap_or(default.top_k),
-        top_p: options.top_p.unwrap_or(default.top_p),
-        min_p: options.min_p.unwrap_or(default.min_p),
-        frequency_penalty: options.frequency_penalty.unwrap_or(default.frequency_penalty),
-        presence_penalty: options.presence_penalty.unwrap_or(default.presence_penalty),
-        repetition_penalty: options.repetition_penalty.unwrap_or(default.repetition_penalty),
-        ..default
-    };
-    sampling.validate().map_err(|why| Error::InvalidArgument(format!("sampling: {why}")))?;
-    Ok((sampling, options.seed))
+/// Returns the sampling parameters that the guest sets.
+fn overrides(sampling: &inference::Sampling) -> SamplingOverrides {
+    SamplingOverrides {
+        temperature: sampling.temperature,
+        top_k: sampling.top_k,
+        top_p: sampling.top_p,
+        min_p: sampling.min_p,
+        frequency_penalty: sampling.frequency_penalty,
+        presence_penalty: sampling.presence_penalty,
+        repetition_penalty: sampling.repetition_penalty,
+    }
 }
 
 /// Returns the constraint on the answer, and the examples in its schema.

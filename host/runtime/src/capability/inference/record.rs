@@ -12,7 +12,7 @@ use crate::{
 };
 use serde::{Deserialize, Serialize};
 use skep_engine::{
-    ModelDigest, Timing, Usage,
+    ModelDigest, Timing, UnreportedUse, Usage,
     chat::{ChatFinish, ChatOutcome, ToolCall, Transcript},
 };
 
@@ -21,6 +21,8 @@ use skep_engine::{
 pub(in crate::capability) enum GenerationRecord {
     /// The generation never started.
     Refused(Error),
+    /// The generation failed before its first event, after remote models had used something.
+    RefusedAfter { error: Error, unreported: Vec<WrittenUnreported> },
     Ended {
         result: Result<Generation, Error>,
         /// `None`: the generation failed before its usage was known.
@@ -36,6 +38,9 @@ pub(in crate::capability) enum GenerationRecord {
         /// The estimated usage of a generation that was cut off.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         cut: Option<WrittenUsage>,
+        /// What remote models used and no event reported.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        unreported: Vec<WrittenUnreported>,
     },
 }
 
@@ -43,7 +48,36 @@ impl GenerationRecord {
     pub(in crate::capability) fn usage(&self) -> Usage {
         match self {
             GenerationRecord::Ended { usage: Some(WrittenUsage(usage)), .. } => *usage,
-            GenerationRecord::Ended { usage: None, .. } | GenerationRecord::Refused(_) => Usage::default(),
+            GenerationRecord::Ended { usage: None, .. }
+            | GenerationRecord::Refused(_)
+            | GenerationRecord::RefusedAfter { .. } => Usage::default(),
+        }
+    }
+
+    /// Returns the record of a generation that was refused before its first event.
+    pub(in crate::capability) fn refused(error: Error, unreported: Vec<UnreportedUse>) -> Self {
+        match unreported.is_empty() {
+            true => GenerationRecord::Refused(error),
+            false => GenerationRecord::RefusedAfter { error, unreported: written(unreported) },
+        }
+    }
+
+    /// Returns the error of a generation that was refused before its first event.
+    pub(in crate::capability) fn refusal(&self) -> Option<&Error> {
+        match self {
+            GenerationRecord::Refused(error) | GenerationRecord::RefusedAfter { error, .. } => Some(error),
+            GenerationRecord::Ended { .. } => None,
+        }
+    }
+
+    /// Returns what remote models used and no event reported.
+    pub(in crate::capability) fn unreported(&self) -> Vec<UnreportedUse> {
+        match self {
+            GenerationRecord::RefusedAfter { unreported, .. }
+            | GenerationRecord::Ended { unreported, .. } => {
+                unreported.iter().map(WrittenUnreported::read).collect()
+            }
+            GenerationRecord::Refused(_) => Vec::new(),
         }
     }
 
@@ -54,13 +88,38 @@ impl GenerationRecord {
     pub(in crate::capability) fn compacted_at(&self) -> Option<usize> {
         match self {
             GenerationRecord::Ended { compacted_at, .. } => *compacted_at,
-            GenerationRecord::Refused(_) => None,
+            GenerationRecord::Refused(_) | GenerationRecord::RefusedAfter { .. } => None,
         }
     }
 }
 
 #[derive(Clone, Copy, Serialize, Deserialize)]
 pub(in crate::capability) struct WrittenUsage(#[serde(with = "StoredUsage")] pub(in crate::capability) Usage);
+
+/// The stored form of [`UnreportedUse`].
+#[derive(Clone, Serialize, Deserialize)]
+pub(in crate::capability) struct WrittenUnreported {
+    model: String,
+    usage: WrittenUsage,
+    is_estimate: bool,
+}
+
+/// Returns the stored form of what no event reported.
+pub(in crate::capability) fn written(unreported: Vec<UnreportedUse>) -> Vec<WrittenUnreported> {
+    let write = |UnreportedUse { model, usage, is_estimate }| WrittenUnreported {
+        model,
+        usage: WrittenUsage(usage),
+        is_estimate,
+    };
+    unreported.into_iter().map(write).collect()
+}
+
+impl WrittenUnreported {
+    fn read(&self) -> UnreportedUse {
+        let WrittenUnreported { model, usage: WrittenUsage(usage), is_estimate } = self.clone();
+        UnreportedUse { model, usage, is_estimate }
+    }
+}
 
 /// An assistant message with its exact tokens, relative to the conversation before it.
 #[derive(Serialize, Deserialize)]

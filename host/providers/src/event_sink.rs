@@ -1,4 +1,4 @@
-//! Passes the events of an answer to its caller, and knows whether anything was told.
+//! Sends the events of an answer to its caller, and tracks whether anything was sent.
 //!
 //! The work runs inside the caller's own task: the stream polls it, and dropping the stream drops it, with the
 //! connection to the upstream.
@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 type Work = Pin<Box<dyn Future<Output = Result<ChatOutcome, EngineError>> + Send>>;
 
 /// The sender of one answer's events.
-pub(crate) struct Teller {
+pub(crate) struct EventSink {
     events: mpsc::Sender<ChatEvent>,
     progress: Progress,
 }
@@ -33,25 +33,25 @@ enum Progress {
     Answer,
 }
 
-/// Returns the stream of the events that `work` tells, which ends with its result.
-pub(crate) fn stream<F>(work: impl FnOnce(Teller) -> F) -> RemoteStream
+/// Returns the stream of the events that `work` sends, which ends with its result.
+pub(crate) fn stream<F>(work: impl FnOnce(EventSink) -> F) -> RemoteStream
 where
     F: Future<Output = Result<ChatOutcome, EngineError>> + Send + 'static,
 {
     let (sender, events) = mpsc::channel(1);
-    let work = work(Teller { events: sender, progress: Progress::Nothing });
-    Box::pin(Telling { events, work: Some(Box::pin(work)) })
+    let work = work(EventSink { events: sender, progress: Progress::Nothing });
+    Box::pin(EventStream { events, work: Some(Box::pin(work)) })
 }
 
-impl Teller {
-    /// Tells that the answer begins, unless that was told already.
+impl EventSink {
+    /// Sends `Started`, unless it was sent before.
     pub(crate) async fn start(&mut self, prompt_tokens: u32, cached_tokens: u32) {
         if self.progress == Progress::Nothing {
-            self.tell(ChatEvent::Started { prompt_tokens, cached_tokens }).await;
+            self.send(ChatEvent::Started { prompt_tokens, cached_tokens }).await;
         }
     }
 
-    pub(crate) async fn tell(&mut self, event: ChatEvent) {
+    pub(crate) async fn send(&mut self, event: ChatEvent) {
         let progress = match &event {
             ChatEvent::Routed(_) => Progress::Nothing,
             ChatEvent::Started { .. } => Progress::Started,
@@ -63,33 +63,33 @@ impl Teller {
         let _ = self.events.send(event).await;
     }
 
-    /// Tells the calls of a whole answer.
-    pub(crate) async fn tell_calls(&mut self, calls: &[ToolCall]) {
+    /// Sends the calls of a whole answer.
+    pub(crate) async fn send_calls(&mut self, calls: &[ToolCall]) {
         for (index, call) in calls.iter().enumerate() {
             let ToolCall { id, name, arguments } = call.clone();
-            self.tell(ChatEvent::ToolCallStarted { index, id, name }).await;
-            self.tell(ChatEvent::ToolCallArguments { index, delta: arguments }).await;
-            self.tell(ChatEvent::ToolCallFinished { index, call: call.clone() }).await;
+            self.send(ChatEvent::ToolCallStarted { index, id, name }).await;
+            self.send(ChatEvent::ToolCallArguments { index, delta: arguments }).await;
+            self.send(ChatEvent::ToolCallFinished { index, call: call.clone() }).await;
         }
     }
 
-    /// Returns whether anything of the answer or of its reasoning was told.
-    pub(crate) fn told_anything(&self) -> bool {
+    /// Returns whether anything of the answer or of its reasoning was sent.
+    pub(crate) fn has_sent_anything(&self) -> bool {
         self.progress >= Progress::Reasoning
     }
 
-    /// Returns whether any text or call was told.
-    pub(crate) fn told_answer(&self) -> bool {
+    /// Returns whether any text or call was sent.
+    pub(crate) fn has_sent_answer(&self) -> bool {
         self.progress >= Progress::Answer
     }
 }
 
-struct Telling {
+struct EventStream {
     events: mpsc::Receiver<ChatEvent>,
     work: Option<Work>,
 }
 
-impl Stream for Telling {
+impl Stream for EventStream {
     type Item = Result<ChatEvent, EngineError>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -124,15 +124,15 @@ mod tests {
 
     #[tokio::test]
     async fn events_come_in_order_and_the_result_last() {
-        let mut events = stream(|mut teller| async move {
-            teller.start(3, 1).await;
-            teller.start(3, 1).await;
-            assert!(!teller.told_anything());
+        let mut events = stream(|mut sink| async move {
+            sink.start(3, 1).await;
+            sink.start(3, 1).await;
+            assert!(!sink.has_sent_anything());
             for delta in ["a", "b"] {
                 tokio::task::yield_now().await;
-                teller.tell(ChatEvent::Text { delta: delta.into(), logprobs: Vec::new() }).await;
+                sink.send(ChatEvent::Text { delta: delta.into(), logprobs: Vec::new() }).await;
             }
-            assert!(teller.told_answer());
+            assert!(sink.has_sent_answer());
             Ok(ChatOutcome::remote("ab".into(), ChatFinish::Stop))
         });
         let mut seen = String::new();
