@@ -76,8 +76,8 @@ pub use model_set::{
     WeakModelSet, check_name,
 };
 pub use observation::{
-    Attempt, Attempts, BegunAttempt, Called, Ending, Observation, Observer, RequestObserver, Said,
-    SpentTokens,
+    Attempt, Attempts, Ending, Observation, Observer, PendingAttempt, PromptMessage, RequestObserver,
+    SpentTokens, ToolCallRef,
 };
 pub use options::{DraftLimits, EngineOptions, Routing, Speculation};
 pub use request::{

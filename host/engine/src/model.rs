@@ -431,7 +431,7 @@ mod tests {
             self.add(format!("{observation:?}"));
         }
 
-        fn ended(self: Box<Self>, ending: Ending<'_>, _spent: SpentTokens, attempts: Vec<Attempt>) {
+        fn request_ended(self: Box<Self>, ending: Ending<'_>, _spent: SpentTokens, attempts: Vec<Attempt>) {
             let ending = match ending {
                 Ending::Finished { reason, .. } => reason.to_owned(),
                 Ending::Failed(error) => error.code().to_owned(),

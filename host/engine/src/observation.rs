@@ -28,7 +28,7 @@ pub trait RequestObserver: Send {
     fn observe(&mut self, observation: Observation<'_>);
 
     /// Takes the end of the request.
-    fn ended(self: Box<Self>, ending: Ending<'_>, spent: SpentTokens, attempts: Vec<Attempt>);
+    fn request_ended(self: Box<Self>, ending: Ending<'_>, spent: SpentTokens, attempts: Vec<Attempt>);
 }
 
 /// A message of a request, or the text that it continues.
@@ -193,7 +193,7 @@ impl Observed {
         attempts: Attempts,
     ) -> Self {
         Observed {
-            observer: Some(observer.asked(model, said)),
+            observer: Some(observer.request_started(model, said)),
             attempts,
             spent_tokens: 0,
             unreported: Unreported::default(),
@@ -210,7 +210,7 @@ impl Observed {
         self.unreported = unreported;
     }
 
-    pub fn note(&mut self, observation: Observation<'_>) {
+    pub fn observe(&mut self, observation: Observation<'_>) {
         if let Some(observer) = &mut self.observer {
             observer.observe(observation);
         }
@@ -228,7 +228,7 @@ impl Observed {
             let unreported = self.unreported.uses();
             let hidden: usize = unreported.iter().map(|used| used.usage.produced_tokens()).sum();
             let spent = SpentTokens { output: self.spent_tokens.saturating_sub(hidden), unreported };
-            observer.ended(ending, spent, self.attempts.take());
+            observer.request_ended(ending, spent, self.attempts.take());
         }
     }
 }

@@ -7,7 +7,7 @@
 use crate::{
     BudgetUsedUp, RuntimeError, WorstCase,
     token_budget::{DayShare, TokenBudgets, TokenSpend},
-    usage::{Amount, ModelUse, NoMoney, RequestUse, Source, billed_models},
+    usage::{Amount, BudgetRefusal, ModelUse, RequestUse, Source, billed_models},
 };
 use skep_engine::{
     EngineError, Model, TokenEvent, Unreported, Usage,
@@ -55,16 +55,16 @@ impl TenantBudget {
     /// Reserves the most that a request to a model can cost. Fails if a budget in money has less left, or
     /// if there is such a budget and the model, or one that a route may choose, has no price.
     pub fn meter(&self, model: &Model, worst: WorstCase) -> Result<TenantTokens, RuntimeError> {
-        let promised = self.share.money.promise(&billed_models(model), worst, worst.output_tokens);
-        let promised = promised.map_err(|none| match none {
-            NoMoney::UsedUp(why) => RuntimeError::from(why),
-            NoMoney::Unknown(why) => RuntimeError::from(why),
-            NoMoney::Promised => EngineError::Busy { retry_after_ms: RETRY_PROMISED_MS }.into(),
+        let reserved = self.share.money.reserve(&billed_models(model), worst, worst.output_tokens);
+        let reserved = reserved.map_err(|none| match none {
+            BudgetRefusal::UsedUp(why) => RuntimeError::from(why),
+            BudgetRefusal::NoPrice(why) => RuntimeError::from(why),
+            BudgetRefusal::Reserved => EngineError::Busy { retry_after_ms: RETRY_RESERVED_MS }.into(),
         })?;
         Ok(TenantTokens {
             budget: self.clone(),
             model: model.name().to_owned(),
-            promised: promised.amount,
+            reserved: reserved.amount,
             produced: 0,
             used: RequestUse::default(),
             unreported: Unreported::default(),
@@ -138,7 +138,7 @@ impl Drop for TenantTokens {
     fn drop(&mut self) {
         let TenantBudget { share, source, store } = &self.budget;
         let models = ModelUse::of_request(&self.model, &self.used, &self.unreported.uses());
-        share.money.settle(self.promised, &models);
+        share.money.settle(self.reserved, &models);
         let spend = TokenSpend::new(share, self.produced as u64, source, &models);
         if spend.is_empty() {
             return;

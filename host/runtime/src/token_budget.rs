@@ -195,12 +195,16 @@ impl DayShare {
 
     /// Reserves tokens and money for a request that one of the models answers: at most the worst case, and at least one
     /// token.
-    pub(crate) fn promise_request(&self, models: &[String], worst: WorstCase) -> Result<Promise, NoTokens> {
-        let promised = self.money.promise(models, worst, 1)?;
-        match self.promise(promised.output_tokens) {
-            Ok(output_tokens) => Ok(Promise { output_tokens, ..promised }),
+    pub(crate) fn reserve_request(
+        &self,
+        models: &[String],
+        worst: WorstCase,
+    ) -> Result<ReservedCost, NoTokens> {
+        let reserved = self.money.reserve(models, worst, 1)?;
+        match self.reserve(reserved.output_tokens) {
+            Ok(output_tokens) => Ok(ReservedCost { output_tokens, ..reserved }),
             Err(none) => {
-                self.money.settle(promised.amount, &ModelUse::default());
+                self.money.settle(reserved.amount, &ModelUse::default());
                 Err(none)
             }
         }
@@ -223,9 +227,9 @@ impl DayShare {
     }
 
     /// Reserves what was reserved before a restart, regardless of the budgets.
-    pub(crate) fn reserve_again(&self, models: &[String], worst: WorstCase) -> Promise {
-        self.hold(&mut self.budgets.today(), |held| held.promised += u64::from(worst.output_tokens));
-        self.money.promise_again(models, worst)
+    pub(crate) fn reserve_again(&self, models: &[String], worst: WorstCase) -> ReservedCost {
+        self.hold(&mut self.budgets.today(), |held| held.reserved += u64::from(worst.output_tokens));
+        self.money.reserve_again(models, worst)
     }
 
     /// Replaces a generation's reservation with the tokens that it produced.

@@ -91,14 +91,14 @@ pub(crate) async fn create(
     }
     stored::resolve(&mut input, &referred)?;
     let thread = chain.first().map_or_else(|| id.clone(), |first| first.thread.clone());
-    let begun = Begun { id, thread, chain, input, request, gateway, caller };
-    let model = begun.request.parameters.model.clone();
+    let pending = PendingResponse { id, thread, chain, input, request, gateway, caller };
+    let model = pending.request.parameters.model.clone();
     match model.as_deref().and_then(|model| model.strip_prefix(AGENT_MODEL)) {
         Some(agent) => {
-            let ignored = begun.request.ignored.clone();
-            Ok(headers::ignored(begun.with_agent(agent, &headers).await?, &ignored))
+            let ignored = pending.request.ignored.clone();
+            Ok(headers::ignored(pending.with_agent(agent, &headers).await?, &ignored))
         }
-        None => begun.with_model(&headers).await,
+        None => pending.with_model(&headers).await,
     }
 }
 
@@ -194,10 +194,10 @@ impl PendingResponse {
         };
         let mut chat = StartedChat::begin(&gateway, &caller, (model.clone(), observer), bytes, asked).await?;
         let (warnings, served) = (chat.warnings.clone(), chat.served());
-        let ignored = chat.ignored(&begun.request.ignored);
-        let stored = begun.stored(&served.model, &model)?;
-        let keeper = begun.keeper(&stored, None);
-        let events = Events::new(begun.response(&stored), None);
+        let ignored = chat.ignored(&pending.request.ignored);
+        let stored = pending.stored(&served.model, &model)?;
+        let recorder = pending.recorder(&stored, None);
+        let events = Events::new(pending.response(&stored), None);
         let response = if streams {
             let kept = chat.events().then(move |event| {
                 let recorder = recorder.clone();

@@ -17,7 +17,7 @@ use crate::{
     models::GrantedModels,
     token_budget::{DayShare, NoTokens, TokenBudgets, TokenSpend},
     tool::Tool,
-    usage::{Amount, ModelUse, Promise, RequestUse, Source, billed_models, most_prompt_tokens},
+    usage::{Amount, ModelUse, RequestUse, ReservedCost, Source, billed_models, most_prompt_tokens},
 };
 use skep_engine::{
     Affinity, Cancel, Model, Observer, Priority, ServedModel, Unreported, UnreportedUse, Usage,
@@ -368,7 +368,7 @@ impl Turn {
             return Err(Error::ContextOverflow(limit));
         }
         let worst = WorstCase { input_tokens: most_input, output_tokens: max_tokens, asks };
-        let Promise { output_tokens: max_tokens, amount: promised } =
+        let ReservedCost { output_tokens: max_tokens, amount: reserved } =
             self.reserve_for_today(&billed, worst, beginning, &mut spent.refused)?;
         spent.tokens += max_tokens;
         spent.running += 1;
@@ -379,7 +379,7 @@ impl Turn {
             call,
             model,
             max_tokens,
-            promised,
+            reserved,
             produced: 0,
             used: RequestUse::default(),
             unreported: Unreported::kept(),
@@ -396,8 +396,8 @@ impl Turn {
     ) -> Result<ReservedCost, Error> {
         let mut denied = |why| Error::Denied(refused.get_or_insert(why).message());
         match beginning {
-            GenerationStart::New => self.day.promise_request(models, worst).map_err(|none| match none {
-                NoTokens::Promised => Error::Busy(RETRY_PROMISED_MS),
+            GenerationStart::New => self.day.reserve_request(models, worst).map_err(|none| match none {
+                NoTokens::Reserved => Error::Busy(RETRY_RESERVED_MS),
                 NoTokens::UsedUp(why) => denied(Refusal::UsedUp(why)),
                 NoTokens::NoPrice(why) => denied(Refusal::NoPrice(why)),
             }),
@@ -505,6 +505,6 @@ impl Drop for Reservation {
         spent.cut.extend(self.used.estimate().map(|estimate| (self.call, estimate)));
         drop(spent);
         self.turn.day.settle(self.max_tokens, self.produced);
-        self.turn.day.money.settle(self.promised, &models);
+        self.turn.day.money.settle(self.reserved, &models);
     }
 }

@@ -9,7 +9,7 @@ use crate::{
     usage::{Amount, ModelUse, RequestUse},
 };
 use skep_engine::{
-    Attempt, Called, Ending, Observation, Observer, RequestObserver, Said, SpentTokens, Timing,
+    Attempt, Ending, Observation, Observer, PromptMessage, RequestObserver, SpentTokens, Timing, ToolCallRef,
 };
 use skep_store::{RequestBody, RequestRow, UsageCounts};
 use std::{
@@ -122,7 +122,7 @@ impl RequestObserver for Recording {
         }
     }
 
-    fn ended(mut self: Box<Self>, ending: Ending<'_>, spent: SpentTokens, attempts: Vec<Attempt>) {
+    fn request_ended(mut self: Box<Self>, ending: Ending<'_>, spent: SpentTokens, attempts: Vec<Attempt>) {
         self.used.produced(u32::try_from(spent.output).unwrap_or(u32::MAX));
         let (status, error) = match ending {
             Ending::Finished { .. } => ("ok", None),

@@ -3,7 +3,7 @@
 use super::*;
 use crate::SealingKey;
 use metrics::{Counter, CounterFn, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
-use skep_engine::{Ending, Observation, RequestObserver, Said, SpentTokens, Timing, Usage};
+use skep_engine::{Ending, Observation, PromptMessage, RequestObserver, SpentTokens, Timing, Usage};
 use skep_store::SecretRow;
 use std::sync::atomic::AtomicU64;
 
@@ -72,7 +72,11 @@ fn end(mut request: Box<dyn RequestObserver>) {
     let usage = Usage { prompt_tokens: 3, cached_tokens: 1, completion_tokens: 2, ..Usage::default() };
     let spent = SpentTokens { output: 2, unreported: Vec::new() };
     let timing = Timing { queue_us: 1_000, first_token_us: 2_000, total_us: 3_000 };
-    request.ended(Ending::Finished { reason: "stop", usage: &usage, timing: &timing }, spent, Vec::new());
+    request.request_ended(
+        Ending::Finished { reason: "stop", usage: &usage, timing: &timing },
+        spent,
+        Vec::new(),
+    );
 }
 
 async fn stored(log: &RequestLog) -> Vec<LoggedRequest> {

@@ -118,12 +118,12 @@ impl MoneyShare {
 
     /// Reserves the most that a request can cost. If that is more than is left, a request that gets by with
     /// `least` output tokens gets as many as the rest pays for. Each of the `models` may answer, and all need a price.
-    pub(crate) fn promise(
+    pub(crate) fn reserve(
         &self,
         models: &[String],
         worst: WorstCase,
         least: u32,
-    ) -> Result<Promise, NoMoney> {
+    ) -> Result<ReservedCost, BudgetRefusal> {
         let asked = worst.output_tokens;
         let Some(limit) = self.limit else {
             return Ok(ReservedCost { output_tokens: asked, amount: Amount::ZERO });
@@ -131,7 +131,7 @@ impl MoneyShare {
         self.check().map_err(BudgetRefusal::UsedUp)?;
         let mut today = self.budgets.today();
         let prices = models.iter().map(|model| self.price_in(limit.currency, model, today.day));
-        let prices = prices.collect::<Result<Vec<&Price>, _>>().map_err(NoMoney::Unknown)?;
+        let prices = prices.collect::<Result<Vec<&Price>, _>>().map_err(BudgetRefusal::NoPrice)?;
         let cost = |output_tokens: u32| {
             let costs = prices.iter().map(|price| worst.cost(price, output_tokens));
             costs.max().unwrap_or(Amount::ZERO)
@@ -148,7 +148,7 @@ impl MoneyShare {
                 return Err(BudgetRefusal::Reserved);
             }
             let most = cost(least);
-            return Err(NoMoney::UsedUp(self.used_up(&format!(
+            return Err(BudgetRefusal::UsedUp(self.used_up(&format!(
                 "the request may cost {} {}, and tenant {:?} has {} of its {limit} for today left",
                 most.rounded(6),
                 limit.currency,
@@ -157,24 +157,24 @@ impl MoneyShare {
             ))));
         };
         let amount = cost(output_tokens);
-        self.hold(&mut today, |held| held.promised += amount);
-        Ok(Promise { output_tokens, amount })
+        self.hold(&mut today, |held| held.reserved += amount);
+        Ok(ReservedCost { output_tokens, amount })
     }
 
     /// Reserves what was reserved before a restart, regardless of the budget.
-    pub(crate) fn promise_again(&self, models: &[String], worst: WorstCase) -> Promise {
+    pub(crate) fn reserve_again(&self, models: &[String], worst: WorstCase) -> ReservedCost {
         let mut today = self.budgets.today();
         let day = today.day;
         let prices = self.limit.into_iter().flat_map(|limit| {
             models.iter().filter_map(move |model| self.price_in(limit.currency, model, day).ok())
         });
         let amount = prices.map(|price| worst.cost(price, worst.output_tokens)).max().unwrap_or(Amount::ZERO);
-        self.hold(&mut today, |held| held.promised += amount);
-        Promise { output_tokens: worst.output_tokens, amount }
+        self.hold(&mut today, |held| held.reserved += amount);
+        ReservedCost { output_tokens: worst.output_tokens, amount }
     }
 
     /// Replaces a reservation with the cost of what was used.
-    pub(crate) fn settle(&self, promised: Amount, used: &ModelUse) {
+    pub(crate) fn settle(&self, reserved: Amount, used: &ModelUse) {
         let mut today = self.budgets.today();
         let costs = used.iter().map(|(model, counts)| self.cost(today.day, model, counts));
         let cost = costs.fold(Amount::ZERO, |sum, cost| sum + cost);
@@ -354,26 +354,26 @@ mod tests {
         let budgets = budgets(&store, &Clock::at(0), &[("acme", "0.001 USD")]).await;
         let (one, two) = (budgets.share("acme"), budgets.share("acme"));
         // 100 × 1 + 50 × 10 = 600 millionths of 1,000.
-        let promise = one.promise(&names(&["m"]), worst(100, 50), 1).ok().expect("there is room");
-        assert_eq!(promise, Promise { output_tokens: 50, amount: amount("0.0006") });
+        let reserved = one.reserve(&names(&["m"]), worst(100, 50), 1).ok().expect("there is room");
+        assert_eq!(reserved, ReservedCost { output_tokens: 50, amount: amount("0.0006") });
         // 400 are left: 100 for the input, 300 for 30 tokens of output.
-        let rest = two.promise(&names(&["m"]), worst(100, 50), 1).ok().expect("there is some room");
-        assert_eq!(rest, Promise { output_tokens: 30, amount: amount("0.0004") });
+        let rest = two.reserve(&names(&["m"]), worst(100, 50), 1).ok().expect("there is some room");
+        assert_eq!(rest, ReservedCost { output_tokens: 30, amount: amount("0.0004") });
         assert!(
-            matches!(two.promise(&names(&["m"]), worst(1, 1), 1), Err(NoMoney::Promised)),
+            matches!(two.reserve(&names(&["m"]), worst(1, 1), 1), Err(BudgetRefusal::Reserved)),
             "others may release it"
         );
         // 60 × 1 + 40 × 0.1 + 10 × 10 = 164 millionths.
-        one.settle(promise.amount, &of_m(counts(100, 40, 10)));
+        one.settle(reserved.amount, &of_m(counts(100, 40, 10)));
         two.settle(rest.amount, &of_m(UsageCounts::default()));
         // 836 are left, of which 830 pay for 83 tokens.
-        let rest = two.promise(&names(&["m"]), worst(0, 1_000), 1).ok().expect("released");
-        assert_eq!(rest, Promise { output_tokens: 83, amount: amount("0.00083") });
+        let rest = two.reserve(&names(&["m"]), worst(0, 1_000), 1).ok().expect("released");
+        assert_eq!(rest, ReservedCost { output_tokens: 83, amount: amount("0.00083") });
         two.settle(rest.amount, &of_m(UsageCounts::default()));
         // The same when the turn has ended, and its row is written.
         one.add_to_day(&[row(0, "acme", counts(100, 40, 10))]);
         drop(one);
-        let Err(NoMoney::UsedUp(error)) = two.promise(&names(&["m"]), worst(100, 100), 100) else {
+        let Err(BudgetRefusal::UsedUp(error)) = two.reserve(&names(&["m"]), worst(100, 100), 100) else {
             panic!("too much")
         };
         let text = error.to_string();
@@ -414,12 +414,12 @@ mod tests {
         budgets.share("acme").check().expect_err("a new budget counts what was used before");
         budgets.limits = [("acme".to_owned(), "0.001 USD".parse().expect("money"))].into();
         let running = budgets.share("acme");
-        let promise = running.promise(&names(&["m"]), worst(100, 10), 1).ok().expect("800 are left");
+        let reserved = running.reserve(&names(&["m"]), worst(100, 10), 1).ok().expect("800 are left");
         let mut dearer = PriceList::default();
         dearer.add("m", vec![price("5", "0.5", "50", "USD", "1970-01-01")]).expect("a price");
         budgets.prices = Arc::new(dearer);
         budgets.share("acme").check().expect_err("five times the price");
-        running.settle(promise.amount, &of_m(counts(100, 0, 10)));
+        running.settle(reserved.amount, &of_m(counts(100, 0, 10)));
         budgets.limits = [("acme".to_owned(), "0.001 EUR".parse().expect("money"))].into();
         budgets.share("acme").check().expect("another currency begins anew");
         budgets.limits = [("acme".to_owned(), "1 USD".parse().expect("money"))].into();
@@ -443,15 +443,15 @@ mod tests {
             ("late", "has no price for today"),
             ("other", "has no price for today"),
         ] {
-            let refused = budgets.share("acme").promise(&names(&[model]), worst(1, 1), 1);
-            let Err(NoMoney::Unknown(error)) = refused else { panic!("{model} is refused") };
+            let refused = budgets.share("acme").reserve(&names(&[model]), worst(1, 1), 1);
+            let Err(BudgetRefusal::NoPrice(error)) = refused else { panic!("{model} is refused") };
             assert!(
                 error.message.contains(why) && error.message.contains(&format!("[prices.\"{model}\"]")),
                 "{error}"
             );
             budgets
                 .share("globex")
-                .promise(&names(&[model]), worst(1, 1), 1)
+                .reserve(&names(&[model]), worst(1, 1), 1)
                 .ok()
                 .expect("no budget in money");
         }
@@ -466,15 +466,15 @@ mod tests {
         budgets.prices = Arc::new(prices);
         let share = budgets.share("acme");
         for unpriced in ["euro", "other"] {
-            let refused = share.promise(&names(&["m", unpriced]), worst(1, 1), 1);
-            let Err(NoMoney::Unknown(error)) = refused else { panic!("{unpriced} may answer") };
+            let refused = share.reserve(&names(&["m", unpriced]), worst(1, 1), 1);
+            let Err(BudgetRefusal::NoPrice(error)) = refused else { panic!("{unpriced} may answer") };
             assert!(error.message.contains(&format!("[prices.\"{unpriced}\"]")), "{error}");
         }
         // 100 × 1 + 45 × 20 = 1,000 millionths.
-        let promise = share.promise(&names(&["m", "dear"]), worst(100, 50), 1).ok().expect("there is room");
-        assert_eq!(promise, Promise { output_tokens: 45, amount: amount("0.001") });
-        share.settle(promise.amount, &of_m(counts(100, 0, 45)));
-        assert_eq!(share.promise_again(&names(&["m", "dear"]), worst(100, 50)).amount, amount("0.0011"));
+        let reserved = share.reserve(&names(&["m", "dear"]), worst(100, 50), 1).ok().expect("there is room");
+        assert_eq!(reserved, ReservedCost { output_tokens: 45, amount: amount("0.001") });
+        share.settle(reserved.amount, &of_m(counts(100, 0, 45)));
+        assert_eq!(share.reserve_again(&names(&["m", "dear"]), worst(100, 50)).amount, amount("0.0011"));
     }
 
     #[tokio::test]
@@ -484,9 +484,9 @@ mod tests {
         let share = budgets.share("acme");
         // 3 × (100 × 1 + 30 × 10) = 1,200 millionths; 23 tokens of output cost 990.
         let thrice = WorstCase { asks: 3, ..worst(100, 30) };
-        assert!(matches!(share.promise(&names(&["m"]), thrice, 30), Err(NoMoney::UsedUp(_))));
-        let promise = share.promise(&names(&["m"]), thrice, 1).ok().expect("there is room for less");
-        assert_eq!(promise, Promise { output_tokens: 23, amount: amount("0.00099") });
+        assert!(matches!(share.reserve(&names(&["m"]), thrice, 30), Err(BudgetRefusal::UsedUp(_))));
+        let reserved = share.reserve(&names(&["m"]), thrice, 1).ok().expect("there is room for less");
+        assert_eq!(reserved, ReservedCost { output_tokens: 23, amount: amount("0.00099") });
     }
 
     #[tokio::test]
@@ -494,14 +494,14 @@ mod tests {
         let store = Store::for_tests().await.expect("a database in memory");
         let budgets = budgets(&store, &Clock::at(0), &[("acme", "0.001 USD")]).await;
         let share = budgets.share("acme");
-        share.promise(&names(&["m"]), worst(500, 10), 1).ok().expect("there is room");
-        let again = share.promise_again(&names(&["m"]), worst(900, 90));
+        share.reserve(&names(&["m"]), worst(500, 10), 1).ok().expect("there is room");
+        let again = share.reserve_again(&names(&["m"]), worst(900, 90));
         assert_eq!(again.amount, amount("0.0018"), "an interrupted request continues");
         assert!(matches!(
-            budgets.share("acme").promise(&names(&["m"]), worst(1, 1), 1),
-            Err(NoMoney::Promised)
+            budgets.share("acme").reserve(&names(&["m"]), worst(1, 1), 1),
+            Err(BudgetRefusal::Reserved)
         ));
         drop(share);
-        budgets.share("acme").promise(&names(&["m"]), worst(100, 90), 90).ok().expect("all of it is left");
+        budgets.share("acme").reserve(&names(&["m"]), worst(100, 90), 90).ok().expect("all of it is left");
     }
 }
