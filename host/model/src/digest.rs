@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::chat_template::ChatTemplate;
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, Tensor};
 use crate::tokenizer::Tokenizer;
 
 /// Total bytes sampled over all weights. Reading all of a large model would take minutes at each start.
@@ -21,7 +21,7 @@ const MAX_BLOCKS: usize = 16;
 /// The identity of a model's parts, each as the first 16 bytes of a SHA-256 hash in hexadecimal.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ModelDigest {
-    /// Covers the name, type and shape of each tensor, and samples of its bytes.
+    /// Covers the name, type and shape of each tensor, and samples of its bytes, scales and zero points.
     pub weights: String,
     /// Covers the text of each token id, and which ids are special.
     pub tokenizer: String,
@@ -32,7 +32,7 @@ pub struct ModelDigest {
 impl ModelDigest {
     pub fn new(checkpoint: &Checkpoint, tokenizer: &Tokenizer, template: &ChatTemplate) -> Self {
         ModelDigest {
-            weights: weights(checkpoint),
+            weights: weights(&checkpoint.tensors().collect::<Vec<_>>()),
             tokenizer: vocabulary(tokenizer),
             template: hex(Sha256::new_with_prefix(template.source())),
         }
@@ -56,14 +56,20 @@ impl Display for ModelDigest {
     }
 }
 
-fn weights(checkpoint: &Checkpoint) -> String {
+/// Returns the digest of weights. Scales and zero points count as the codes do.
+pub(crate) fn weights(tensors: &[Tensor<'_>]) -> String {
     let mut hash = Sha256::new();
-    let count = checkpoint.tensors().count().max(1);
-    let blocks = (SAMPLED_BYTES / BLOCK_BYTES / count).clamp(1, MAX_BLOCKS);
-    for tensor in checkpoint.tensors() {
+    let blocks = (SAMPLED_BYTES / BLOCK_BYTES / tensors.len().max(1)).clamp(1, MAX_BLOCKS);
+    for tensor in tensors {
         // `{:?}` quotes the name, so different lists of tensors never produce the same text.
         hash.update(format!("{:?} {:?} {:?}\n", tensor.name, tensor.dtype, tensor.shape));
         sampled(tensor.data, blocks).for_each(|block| hash.update(block));
+        let Some((coding, companions)) = tensor.coding.described() else { continue };
+        hash.update(coding);
+        for companion in companions {
+            hash.update((companion.len() as u64).to_le_bytes());
+            sampled(companion, blocks).for_each(|block| hash.update(block));
+        }
     }
     hex(hash)
 }

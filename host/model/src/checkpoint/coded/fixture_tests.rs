@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::tests::Stored;
 use super::*;
+use crate::digest;
 
 /// A coding's configuration, its tensors without the part of their names before `:`, and the expected values.
 struct Case {
@@ -81,8 +82,8 @@ fn cases() -> Vec<Case> {
     cases.into_values().collect()
 }
 
-/// Joins a case's tensors, and returns the format and the values of each weight, joined in the order of names.
-fn values(case: &Case) -> Result<(DType, Vec<f32>), ModelError> {
+/// Joins a case's tensors.
+fn joined(case: &Case) -> Result<(BTreeMap<String, TensorLocation>, [Mapping; 1]), ModelError> {
     let mut content = Vec::new();
     let mut tensors = BTreeMap::new();
     for (name, (dtype, shape, data)) in &case.tensors {
@@ -99,6 +100,12 @@ fn values(case: &Case) -> Result<(DType, Vec<f32>), ModelError> {
     }
     let files = [Mapping::made("the case", content)];
     join(WeightCoding::read(&case.config)?.as_ref(), &mut tensors, &files)?;
+    Ok((tensors, files))
+}
+
+/// Returns the format and the values of each weight of a case, joined in the order of names.
+fn values(case: &Case) -> Result<(DType, Vec<f32>), ModelError> {
+    let (tensors, files) = joined(case)?;
     let mut all = Vec::new();
     let mut format = DType::F32;
     for (name, location) in &tensors {
@@ -107,9 +114,7 @@ fn values(case: &Case) -> Result<(DType, Vec<f32>), ModelError> {
             Format::Weights(dtype) if !name.ends_with("scales") => *dtype,
             _ => return Err(ModelError::tensor(name, "is left over")),
         };
-        let data = &files[0][location.bytes.clone()];
-        let coding = location.stored.coding(&files);
-        let tensor = Tensor { name, dtype, shape: &location.shape, data, coding };
+        let tensor = view(name, location, dtype, &files);
         let (dtype, content) = tensor.content()?;
         let mut values = vec![0.0; location.shape.iter().product()];
         dequantize(dtype, &content, &mut values).unwrap();
@@ -117,6 +122,45 @@ fn values(case: &Case) -> Result<(DType, Vec<f32>), ModelError> {
         format = dtype;
     }
     Ok((format, all))
+}
+
+fn view<'a>(name: &'a str, location: &'a TensorLocation, dtype: DType, files: &'a [Mapping]) -> Tensor<'a> {
+    let data = &files[0][location.bytes.clone()];
+    Tensor { name, dtype, shape: &location.shape, data, coding: location.stored.coding(files) }
+}
+
+/// Returns the digest of a case's weights.
+fn digest(case: &Case) -> String {
+    let (tensors, files) = joined(case).unwrap();
+    let views: Vec<Tensor<'_>> = tensors
+        .iter()
+        .map(|(name, location)| match &location.format {
+            Format::Weights(dtype) => view(name, location, *dtype, &files),
+            Format::Other(format) => panic!("{name} has the type {format}"),
+        })
+        .collect();
+    digest::weights(&views)
+}
+
+#[test]
+fn models_that_differ_only_in_scales_or_zero_points_have_different_digests() {
+    let mut found = std::collections::BTreeSet::new();
+    for case in cases() {
+        let before = digest(&case);
+        assert!(found.insert(before.clone()), "{} has the digest of another coding", case.name);
+        assert_eq!(digest(&case), before, "{}", case.name);
+        for tensor in case.tensors.keys() {
+            // Neither the order of columns that is checked nor the shape is a part of the values.
+            if tensor.ends_with("g_idx") || tensor.ends_with("weight_shape") {
+                continue;
+            }
+            let mut tensors = case.tensors.clone();
+            tensors.get_mut(tensor).unwrap().2[0] ^= 1;
+            let (name, config) = (case.name.clone(), case.config.clone());
+            let changed = digest(&Case { name, config, tensors, expected: Vec::new() });
+            assert_ne!(changed, before, "{}: no digest covers {tensor}", case.name);
+        }
+    }
 }
 
 #[test]

@@ -48,9 +48,14 @@ pub(super) fn join(
             (block, scales_of(&scales_name, scales, &[&[rows, 1], &[1], &[]])?)
         }
     };
-    let stays = columns.is_multiple_of(BLOCK) && (block[1] >= columns || block[1].is_multiple_of(BLOCK));
-    let format = Format::Weights(if stays { DType::F8E4M3 } else { DType::F32 });
+    let format = Format::Weights(format_of(columns, block[1]));
     insert(name, TensorLocation { format, stored: StoredAs::Fp8 { scales, block }, ..codes }, tensors)
+}
+
+/// Returns the format of codes in memory: packed if each scale covers whole blocks of a row.
+pub(crate) fn format_of(columns: usize, columns_of_scale: usize) -> DType {
+    let covers_blocks = columns_of_scale >= columns || columns_of_scale.is_multiple_of(BLOCK);
+    if columns.is_multiple_of(BLOCK) && covers_blocks { DType::F8E4M3 } else { DType::F32 }
 }
 
 /// A matrix of codes.

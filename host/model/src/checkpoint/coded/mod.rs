@@ -20,6 +20,8 @@ use crate::config::{IntegerPacking, WeightCoding};
 use crate::error::ModelError;
 use crate::mapping::Mapping;
 
+pub(crate) use floats::format_of as fp8_format;
+
 /// Number of values of a block.
 const BLOCK: usize = 32;
 /// The largest number of values that are decoded at once.
@@ -65,6 +67,24 @@ pub(crate) enum Coding<'a> {
     Int4 { packing: IntegerPacking, group: usize, scales: &'a [u8], dtype: DType, zeros: Option<&'a [u8]> },
     Fp8 { scales: &'a [u8], dtype: DType, block: [usize; 2] },
     Mxfp4 { scales: &'a [u8], first: usize, step: usize },
+}
+
+impl<'a> Coding<'a> {
+    /// Returns the parameters of a coding as text, and the bytes beside the codes on which the values depend: scales and
+    /// zero points. Returns `None` if the bytes are the values themselves.
+    pub(crate) fn described(&self) -> Option<(String, Vec<&'a [u8]>)> {
+        match *self {
+            Coding::Values => None,
+            Coding::Int4 { packing, group, scales, dtype, zeros } => {
+                let companions = std::iter::once(scales).chain(zeros).collect();
+                Some((format!("int4 {packing:?} {group} {dtype:?}\n"), companions))
+            }
+            Coding::Fp8 { scales, dtype, block } => {
+                Some((format!("fp8 {block:?} {dtype:?}\n"), vec![scales]))
+            }
+            Coding::Mxfp4 { scales, first, step } => Some((format!("mxfp4 {first} {step}\n"), vec![scales])),
+        }
+    }
 }
 
 impl StoredAs {
@@ -184,6 +204,15 @@ fn insert(
 }
 
 impl<'a> Tensor<'a> {
+    /// Returns the number of bytes that the tensor takes in its file, with its scales and zero points.
+    pub(crate) fn stored_bytes(&self) -> u64 {
+        let companions =
+            self.coding.described().map_or(0, |(_, parts)| parts.iter().map(|part| part.len()).sum());
+        // Gates and ups are rows of one tensor.
+        let sharing = if let Coding::Mxfp4 { step, .. } = self.coding { step.max(1) } else { 1 };
+        ((self.data.len() + companions) / sharing) as u64
+    }
+
     /// Returns the tensor with the bytes that [`Tensor::content`] returned.
     pub(crate) fn with_content<'b>(&self, dtype: DType, content: &'b [u8]) -> Tensor<'b>
     where
