@@ -33,17 +33,19 @@ pub mod verify;
 
 pub use batch::{Batch, BatchSequence, LogitsWanted, PAGE_TOKENS, PageId};
 pub use chat_template::{ChatTemplate, spelled_json};
-pub use checkpoint::{Checkpoint, Tensor};
+pub use checkpoint::{Checkpoint, Tensor, reads_vocabulary_file};
 pub use config::{Architecture, LayerStyle, ModelConfig, Rope, RopePairing, RopeScaling};
 pub use digest::ModelDigest;
 pub use error::{ModelError, RankFault};
 pub use executor::{
     CPU_KV_TOKENS, CpuAffinity, CpuExecutor, DeviceChoice, Executor, ExecutorLimits, ExecutorOptions,
-    KernelFolders, KvDtype, MemoryPlan, ModelWeights, Ordinals, PageForm, PlacedExecutor, physical_cores,
+    KernelFolders, KvDtype, MemoryPlan, ModelWeights, Ordinals, PageForm, PlacedExecutor, WeightConversion,
+    physical_cores,
 };
+pub use gguf::reads_weights;
 pub use loaded::LoadedModel;
 pub use sampling::{LogitRow, RowOutput, SampleRow, Sampling, ScoreRow};
 pub use skep_kernels::cuda::Activation;
 pub use skep_kernels::{DType, Isa, KernelError};
-pub use tokenizer::{SpecialTokens, TokenDecoder, Tokenizer};
+pub use tokenizer::{SpecialTokens, TokenDecoder, Tokenizer, reads_pre_tokenizer};
 pub use verify::{Verification, VerifyOptions, verify};

@@ -24,6 +24,8 @@ const MAX_INDEX_BYTES: u64 = 64 << 20;
 const MAX_TOKENIZER_BYTES: u64 = 256 << 20;
 const MAX_TEMPLATE_BYTES: u64 = 1 << 20;
 const MAX_SHARDS: usize = 4096;
+/// The files of vocabularies that are read.
+const VOCABULARY_FILES: [&str; 1] = ["tokenizer.json"];
 
 /// The folder and its parsed small files.
 #[derive(Debug)]
@@ -190,6 +192,11 @@ impl Folder {
             }
         }
     }
+}
+
+/// Returns whether a vocabulary in a file of this name, in the folder of a model, is read.
+pub fn reads_vocabulary_file(name: &str) -> bool {
+    VOCABULARY_FILES.contains(&name)
 }
 
 /// Returns the only GGUF file of a folder.

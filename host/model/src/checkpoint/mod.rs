@@ -28,11 +28,12 @@ use crate::gguf::GgufFile;
 use crate::mapping::Mapping;
 use crate::sampling::Sampling;
 use crate::tokenizer::{self, Tokenizer};
-pub(crate) use coded::Coding;
 use coded::StoredAs;
 #[cfg(test)]
 pub(crate) use coded::tests as fixtures;
+pub(crate) use coded::{Coding, fp8_format};
 use folder::Folder;
+pub use folder::reads_vocabulary_file;
 
 /// An open model. Weights stay in the mapped files.
 #[derive(Debug)]
@@ -118,11 +119,15 @@ impl Checkpoint {
     }
 
     /// Describes a model of which only the configuration is known: the shapes of its weights, each in the format that
-    /// `dtype` returns for its name. It is for plans alone, because its tensors have no bytes.
-    pub(crate) fn described(config: ModelConfig, dtype: impl Fn(&str) -> DType) -> Result<Self, ModelError> {
+    /// `dtype` returns for its name and the length of its rows. It is for plans alone, because its tensors have no bytes.
+    pub(crate) fn described(
+        config: ModelConfig,
+        dtype: impl Fn(&str, usize) -> DType,
+    ) -> Result<Self, ModelError> {
         const NAME: &str = "a model without weights";
         let location = |(name, shape): (String, Vec<usize>)| {
-            let (format, stored) = (Format::Weights(dtype(&name)), StoredAs::Values);
+            let columns = shape.last().copied().unwrap_or(1);
+            let (format, stored) = (Format::Weights(dtype(&name, columns)), StoredAs::Values);
             (name, TensorLocation { format, shape, file: 0, bytes: 0..0, stored })
         };
         let tensors = layout::required(&config).into_iter().map(location).collect();
@@ -132,6 +137,11 @@ impl Checkpoint {
 
     pub fn config(&self) -> &ModelConfig {
         &self.config
+    }
+
+    #[cfg(test)]
+    pub(crate) fn set_context_length(&mut self, tokens: usize) {
+        self.config.context_length = tokens;
     }
 
     /// Returns the tensor with this name.

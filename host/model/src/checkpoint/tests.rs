@@ -11,6 +11,8 @@ use crate::executor::{CpuExecutor, ExecutorOptions};
 use crate::gguf::writer::{GgufWriter, tiny_llama};
 use crate::tokenizer::SpecialTokens;
 
+const ORIGINAL_CONTEXT: &str = "llama.rope.scaling.original_context_length";
+
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/tiny").join(name)
 }
@@ -71,6 +73,31 @@ fn tiny_models_of_every_architecture_open_with_their_flags() {
 }
 
 #[test]
+fn the_files_of_vocabularies_that_are_read_are_those_that_are_listed() {
+    let byte_level = std::fs::read(fixture("../tokenizer/byte-level-chatml.json")).unwrap();
+    // Each rank is a token in Base64, and these tokens are single bytes.
+    let letters: Vec<char> = ('A'..='Z').chain('a'..='z').chain('0'..='9').chain(['+', '/']).collect();
+    let letter = |bits: u8| letters[usize::from(bits)];
+    let ranks: String = (0..=u8::MAX)
+        .map(|byte| format!("{}{}== {byte}\n", letter(byte >> 2), letter((byte & 3) << 4)))
+        .collect();
+    for (name, content) in [
+        ("tokenizer.json", &byte_level[..]),
+        ("tiktoken.model", ranks.as_bytes()),
+        ("tokenizer.model", b"\x0a\x05\x0a\x01a"),
+        ("vocab.json", b"{\"a\": 0}"),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        for file in ["config.json", "model.safetensors"] {
+            std::fs::copy(fixture("llama-gqa").join(file), folder.path().join(file)).unwrap();
+        }
+        std::fs::write(folder.path().join(name), content).unwrap();
+        let is_read = !matches!(Checkpoint::open(folder.path()).unwrap().tokenizer(), Ok(None));
+        assert_eq!(reads_vocabulary_file(name), is_read, "{name}");
+    }
+}
+
+#[test]
 fn a_gguf_model_opens_with_hugging_face_tensor_names() {
     let checkpoint = open_gguf(&tiny_llama()).unwrap();
     let config = checkpoint.config();
@@ -105,6 +132,16 @@ fn variants_of_gguf_models_set_their_flags() {
     let linear =
         tiny_llama().string("llama.rope.scaling.type", "linear").float("llama.rope.scaling.factor", 4.0);
     assert_eq!(open_gguf(&linear).unwrap().config().rope.scaling, RopeScaling::Linear { factor: 4.0 });
+    let yarn = tiny_llama()
+        .string("llama.rope.scaling.type", "yarn")
+        .float("llama.rope.scaling.factor", 4.0)
+        .unsigned(ORIGINAL_CONTEXT, 64);
+    let scaling = open_gguf(&yarn).unwrap().config().rope.scaling.clone();
+    // The same model in the other format.
+    let rope = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64});
+    let expected = open_changed(json!({"rope_parameters": null, "rope_scaling": rope})).unwrap();
+    assert_eq!(scaling, expected.config().rope.scaling);
+    assert!(matches!(scaling, RopeScaling::Yarn { truncated: true, original_context: 64, .. }));
     let headed = open_gguf(&tiny_llama().weights("output.weight", &[262, 8])).unwrap();
     assert!(!headed.config().tied_head);
 }
@@ -118,7 +155,24 @@ fn rejects_unsupported_or_invalid_gguf_models_and_names_the_cause() {
         (tiny_llama().unsigned("llama.expert_count", 8), "llama.expert_count"),
         (
             tiny_llama().string("llama.rope.scaling.type", "yarn").float("llama.rope.scaling.factor", 2.0),
-            "yarn",
+            "llama.rope.scaling.original_context_length",
+        ),
+        (
+            tiny_llama().string("llama.rope.scaling.type", "yarn").unsigned(ORIGINAL_CONTEXT, 64),
+            "llama.rope.scaling.factor",
+        ),
+        (
+            tiny_llama()
+                .string("llama.rope.scaling.type", "yarn")
+                .float("llama.rope.scaling.factor", 2.0)
+                .tensor("rope_freqs.weight", &[2], 0, [1f32.to_le_bytes(), 8f32.to_le_bytes()].concat()),
+            "rope_freqs.weight",
+        ),
+        (
+            tiny_llama()
+                .string("llama.rope.scaling.type", "longrope")
+                .float("llama.rope.scaling.factor", 2.0),
+            "longrope",
         ),
         (tiny_llama().unsigned("llama.rope.dimension_count", 2), "llama.rope.dimension_count"),
         (tiny_llama().unsigned("llama.block_count", 2), "model.layers.1."),

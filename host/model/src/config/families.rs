@@ -14,6 +14,35 @@ use crate::error::ModelError;
 /// Epsilon of the norms inside latent attention, which no key states.
 const LATENT_EPSILON: f32 = 1e-6;
 
+/// The sizes that published configurations leave out, because the class of the model sets them: `model_type`, then keys
+/// with their values.
+type UsualSizes = (&'static str, &'static [(&'static str, usize)]);
+
+const USUAL_SIZES: &[UsualSizes] = &[(
+    "gemma3_text",
+    &[
+        ("num_attention_heads", 8),
+        ("num_key_value_heads", 4),
+        ("head_dim", 256),
+        ("vocab_size", 262_208),
+        ("max_position_embeddings", 131_072),
+        ("sliding_window", 4096),
+    ],
+)];
+/// Base of the rotation of Gemma 3's layers without a window.
+const GEMMA3_THETA: f32 = 1e6;
+
+/// Returns the size that a key has in models of this `model_type` whose configuration leaves it out.
+pub(crate) fn usual_size(model_type: &str, key: &str) -> Option<usize> {
+    let (_, sizes) = USUAL_SIZES.iter().find(|(name, _)| *name == model_type)?;
+    sizes.iter().find(|(name, _)| *name == key).map(|(_, size)| *size)
+}
+
+/// Returns the base of the rotation of a model whose configuration leaves it out.
+pub(super) fn usual_theta(architecture: Architecture) -> f32 {
+    if architecture == Architecture::Gemma3 { GEMMA3_THETA } else { 10_000.0 }
+}
+
 /// Returns the style of a family's layers.
 pub(super) fn style(
     keys: &Keys<'_>,

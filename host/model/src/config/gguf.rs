@@ -181,9 +181,14 @@ fn rope(
         Some(factor) => Some(factor),
         None => file.float(&keys.name("rope.scale_linear"))?,
     };
-    if let (Architecture::DeepSeekV3 | Architecture::GptOss, Some("yarn"), Some(factor)) =
-        (architecture, file.string(&kind)?, factor)
-    {
+    if file.string(&kind)? == Some("yarn") {
+        let Some(factor) = factor else {
+            return Err(ModelError::config(keys.name("rope.scaling.factor"), "is missing"));
+        };
+        if tensor(file, ROPE_FACTORS).is_some() {
+            let found = "yarn together with rope_freqs.weight";
+            return Err(ModelError::unsupported(kind, found, "one of the two"));
+        }
         let scaling = gguf_style::yarn(keys, architecture, factor as f32)?;
         return Ok(Rope { theta, pairing, scaling });
     }
@@ -194,7 +199,7 @@ fn rope(
             return Err(ModelError::config(keys.name("rope.scaling.factor"), "is missing"));
         }
         (Some(other), _) => {
-            return Err(ModelError::unsupported(kind, format!("\"{other}\""), "none, linear"));
+            return Err(ModelError::unsupported(kind, format!("\"{other}\""), "none, linear, yarn"));
         }
     };
     let factors = tensor(file, ROPE_FACTORS).map(|tensor| read_factors(tensor, bytes)).transpose()?;

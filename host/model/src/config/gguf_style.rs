@@ -133,7 +133,7 @@ fn latent_scale(keys: &Keys<'_>, latent: &Latent) -> Result<f32, ModelError> {
 }
 
 /// Returns YaRN's scaling of a GGUF model. With latent attention, cosines and sines are not scaled, because the magnitude of
-/// all dimensions cancels theirs. The bounds of gpt-oss are not rounded to whole pairs.
+/// all dimensions cancels theirs. Every family rounds the bounds to whole pairs, except for gpt-oss.
 pub(super) fn yarn(
     keys: &Keys<'_>,
     architecture: Architecture,
@@ -148,7 +148,7 @@ pub(super) fn yarn(
         beta_fast: number("rope.scaling.yarn_beta_fast", 32.0)?,
         beta_slow: number("rope.scaling.yarn_beta_slow", 1.0)?,
         original_context: keys.required("rope.scaling.original_context_length")?,
-        truncated: is_latent,
+        truncated: architecture != Architecture::GptOss,
         magnitude: match is_latent {
             true => 1.0,
             false => yarn_magnitude(factor, 1.0) as f32 * number("rope.scaling.attn_factor", 1.0)?,

@@ -5,7 +5,7 @@
 
 use serde_json::{Map, Value};
 
-use super::families::style;
+use super::families::{style, usual_size, usual_theta};
 use super::rope::yarn_magnitude;
 use super::{Architecture, ModelConfig, Rope, RopePairing, RopeScaling, ends_generation};
 use crate::error::ModelError;
@@ -28,9 +28,9 @@ pub(crate) fn from_huggingface(files: &HuggingFaceFiles<'_>) -> Result<ModelConf
     refuse_unsupported(&keys, architecture)?;
     let hidden_size = keys.required("hidden_size")?;
     let layer_count = keys.required("num_hidden_layers")?;
-    let head_count = keys.required("num_attention_heads")?;
+    let head_count = keys.required_or_usual("num_attention_heads")?;
     let style = style(&keys, architecture, layer_count, hidden_size)?;
-    let head_size = match (style.latent, keys.size("head_dim")?) {
+    let head_size = match (style.latent, keys.size_or_usual("head_dim")?) {
         (Some(latent), _) => latent.head_size(),
         (None, Some(size)) => size,
         (None, None) => hidden_size.checked_div(head_count).unwrap_or(0),
@@ -51,14 +51,14 @@ pub(crate) fn from_huggingface(files: &HuggingFaceFiles<'_>) -> Result<ModelConf
         head_count,
         kv_head_count: match style.latent {
             Some(_) => head_count,
-            None => keys.size("num_key_value_heads")?.unwrap_or(head_count),
+            None => keys.size_or_usual("num_key_value_heads")?.unwrap_or(head_count),
         },
         head_size,
         feed_forward_size: keys.required("intermediate_size")?,
-        vocabulary_size: keys.required("vocab_size")?,
-        context_length: keys.required("max_position_embeddings")?,
+        vocabulary_size: keys.required_or_usual("vocab_size")?,
+        context_length: keys.required_or_usual("max_position_embeddings")?,
         norm_epsilon: keys.float("rms_norm_eps")?.unwrap_or(1e-6),
-        rope: rope(&keys, style.latent.is_some())?,
+        rope: rope(&keys, architecture, style.latent.is_some())?,
         windows: windows(&keys, architecture, layer_count)?,
         qkv_bias,
         output_bias,
@@ -118,7 +118,21 @@ impl<'a> Keys<'a> {
     }
 
     pub(crate) fn required(&self, key: &str) -> Result<usize, ModelError> {
-        self.size(key)?.ok_or_else(|| ModelError::config(format!("{}{key}", self.prefix), "is missing"))
+        self.size(key)?.ok_or_else(|| self.missing(key))
+    }
+
+    /// Reads a size that some families' configurations leave out where it is the usual one.
+    pub(crate) fn size_or_usual(&self, key: &str) -> Result<Option<usize>, ModelError> {
+        let usual = || usual_size(self.string("model_type").ok()??, key);
+        Ok(self.size(key)?.or_else(usual))
+    }
+
+    pub(crate) fn required_or_usual(&self, key: &str) -> Result<usize, ModelError> {
+        self.size_or_usual(key)?.ok_or_else(|| self.missing(key))
+    }
+
+    fn missing(&self, key: &str) -> ModelError {
+        ModelError::config(format!("{}{key}", self.prefix), "is missing")
     }
 
     pub(crate) fn float(&self, key: &str) -> Result<Option<f32>, ModelError> {
@@ -126,7 +140,7 @@ impl<'a> Keys<'a> {
     }
 
     fn required_float(&self, key: &str) -> Result<f32, ModelError> {
-        self.float(key)?.ok_or_else(|| ModelError::config(format!("{}{key}", self.prefix), "is missing"))
+        self.float(key)?.ok_or_else(|| self.missing(key))
     }
 
     pub(crate) fn boolean(&self, key: &str) -> Result<Option<bool>, ModelError> {
@@ -219,7 +233,7 @@ fn text_config(config: &Value) -> (&Value, &'static str) {
     }
 }
 
-fn rope(keys: &Keys<'_>, interleaved: bool) -> Result<Rope, ModelError> {
+fn rope(keys: &Keys<'_>, architecture: Architecture, interleaved: bool) -> Result<Rope, ModelError> {
     let parameters = keys.rope_parameters()?;
     let outer_theta = keys.float("rope_theta")?;
     let theta = match &parameters {
@@ -231,7 +245,7 @@ fn rope(keys: &Keys<'_>, interleaved: bool) -> Result<Rope, ModelError> {
         None => RopeScaling::None,
     };
     let pairing = if interleaved { RopePairing::Interleaved } else { RopePairing::Halves };
-    Ok(Rope { theta: theta.unwrap_or(10000.0), pairing, scaling })
+    Ok(Rope { theta: theta.unwrap_or_else(|| usual_theta(architecture)), pairing, scaling })
 }
 
 fn yarn(parameters: &Keys<'_>, config: &Keys<'_>) -> Result<RopeScaling, ModelError> {
@@ -285,7 +299,7 @@ fn windows(
     layer_count: usize,
 ) -> Result<Vec<Option<usize>>, ModelError> {
     let layers = layer_count.min(super::MAX_LAYERS); // `check` rejects a larger count.
-    let window = keys.size("sliding_window")?;
+    let window = keys.size_or_usual("sliding_window")?;
     let window = match architecture {
         Architecture::Llama
         | Architecture::DeepSeekV3

@@ -10,6 +10,8 @@ mod families;
 mod gguf;
 mod gguf_style;
 mod huggingface;
+#[cfg(test)]
+mod published_tests;
 mod rope;
 mod shapes;
 mod style;
@@ -18,6 +20,7 @@ pub use architecture::Architecture;
 #[cfg(test)]
 pub(crate) use coding::CODINGS;
 pub(crate) use coding::{Fp8Coding, Int4Coding, IntegerPacking, WeightCoding};
+pub(crate) use families::usual_size;
 pub(crate) use gguf::from_gguf;
 pub(crate) use huggingface::{HuggingFaceFiles, Keys, brief, from_huggingface, token_text};
 pub use rope::{Rope, RopePairing, RopeScaling};

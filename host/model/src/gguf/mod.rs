@@ -278,6 +278,11 @@ pub(crate) fn formats() -> impl Iterator<Item = DType> {
     (0..64).filter_map(dtype_of)
 }
 
+/// Returns whether GGUF files whose weights have the format of this name are read.
+pub fn reads_weights(format: &str) -> bool {
+    formats().any(|known| known.to_string() == format)
+}
+
 fn dtype_of(code: u32) -> Option<DType> {
     Some(match code {
         0 => DType::F32,

@@ -12,8 +12,8 @@ use super::family::Family;
 use super::quantization::{Module, Quantization};
 use super::storage::Storage;
 use super::vision;
-use crate::checkpoint::Checkpoint;
-use crate::config::{HuggingFaceFiles, Keys, WeightCoding, from_huggingface};
+use crate::checkpoint::{Checkpoint, fp8_format};
+use crate::config::{HuggingFaceFiles, Keys, WeightCoding, from_huggingface, usual_size};
 use crate::error::ModelError;
 
 /// Maximum size of a config.json in bytes.
@@ -67,6 +67,7 @@ impl Description {
             layers: Vec::new(),
         };
         reader.text()?;
+        let runnable = reader.runnable(&config);
         let mut notes = Vec::new();
         let mut parts = reader.parts();
         let vision = outer.get("vision_config").filter(|vision| vision.is_object());
@@ -82,16 +83,22 @@ impl Description {
             reader.weights.push(weight);
             parts.push("a vision tower".to_owned());
             let estimated = if tower.is_known { "" } else { ", estimated from its sizes" };
-            notes.push(format!(
-                "the vision tower ({:.2} billion parameters{estimated}) is whole on every rank of the first stage",
+            let tower = format!(
+                "the vision tower ({:.2} billion parameters{estimated})",
                 tower.parameters as f64 / 1e9
-            ));
+            );
+            notes.push(match &runnable {
+                Ok(_) => format!(
+                    "Skep runs the text part: {tower} is not loaded. A plan by estimate counts it whole on every rank of the \
+                     first stage"
+                ),
+                Err(_) => format!("{tower} is whole on every rank of the first stage"),
+            });
         }
         if !reader.plain.1 {
             notes.push("config.json names no format; 16 bits are assumed".to_owned());
         }
         let format = reader.quantization.as_ref().map(|quantization| quantization.name.clone());
-        let runnable = runnable(&config, reader.plain.0, reader.quantization.as_ref());
         let Shape { hidden, heads, vocabulary, context, .. } = reader.shape;
         let (experts, experts_per_token) =
             reader.shape.moe.as_ref().map_or((0, 0), |moe| (moe.experts, moe.per_token));
@@ -112,49 +119,6 @@ impl Description {
         }
         .checked()
     }
-}
-
-/// Returns what the executors plan with, or why they cannot run a model with this configuration.
-fn runnable(
-    config: &Value,
-    plain: Storage,
-    quantization: Option<&Quantization>,
-) -> Result<Checkpoint, String> {
-    if config.get("vision_config").is_some_and(Value::is_object) {
-        return Err("the executors run no vision tower".to_owned());
-    }
-    let files = HuggingFaceFiles {
-        config,
-        generation: None,
-        tokenizer_config: None,
-        tokenizer: None,
-        has_head: true,
-    };
-    let plain = match plain {
-        Storage::Float { bytes: 4 } => DType::F32,
-        _ => DType::BF16,
-    };
-    let dtype = |name: &str| {
-        let Some(quantization) = quantization.filter(|_| name.ends_with(".weight")) else { return plain };
-        let name = name.trim_end_matches(".weight");
-        // Only projections and the head are modules of this class.
-        let last = name.rsplit('.').next().unwrap_or_default();
-        let is_linear = last.contains("_proj") || ["w1", "w2", "w3", "lm_head"].contains(&last);
-        let class = if is_linear { "Linear" } else { "" };
-        let is_expert = name.contains(".experts.");
-        match quantization.storage(&Module { name, prefix: "", class, is_expert }) {
-            // The forms in which the executors keep these weights.
-            Ok(Some(Storage::MXFP4)) => DType::Mxfp4,
-            Ok(Some(Storage::Grouped { bits: 8, .. } | Storage::Blocks8 { .. })) => DType::F8E4M3,
-            Ok(Some(Storage::Grouped { has_zero_points: true, .. })) => DType::Int4,
-            Ok(Some(Storage::Grouped { .. })) => DType::Q4_0,
-            _ => plain,
-        }
-    };
-    WeightCoding::read(config)
-        .and_then(|_| from_huggingface(&files))
-        .and_then(|config| Checkpoint::described(config, dtype))
-        .map_err(|error| error.to_string())
 }
 
 /// Returns the format of weights that are not quantized, and whether the configuration names it.
@@ -198,8 +162,7 @@ impl Shape {
             value => Ok(value),
         };
         // Small configurations leave out what the class of the model sets.
-        let usual =
-            |key: &str| family.defaults.iter().find(|(name, _)| *name == key).map(|(_, value)| *value);
+        let usual = |key: &str| usual_size(family.name, key);
         let required = |key: &str, most: usize| match (keys.size(key)?, usual(key)) {
             (Some(value), _) | (None, Some(value)) => bounded(key, value, most),
             (None, None) => bounded(key, keys.required(key)?, most),
@@ -254,6 +217,50 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
+    /// Returns what the executors plan with, or why they cannot run a model with this configuration. Of a model with several
+    /// parts, they run the text part.
+    fn runnable(&self, config: &Value) -> Result<Checkpoint, String> {
+        let files = HuggingFaceFiles {
+            config,
+            generation: None,
+            tokenizer_config: None,
+            tokenizer: None,
+            has_head: !self.shape.tied,
+        };
+        let plain = match self.plain.0 {
+            Storage::Float { bytes: 4 } => DType::F32,
+            _ => DType::BF16,
+        };
+        let dtype = |name: &str, columns: usize| {
+            let Some(quantization) = self.quantization.as_ref().filter(|_| name.ends_with(".weight")) else {
+                return plain;
+            };
+            let name = name.trim_end_matches(".weight");
+            // Only projections and the head are modules of this class.
+            let last = name.rsplit('.').next().unwrap_or_default();
+            let is_linear = last.contains("_proj") || ["w1", "w2", "w3", "lm_head"].contains(&last);
+            let class = if is_linear { "Linear" } else { "" };
+            let is_expert = name.contains(".experts.");
+            let format = match quantization.storage(&Module { name, prefix: self.prefix, class, is_expert }) {
+                // The forms in which the executors keep these weights.
+                Ok(Some(Storage::MXFP4)) => DType::Mxfp4,
+                Ok(Some(Storage::Blocks8 { columns: of_scale, .. })) => {
+                    fp8_format(columns, of_scale as usize)
+                }
+                Ok(Some(Storage::Grouped { bits: 8, .. })) => fp8_format(columns, columns),
+                Ok(Some(Storage::Grouped { has_zero_points: true, .. })) => DType::Int4,
+                Ok(Some(Storage::Grouped { .. })) => DType::Q4_0,
+                _ => plain,
+            };
+            // Rows that are not whole blocks are expanded.
+            if columns.is_multiple_of(format.block_len()) { format } else { DType::F32 }
+        };
+        WeightCoding::read(config)
+            .and_then(|_| from_huggingface(&files))
+            .and_then(|config| Checkpoint::described(config, dtype))
+            .map_err(|error| error.to_string())
+    }
+
     fn text(&mut self) -> Result<(), ModelError> {
         let (hidden, vocabulary) = (self.shape.hidden as u64, self.shape.vocabulary as u64);
         let table = ModelPart::Table { is_tied: self.shape.tied };

@@ -19,8 +19,6 @@ pub(super) struct Family {
     pub(super) experts: Experts,
     /// Parts that the family always has, by name.
     pub(super) parts: &'static [&'static str],
-    /// The values of keys that its configurations leave out.
-    pub(super) defaults: &'static [(&'static str, usize)],
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +59,6 @@ const DENSE: Family = Family {
     layer_norms: 2,
     experts: Experts::Never,
     parts: &[],
-    defaults: &[],
 };
 
 const FAMILIES: [Family; 16] = [
@@ -122,13 +119,6 @@ const FAMILIES: [Family; 16] = [
         head_norms: HeadNorms::Always,
         layer_norms: 4,
         parts: &["norms after the sublayers", "GELU gates"],
-        defaults: &[
-            ("num_attention_heads", 8),
-            ("num_key_value_heads", 4),
-            ("head_dim", 256),
-            ("vocab_size", 262_208),
-            ("max_position_embeddings", 131_072),
-        ],
         ..DENSE
     },
     Family { name: "llama4_text", experts: Experts::Llama4, parts: &["layers without rotation"], ..DENSE },

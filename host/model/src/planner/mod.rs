@@ -21,4 +21,4 @@ pub use configuration::MAX_CONFIG_BYTES;
 pub use description::{Description, Totals};
 pub use devices::{DeviceKind, Devices, PlannedDevice};
 pub use layouts::{CPU_RESERVE_PARTS, DRIVER_BYTES, LayoutPlan, Plan, Request};
-pub use replicas::{memory_on_cpu, memory_on_device};
+pub use replicas::{LEAST_CPU_KV_TOKENS, default_tokens_on_cpu, memory_on_cpu, memory_on_device};

@@ -63,6 +63,7 @@ impl Quantization {
         match method {
             "compressed-tensors" => compressed_tensors(&keys),
             "fp8" => fp8(&keys),
+            "fbgemm_fp8" => floats_with(&keys, Storage::FP8_ROWS),
             "mxfp4" => Ok(Quantization {
                 name: "MXFP4".to_owned(),
                 groups: vec![QuantizedGroup { storage: Storage::MXFP4, targets: vec![Entry::Experts] }],
@@ -72,7 +73,7 @@ impl Quantization {
             other => Err(ModelError::unsupported(
                 "quantization_config.quant_method",
                 format!("\"{other}\""),
-                "compressed-tensors, fp8, mxfp4, gptq, awq",
+                "compressed-tensors, fp8, fbgemm_fp8, mxfp4, gptq, awq",
             )),
         }
     }
@@ -190,6 +191,11 @@ fn fp8(keys: &Keys<'_>) -> Result<Quantization, ModelError> {
         Some([rows, columns]) => Storage::Blocks8 { rows, columns },
         None => Storage::Grouped { bits: 8, group: Group::Tensor, scale_bytes: 4, has_zero_points: false },
     };
+    floats_with(keys, storage)
+}
+
+/// Returns a quantization that stores every matrix but the head and the listed modules this way.
+fn floats_with(keys: &Keys<'_>, storage: Storage) -> Result<Quantization, ModelError> {
     let mut ignored = parts(keys, "modules_to_not_convert")?;
     ignored.push(Entry::Part("lm_head".to_owned()));
     let linear = vec![Entry::Exact("Linear".to_owned())];
@@ -351,6 +357,35 @@ mod tests {
         let oss = oss.unwrap();
         assert_eq!(of(&oss, "model.layers.7.mlp.experts.0.down_proj", "Linear"), Some(Storage::MXFP4));
         assert_eq!(of(&oss, "model.layers.7.self_attn.q_proj", "Linear"), None);
+    }
+
+    #[test]
+    fn every_method_that_the_loader_reads_is_planned() {
+        let rows = Quantization::read(&json!({
+            "quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0,
+            "modules_to_not_convert": ["model.layers.0.self_attn", "lm_head"],
+        }))
+        .unwrap();
+        let of = |name| rows.storage(&module(name, "", "Linear")).unwrap();
+        assert_eq!(of("model.layers.1.mlp.up_proj"), Some(Storage::FP8_ROWS));
+        assert_eq!((of("model.layers.0.self_attn.q_proj"), of("lm_head")), (None, None));
+        // A byte for each value, and an f32 for each row.
+        assert_eq!(Storage::FP8_ROWS.bytes(10, 64), 10 * 64 + 10 * 4);
+        let weights =
+            json!({"num_bits": 4, "type": "int", "symmetric": true, "group_size": 32, "strategy": "group"});
+        let groups = json!({"group_0": {"targets": ["Linear"], "weights": weights}});
+        for config in [
+            json!({"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups}),
+            json!({"quant_method": "fp8", "weight_block_size": [128, 128]}),
+            json!({"quant_method": "fbgemm_fp8"}),
+            json!({"quant_method": "mxfp4"}),
+            json!({"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": false, "sym": true}),
+            json!({"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": true, "version": "gemm"}),
+        ] {
+            let read = crate::config::WeightCoding::read(&json!({"quantization_config": config}));
+            assert!(read.is_ok_and(|coding| coding.is_some()), "{config}");
+            assert!(Quantization::read(&config).is_ok(), "{config}");
+        }
     }
 
     #[test]

@@ -12,6 +12,9 @@ use crate::executor::estimate::cpu_plan;
 use crate::executor::{CPU_KV_TOKENS, ExecutorOptions};
 use crate::memory_plan::{MemoryPlan, RankPlan};
 
+/// The smallest KV cache on the CPU where no number of tokens is set.
+pub const LEAST_CPU_KV_TOKENS: usize = 4096;
+
 /// Returns the memory that all replicas take together on the CPU.
 pub fn memory_on_cpu(
     checkpoint: &Checkpoint,
@@ -21,6 +24,29 @@ pub fn memory_on_cpu(
     let tokens = options.kv_tokens.unwrap_or(CPU_KV_TOKENS);
     let replica = with_pages(&cpu_plan(checkpoint, options)?, tokens);
     Ok(MemoryPlan::of_replicas(std::iter::repeat_n(("cpu", &replica), replicas.get())))
+}
+
+/// Returns the number of tokens that each replica's KV cache holds on the CPU where no number is set: as many as a whole
+/// context of the model needs and no fewer than [`CPU_KV_TOKENS`], as far as `memory_bytes` hold them beside the weights.
+/// More than [`CPU_KV_TOKENS`] take at most half of that memory, and the number is never below [`LEAST_CPU_KV_TOKENS`].
+pub fn default_tokens_on_cpu(
+    checkpoint: &Checkpoint,
+    options: &ExecutorOptions,
+    replicas: NonZeroUsize,
+    context: Option<usize>,
+    memory_bytes: u64,
+) -> Result<usize, ModelError> {
+    let replica = cpu_plan(checkpoint, options)?;
+    let empty = with_pages(&replica, 0);
+    let without_pages =
+        MemoryPlan::of_replicas(std::iter::repeat_n(("cpu", &empty), replicas.get())).total_bytes();
+    let page_bytes = replica.page_bytes.saturating_mul(replicas.get() as u64).max(1);
+    let within = |bytes: u64| (bytes / page_bytes).saturating_mul(PAGE_TOKENS as u64);
+    let free = memory_bytes.saturating_sub(without_pages);
+    let context = checkpoint.config().context_length.min(context.unwrap_or(usize::MAX));
+    let wanted = CPU_KV_TOKENS.max(context) as u64;
+    let tokens = within(free).min(CPU_KV_TOKENS as u64).max(within(free / 2)).min(wanted);
+    Ok((tokens as usize).max(LEAST_CPU_KV_TOKENS))
 }
 
 /// Returns the memory that the replicas take on each of `devices` CUDA devices with `memory_bytes` each. A model whose
@@ -80,6 +106,32 @@ mod tests {
             let taken = MemoryPlan::of_replicas(placed.iter().map(|placed| ("cpu", placed.executor.plan())));
             assert_eq!(memory_on_cpu(&checkpoint, &options, three).unwrap(), taken);
         }
+    }
+
+    #[test]
+    fn the_default_cache_on_the_cpu_holds_a_context_as_far_as_the_memory_does() {
+        // A long context, in which a token takes 20 bytes in each of 2 layers.
+        let mut long = checkpoint();
+        long.set_context_length(262_144);
+        let (options, count) = (ExecutorOptions::default(), NonZeroUsize::new(2).unwrap());
+        let tokens = |checkpoint: &Checkpoint, context, bytes| {
+            default_tokens_on_cpu(checkpoint, &options, count, context, bytes).unwrap()
+        };
+        let bytes = |tokens| {
+            let options = ExecutorOptions { kv_tokens: Some(tokens), ..options };
+            memory_on_cpu(&long, &options, count).unwrap().total_bytes()
+        };
+        let (most, usual) = (bytes(262_144), bytes(CPU_KV_TOKENS));
+        assert_eq!(tokens(&long, None, 2 * most), 262_144, "there is room for a whole context");
+        assert_eq!(tokens(&long, Some(100_000), 2 * most), 100_000, "a shorter context is set");
+        assert_eq!(tokens(&long, Some(100), 2 * most), CPU_KV_TOKENS, "short sequences share it");
+        assert_eq!(tokens(&checkpoint(), None, 2 * most), CPU_KV_TOKENS);
+        let half = tokens(&long, None, most);
+        assert!((130_000..=131_072).contains(&half), "{half} tokens take more than half of the memory");
+        assert_eq!(tokens(&long, None, usual), CPU_KV_TOKENS, "all of the memory, but no more");
+        let less = tokens(&long, None, bytes(20_000));
+        assert!(less <= 20_000 && less > 19_900 && bytes(less) <= bytes(20_000), "{less}");
+        assert_eq!(tokens(&long, None, 0), LEAST_CPU_KV_TOKENS, "the plan then says what is missing");
     }
 
     #[test]

@@ -26,6 +26,9 @@ pub(super) enum Group {
 
 impl Storage {
     pub(super) const BF16: Storage = Storage::Float { bytes: 2 };
+    /// Values of 8 bits with an f32 scale for each row.
+    pub(super) const FP8_ROWS: Storage =
+        Storage::Grouped { bits: 8, group: Group::Row, scale_bytes: 4, has_zero_points: false };
     /// 32 values of 4 bits with a shared exponent of 8.
     pub(super) const MXFP4: Storage =
         Storage::Grouped { bits: 4, group: Group::Values(32), scale_bytes: 1, has_zero_points: false };

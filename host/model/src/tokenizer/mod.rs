@@ -5,11 +5,7 @@
 
 mod decoder;
 mod gguf;
-mod tiktoken;
-mod words;
-
-#[cfg(test)]
-mod published_tests;
+mod reads;
 
 use std::collections::HashMap;
 use std::str::FromStr;
@@ -23,6 +19,7 @@ use tokenizers::{
 
 pub use decoder::TokenDecoder;
 pub(crate) use gguf::from_gguf;
+pub use reads::reads_pre_tokenizer;
 
 use crate::error::ModelError;
 

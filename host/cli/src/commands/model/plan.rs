@@ -206,7 +206,7 @@ fn notes(model: &Description, request: &Request, plan: &Plan) -> Vec<String> {
     }
     notes.extend(model.notes.iter().cloned());
     if !plan.is_exact {
-        notes.push("an estimate: this Skep has no executor for the model to compare with".to_owned());
+        notes.push("an estimate: Skep has no executor on these devices that could run the model".to_owned());
     }
     notes.extend(plan.excluded.iter().map(|reason| format!("left out: {reason}")));
     notes
