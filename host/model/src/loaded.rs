@@ -9,7 +9,7 @@ use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
 use crate::digest::ModelDigest;
 use crate::error::ModelError;
-use crate::executor::{Executor, ExecutorOptions, PlacedExecutor};
+use crate::executor::{Executor, ExecutorOptions, LoadWatch, PlacedExecutor, WeightConversion};
 use crate::sampling::Sampling;
 use crate::tokenizer::Tokenizer;
 
@@ -46,6 +46,18 @@ impl LoadedModel {
         options: ExecutorOptions,
         replicas: NonZeroUsize,
     ) -> Result<Vec<Self>, ModelError> {
+        Self::open_replicas_watched(name, path, options, replicas, &|_, _| ())
+    }
+
+    /// Loads a checkpoint like [`LoadedModel::open_replicas`]. On the CPU, `watch` is called with the number of bytes of the
+    /// weights that are packed and with the number of all.
+    pub fn open_replicas_watched(
+        name: &str,
+        path: &Path,
+        options: ExecutorOptions,
+        replicas: NonZeroUsize,
+        watch: LoadWatch<'_>,
+    ) -> Result<Vec<Self>, ModelError> {
         let checkpoint = Checkpoint::open(path)?;
         let tokenizer = checkpoint
             .tokenizer()?
@@ -54,7 +66,10 @@ impl LoadedModel {
         let template = Arc::new(checkpoint.chat_template()?.unwrap_or_else(ChatTemplate::chatml_default));
         let digest = ModelDigest::new(&checkpoint, &tokenizer, &template);
         let sampling = checkpoint.sampling()?;
-        let weights = checkpoint.weight_format();
+        let weights = match options.weights {
+            WeightConversion::Keep => checkpoint.weight_format(),
+            converted => Some(converted.to_string().to_uppercase()),
+        };
         let model = |PlacedExecutor { executor, device, fallback, .. }| LoadedModel {
             name: name.to_owned(),
             config: checkpoint.config().clone(),
@@ -67,7 +82,10 @@ impl LoadedModel {
             device,
             fallback,
         };
-        Ok(PlacedExecutor::replicas(&checkpoint, options, replicas)?.into_iter().map(model).collect())
+        Ok(PlacedExecutor::replicas_watched(&checkpoint, options, replicas, watch)?
+            .into_iter()
+            .map(model)
+            .collect())
     }
 }
 

@@ -33,8 +33,8 @@ pub(crate) fn cpu_plan(checkpoint: &Checkpoint, options: &ExecutorOptions) -> Re
     let layers: Vec<_> =
         (0..stages).map(|stage| shard::stage_layers(config.layer_count, stages, stage)).collect();
     for rank in 0..ranks {
-        let mut weights =
-            WeightLoader::for_plan(checkpoint, Shard { rank, ranks }).with_exact(options.exact_weights);
+        let mut weights = WeightLoader::for_plan(checkpoint, Shard { rank, ranks })
+            .with_format(options.exact_weights, options.weights);
         let model = Transformer::load(config, &mut weights)?;
         plan.weight_bytes = plan.weight_bytes.saturating_add(weights.bytes());
         for stage in model.into_stages(&layers) {

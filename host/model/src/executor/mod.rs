@@ -38,9 +38,10 @@ use crate::batch::{Batch, PageId};
 use crate::error::ModelError;
 pub use crate::memory_plan::MemoryPlan;
 use crate::sampling::{LogitRow, RowOutput};
+pub use crate::weights::WeightConversion;
 pub use cpu::CpuExecutor;
 pub use device::{DeviceChoice, Ordinals};
-pub use model_weights::ModelWeights;
+pub use model_weights::{LoadWatch, ModelWeights};
 pub use page_form::PageForm;
 pub use placed::PlacedExecutor;
 use step_logits::StepLogits;
@@ -182,6 +183,8 @@ pub struct ExecutorOptions {
     /// Whether quantized weights are expanded to F32 when they are loaded on the CPU, so that activations are not rounded
     /// beside them. It is for verification; a step reads up to eight times the bytes.
     pub exact_weights: bool,
+    /// Format that matrices are converted to when they are loaded on the CPU.
+    pub weights: WeightConversion,
     /// Format of the activations on a CUDA device. `None` means the format of the weights, or else bf16.
     pub activations: Option<Activation>,
     /// Number of tokens in the KV pool, rounded up to whole pages. `None` means the memory that is left on the
@@ -218,6 +221,7 @@ impl Default for ExecutorOptions {
             affinity: CpuAffinity::Unpinned,
             kv: KvDtype::F16,
             exact_weights: false,
+            weights: WeightConversion::Keep,
             activations: None,
             kv_tokens: None,
             max_batch_tokens: 512,

@@ -25,6 +25,9 @@ use crate::weights::WeightLoader;
 /// Maximum number of ranks of one model.
 const MAX_RANKS: usize = 64;
 
+/// Is called while weights are loaded, with the number of bytes that are there and with the number of all.
+pub type LoadWatch<'a> = &'a dyn Fn(u64, u64);
+
 /// The loaded weights of a model. They are cheap to clone.
 #[derive(Clone)]
 pub struct ModelWeights {
@@ -43,18 +46,39 @@ pub struct ModelWeights {
 impl ModelWeights {
     /// Packs the weights for the ranks that the options request, and releases the checkpoint's pages along the way.
     pub fn load(checkpoint: &Checkpoint, options: &ExecutorOptions) -> Result<Self, ModelError> {
+        Self::load_watched(checkpoint, options, &|_, _| ())
+    }
+
+    /// Packs the weights like [`ModelWeights::load`], and calls `watch` after each weight with the number of bytes that are
+    /// packed and with the number of all.
+    pub fn load_watched(
+        checkpoint: &Checkpoint,
+        options: &ExecutorOptions,
+        watch: LoadWatch<'_>,
+    ) -> Result<Self, ModelError> {
         let config = checkpoint.config().clone();
         // Packing takes long, so options that cannot be satisfied are rejected first.
         limits(&config, options)?;
         let (_, threads) = tier_and_threads(options)?;
         check_ranks(checkpoint, options)?;
         let (ranks, stages) = (options.tensor_parallel, options.pipeline_parallel);
+        let shard = |rank| Shard { rank, ranks };
+        let mut total = 0;
+        for rank in 0..ranks {
+            let mut described = WeightLoader::for_plan(checkpoint, shard(rank))
+                .with_format(options.exact_weights, options.weights);
+            Transformer::load(&config, &mut described)?;
+            total += described.bytes();
+        }
         let pool = WorkerPool::new(threads)?;
         let mut bytes = 0;
         let mut models = Vec::with_capacity(ranks);
         for rank in 0..ranks {
-            let mut weights =
-                WeightLoader::new(&pool, checkpoint, Shard { rank, ranks }).with_exact(options.exact_weights);
+            let before = bytes;
+            let packed = move |of_rank: u64| watch(before + of_rank, total);
+            let mut weights = WeightLoader::new(&pool, checkpoint, shard(rank))
+                .with_format(options.exact_weights, options.weights)
+                .watched_by(&packed);
             models.push(Transformer::load(&config, &mut weights)?);
             bytes += weights.bytes();
         }
@@ -134,4 +158,61 @@ fn check_ranks(checkpoint: &Checkpoint, options: &ExecutorOptions) -> Result<(),
         return Err(option("rank_deadline", "must be longer than zero".to_owned()));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+    use crate::batch::{Batch, LogitsWanted};
+    use crate::executor::WeightConversion;
+    use crate::executor::estimate::cpu_plan;
+    use crate::executor::fixture::{expected, folder, options, relative_error, sequence};
+    use skep_kernels::Isa;
+
+    #[test]
+    fn a_load_is_watched_from_the_first_weight_to_the_last() {
+        for (name, tensor_parallel) in [("llama-gqa", 1), ("llama-gqa", 2), ("deepseek-v3", 2)] {
+            let checkpoint = Checkpoint::open(&folder(name)).unwrap();
+            let options = ExecutorOptions { tensor_parallel, ..options(Isa::detect()) };
+            let seen = RefCell::new(Vec::new());
+            let watch = |done, total| seen.borrow_mut().push((done, total));
+            let weights = ModelWeights::load_watched(&checkpoint, &options, &watch).unwrap();
+            let seen = seen.into_inner();
+            assert!(seen.is_sorted() && seen.iter().all(|(_, total)| *total == weights.bytes), "{seen:?}");
+            let (first, last) = (seen[0].0, seen[seen.len() - 1].0);
+            // Only norms come after the last matrix.
+            assert!(first < weights.bytes / 4 && last > weights.bytes / 100 * 99, "{name}: {first} {last}");
+        }
+    }
+
+    #[test]
+    fn converted_weights_take_what_was_planned_and_answer_nearly_the_same() {
+        // Rows of these models are short, and activations are rounded beside Q8_0.
+        for (name, bound) in [("llama-gqa", 0.15), ("qwen3-moe", 0.15), ("kimi-k2-int4", 0.15)] {
+            let checkpoint = Checkpoint::open(&folder(name)).unwrap();
+            let (ids, exact) = expected(name);
+            let bytes = |weights| {
+                let options = ExecutorOptions { weights, ..options(Isa::detect()) };
+                let mut executor = CpuExecutor::load(&checkpoint, options).unwrap();
+                let planned = cpu_plan(&checkpoint, &options).unwrap().memory.weight_bytes;
+                assert_eq!(executor.plan().weight_bytes, planned, "{name} as {weights}");
+                let all = sequence(&ids, 0, 31, LogitsWanted::All);
+                executor.forward(&Batch { sequences: vec![all] }).unwrap();
+                let found: Vec<f32> =
+                    (0..ids.len()).flat_map(|row| executor.logits(row).unwrap().to_vec()).collect();
+                let error = relative_error(&found, &exact);
+                assert!(error < bound, "{name} as {weights}: {error}");
+                planned
+            };
+            let [kept, q8_0, bf16] =
+                [WeightConversion::Keep, WeightConversion::Q8_0, WeightConversion::Bf16].map(bytes);
+            match name {
+                // Norms stay as they are.
+                "llama-gqa" => assert!(q8_0 * 2 < kept && bf16 < kept / 10 * 6, "{kept} {q8_0} {bf16}"),
+                _ => assert!(q8_0 < bf16, "{name}: {kept} {q8_0} {bf16}"),
+            }
+        }
+    }
 }

@@ -7,7 +7,7 @@
 
 use skep_kernels::Isa;
 
-use super::ExecutorOptions;
+use super::{ExecutorOptions, WeightConversion};
 use crate::batch::{PAGE_TOKENS, PageId};
 use crate::config::ModelConfig;
 use crate::error::ModelError;
@@ -27,7 +27,7 @@ pub struct PageForm {
 impl PageForm {
     pub(super) fn new(config: &ModelConfig, options: &ExecutorOptions, isa: Isa, bytes: usize) -> Self {
         let ModelConfig { architecture, rope, windows, style, .. } = config;
-        let ExecutorOptions { kv, exact_weights, tensor_parallel, .. } = options;
+        let ExecutorOptions { kv, exact_weights, weights, tensor_parallel, .. } = options;
         let sizes = [
             config.layer_count,
             config.hidden_size,
@@ -53,6 +53,11 @@ impl PageForm {
             version = env!("CARGO_PKG_VERSION"),
             epsilon = config.norm_epsilon,
         );
+        // Pages that were computed before weights could be converted are those of the files' formats.
+        let description = match weights {
+            WeightConversion::Keep => description,
+            converted => format!("{description}; weights as {converted}"),
+        };
         PageForm { bytes, description }
     }
 }

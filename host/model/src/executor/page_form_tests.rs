@@ -3,7 +3,7 @@
 use skep_kernels::Isa;
 
 use super::super::fixture::{MODELS, PACKED, expected, folder, options, sequence};
-use super::super::{Executor, ExecutorOptions, KvDtype, ModelWeights};
+use super::super::{Executor, ExecutorOptions, KvDtype, ModelWeights, WeightConversion};
 use crate::batch::{Batch, LogitsWanted, PAGE_TOKENS, PageId};
 use crate::checkpoint::Checkpoint;
 
@@ -82,10 +82,12 @@ fn pages_of_another_computation_have_another_layout() {
     let plain = form("llama-gqa", &|_| {});
     assert_eq!(plain, form("llama-gqa", &|options| options.threads = Some(1)));
     assert_eq!(plain, form("llama-gqa", &|options| options.kv_tokens = Some(64)));
-    let others: [&dyn Fn(&mut ExecutorOptions); 4] = [
+    let others: [&dyn Fn(&mut ExecutorOptions); 6] = [
         &|options| options.kv = KvDtype::F16,
         &|options| options.tensor_parallel = 2,
         &|options| options.exact_weights = true,
+        &|options| options.weights = WeightConversion::Q8_0,
+        &|options| options.weights = WeightConversion::Bf16,
         &|options| options.isa = Some(Isa::Portable),
     ];
     for (index, other) in others.into_iter().enumerate() {

@@ -7,7 +7,8 @@ use skep_kernels::gpu;
 
 use super::cuda::CudaModel;
 use super::{
-    DeviceChoice, Executor, ExecutorOptions, ModelWeights, Ordinals, option, physical_cores, share_of,
+    DeviceChoice, Executor, ExecutorOptions, LoadWatch, ModelWeights, Ordinals, WeightConversion, option,
+    physical_cores, share_of,
 };
 use crate::checkpoint::Checkpoint;
 use crate::error::ModelError;
@@ -32,13 +33,25 @@ impl PlacedExecutor {
         options: ExecutorOptions,
         replicas: NonZeroUsize,
     ) -> Result<Vec<Self>, ModelError> {
+        Self::replicas_watched(checkpoint, options, replicas, &|_, _| ())
+    }
+
+    /// Loads a checkpoint like [`PlacedExecutor::replicas`]. `watch` is called while weights are packed for the CPU.
+    pub fn replicas_watched(
+        checkpoint: &Checkpoint,
+        options: ExecutorOptions,
+        replicas: NonZeroUsize,
+        watch: LoadWatch<'_>,
+    ) -> Result<Vec<Self>, ModelError> {
         match options.device {
-            DeviceChoice::Cpu => on_processor(checkpoint, options, replicas, None),
+            DeviceChoice::Cpu => on_processor(checkpoint, options, replicas, None, watch),
             DeviceChoice::Cuda(devices) => on_devices(checkpoint, options, replicas, devices),
             DeviceChoice::Auto => {
                 let placed = some_devices(&options, replicas)
-                    .and_then(|devices| on_devices(checkpoint, options.clone(), replicas, devices));
-                placed.or_else(|error| on_processor(checkpoint, options, replicas, Some(error.to_string())))
+                    .and_then(|devices| on_devices(checkpoint, options, replicas, devices));
+                placed.or_else(|error| {
+                    on_processor(checkpoint, options, replicas, Some(error.to_string()), watch)
+                })
             }
         }
     }
@@ -49,8 +62,9 @@ fn on_processor(
     options: ExecutorOptions,
     replicas: NonZeroUsize,
     fallback: Option<String>,
+    watch: LoadWatch<'_>,
 ) -> Result<Vec<PlacedExecutor>, ModelError> {
-    let weights = ModelWeights::load(checkpoint, &options)?;
+    let weights = ModelWeights::load_watched(checkpoint, &options, watch)?;
     let threads = options.threads.unwrap_or_else(physical_cores);
     let mut affinity = options.affinity;
     (0..replicas.get())
@@ -71,6 +85,11 @@ fn on_devices(
     replicas: NonZeroUsize,
     devices: Ordinals,
 ) -> Result<Vec<PlacedExecutor>, ModelError> {
+    if options.weights != WeightConversion::Keep {
+        let problem =
+            format!("{} is only for the CPU; on CUDA devices, weights keep their formats", options.weights);
+        return Err(option("weights", problem));
+    }
     let compiler = options.kernels.compiler();
     let open = move |ordinal| Ok(Device::open(ordinal, &compiler)?);
     let mut model = CudaModel::new(checkpoint, options, devices, replicas.get(), Box::new(open))?;

@@ -3,6 +3,7 @@
 //! Invariant: every shape is checked against the configuration before anything is packed, and an error names the
 //! tensor. Besides the packed weights, memory holds the file pages of only one tensor, or a copy of its part.
 
+mod conversion;
 mod expansion;
 mod experts;
 
@@ -18,6 +19,8 @@ use crate::checkpoint::{Checkpoint, Tensor};
 use crate::error::ModelError;
 use crate::layers::linear::Linear;
 use crate::shard::{Shard, ShardPlan};
+pub use conversion::WeightConversion;
+use conversion::converted;
 
 /// Loads weights and counts the bytes that they take.
 pub(crate) struct WeightLoader<'a> {
@@ -26,7 +29,10 @@ pub(crate) struct WeightLoader<'a> {
     shard: Shard,
     /// Whether quantized weights become F32.
     exact: bool,
+    conversion: WeightConversion,
     bytes: u64,
+    /// Is called with the number of bytes after each weight.
+    watch: Option<&'a dyn Fn(u64)>,
 }
 
 /// The destination of weights.
@@ -63,17 +69,40 @@ impl<'a> WeightLoader<'a> {
     /// Creates a loader for the part of the weights that `shard` holds. The threads of `pool` share the packing.
     pub(crate) fn new(pool: &'a WorkerPool, checkpoint: &'a Checkpoint, shard: Shard) -> Self {
         let target = Target::Memory { pool, arena: Arena::default() };
-        WeightLoader { target, checkpoint, shard, exact: false, bytes: 0 }
+        WeightLoader {
+            target,
+            checkpoint,
+            shard,
+            exact: false,
+            conversion: WeightConversion::Keep,
+            bytes: 0,
+            watch: None,
+        }
     }
 
     /// Creates a loader that only describes weights and counts their bytes. What it loads can be measured, not run.
     pub(crate) fn for_plan(checkpoint: &'a Checkpoint, shard: Shard) -> Self {
-        WeightLoader { target: Target::Plan, checkpoint, shard, exact: false, bytes: 0 }
+        let target = Target::Plan;
+        WeightLoader {
+            target,
+            checkpoint,
+            shard,
+            exact: false,
+            conversion: WeightConversion::Keep,
+            bytes: 0,
+            watch: None,
+        }
     }
 
-    /// Expands quantized weights to the values that they stand for, if `exact` is true.
-    pub(crate) fn with_exact(self, exact: bool) -> Self {
-        WeightLoader { exact, ..self }
+    /// Gives matrices another format than that of the files: that of a conversion or, if `exact` is true, F32 where activations would
+    /// be rounded beside them.
+    pub(crate) fn with_format(self, exact: bool, conversion: WeightConversion) -> Self {
+        WeightLoader { exact, conversion, ..self }
+    }
+
+    /// Calls `watch` with the number of bytes after each weight.
+    pub(crate) fn watched_by(self, watch: &'a dyn Fn(u64)) -> Self {
+        WeightLoader { watch: Some(watch), ..self }
     }
 
     pub(crate) fn shard(&self) -> Shard {
@@ -172,14 +201,26 @@ impl<'a> WeightLoader<'a> {
         [rows, columns]: [usize; 2],
         data: impl FnOnce() -> Result<Cow<'d, [u8]>, ModelError>,
     ) -> Result<PackedMatrix, ModelError> {
-        let form = if self.exact && dtype.rounds_activations() { DType::F32 } else { dtype };
+        let form = match self.exact && dtype.rounds_activations() {
+            true => DType::F32,
+            false => self.conversion.format_of(dtype, columns),
+        };
+        self.packed_as(name, [dtype, form], [rows, columns], data)
+    }
+
+    /// Packs a matrix of the first format in the second one.
+    fn packed_as<'d>(
+        &mut self,
+        name: &str,
+        [dtype, form]: [DType; 2],
+        [rows, columns]: [usize; 2],
+        data: impl FnOnce() -> Result<Cow<'d, [u8]>, ModelError>,
+    ) -> Result<PackedMatrix, ModelError> {
         let matrix = match &mut self.target {
             Target::Memory { pool, arena } => {
                 let mut data = data()?;
                 if form != dtype {
-                    let mut values = vec![0.0; rows.saturating_mul(columns)];
-                    dequantize(dtype, &data, &mut values)?;
-                    data = Cow::Owned(bytes_of(&values));
+                    data = Cow::Owned(converted(pool, name, [dtype, form], [rows, columns], &data)?);
                 }
                 PackedMatrix::pack(pool, arena, form, rows, columns, &data)
             }
@@ -189,6 +230,9 @@ impl<'a> WeightLoader<'a> {
         let bytes = PackedMatrix::packed_len(form, rows, columns)
             .ok_or_else(|| ModelError::tensor(name, "its size overflows"))?;
         self.bytes += bytes as u64;
+        if let Some(watch) = self.watch {
+            watch(self.bytes);
+        }
         Ok(matrix)
     }
 
@@ -226,7 +270,8 @@ impl<'a> WeightLoader<'a> {
     /// Loads the whole of a matrix as `f32`, for products that must not be rounded.
     pub(crate) fn exact_matrix(&mut self, name: &str, shape: [usize; 2]) -> Result<PackedMatrix, ModelError> {
         let values = self.values(name, &shape)?;
-        self.packed(name, DType::F32, shape, || Ok(Cow::Owned(bytes_of(&values))))
+        let data = || Ok(Cow::Owned(bytes_of(&values)));
+        self.packed_as(name, [DType::F32, DType::F32], shape, data)
     }
 
     /// Counts the bytes of vectors that were not loaded by [`WeightLoader::vector`].
