@@ -19,6 +19,16 @@ pub(crate) fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/tiny").join(name)
 }
 
+/// Returns the names of all tiny models with a reference, so that no list has to name a new one.
+pub(crate) fn tiny_models() -> Vec<String> {
+    let entries = std::fs::read_dir(fixture("")).unwrap().map(Result::unwrap);
+    let models = entries.filter(|entry| entry.path().join("expected.safetensors").is_file());
+    let mut names: Vec<String> = models.map(|entry| entry.file_name().into_string().unwrap()).collect();
+    names.sort();
+    assert!(names.len() >= 15, "{names:?}");
+    names
+}
+
 pub(crate) fn tensors(name: &str) -> BTreeMap<String, Stored> {
     let bytes = std::fs::read(fixture(name).join("model.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
