@@ -441,9 +441,10 @@ fn the_catalog_says_what_runs_here_and_how_fast() {
     let models = available["models"].as_array().unwrap();
     assert!(models.len() >= 15);
     assert!(models.iter().all(|model| model["runs"] == json!(model["lacks"].as_array().unwrap().is_empty())));
-    let error = cache.error(&["up", "--model", "kimi", "--listen", "127.0.0.1:0", "--ephemeral"]);
+    let error = cache.error(&["up", "--model", "minilm", "--listen", "127.0.0.1:0", "--ephemeral"]);
     assert!(
-        error.contains("kimi-k2.5 does not run yet: Skep lacks ") && error.contains("skep model recommend"),
+        error.contains("all-minilm-l6-v2 does not run yet: Skep lacks a route for embeddings, encoders")
+            && error.contains("skep model recommend"),
         "{error}"
     );
     let error = cache.error(&["model", "pull", "qwen3-0.6"]);

@@ -33,7 +33,6 @@ mod number;
 mod open_files;
 pub mod paths;
 pub mod progress;
-pub mod recommended_sampling;
 pub mod registry;
 pub mod server;
 pub mod server_options;

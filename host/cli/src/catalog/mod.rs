@@ -16,6 +16,7 @@ mod usage;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
+use skep_model::Sampling;
 
 pub use self::contents::{CachedModel, Leftovers, leftovers, models, remove};
 pub use self::entry::{CatalogEntry, Kind, Support, entries};
@@ -121,6 +122,21 @@ pub fn check(name_or_path: &str) -> Result<()> {
 /// Returns the catalog entry with this name or alias.
 pub fn entry(name: &str) -> Option<&'static CatalogEntry> {
     entries().iter().find(|entry| entry.is_called(name))
+}
+
+/// Returns the sampling parameters that the authors of a model of the catalog recommend in its card. The model may be
+/// given by its name, an alias, its reference, or the path of its file in the cache; what another file is called does not
+/// count.
+pub fn recommended_sampling(name_or_path: &str) -> Option<Sampling> {
+    let entry = match source(name_or_path).ok()? {
+        Some((reference, _)) => entry_of(&reference)?,
+        None => {
+            let path = Path::new(name_or_path).canonicalize().ok()?;
+            let stored = |entry: &CatalogEntry| present(entry).ok()??.canonicalize().ok();
+            entries().iter().find(|entry| stored(entry).as_ref() == Some(&path))?
+        }
+    };
+    entry.sampling.parameters()
 }
 
 /// Returns the path of the model of `entry` if it is in the cache.
@@ -273,6 +289,25 @@ mod tests {
         }
         let error = resolve("bert-base-uncased-finetuned", &Silent).expect_err("no such model").to_string();
         assert!(error.contains("hint: `skep model list --available`"), "{error}");
+    }
+
+    #[test]
+    fn cards_recommend_sampling_to_models_of_the_catalog_however_they_are_given() {
+        let of_the_default = Sampling { temperature: 0.2, top_p: 0.9, ..Sampling::default() };
+        let of_qwen = Sampling { temperature: 0.6, top_p: 0.95, top_k: 20, ..Sampling::default() };
+        for name in [DEFAULT_MODEL, "smollm2", &entry(DEFAULT_MODEL).expect("known").source.to_string()] {
+            assert_eq!(recommended_sampling(name).as_ref(), Some(&of_the_default), "{name}");
+        }
+        for name in ["qwen3-14b", "qwen3:8b", "hf:Qwen/Qwen3-14B-GGUF:Qwen3-14B-Q4_K_M.gguf"] {
+            assert_eq!(recommended_sampling(name).as_ref(), Some(&of_qwen), "{name}");
+        }
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let file = folder.path().join("smollm2-135m.gguf");
+        std::fs::write(&file, b"x").expect("file");
+        for name in ["mistral-7b", "hf:a/b:smollm2-135m.gguf", "no-such-model", file.to_str().expect("UTF-8")]
+        {
+            assert_eq!(recommended_sampling(name), None, "{name}");
+        }
     }
 
     #[test]

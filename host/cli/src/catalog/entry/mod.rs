@@ -1,13 +1,13 @@
 //! The entries of the catalog: what is known about a model without its file.
 //!
-//! The data is in `catalog.toml` beside this file. Whether a model runs is not written there: it follows from the
-//! architectures that the model crate reads.
+//! The data is in `catalog.toml` beside this file. Whether a model runs is not written there: it follows from what the model
+//! crate reads of the architecture, the weights and the vocabulary that the entry says the model has.
 
 use std::sync::LazyLock;
 
 use anyhow::{Context as _, Result, bail};
 use serde::{Deserialize, Serialize};
-use skep_model::Architecture;
+use skep_model::{Architecture, Sampling, reads_pre_tokenizer, reads_vocabulary_file, reads_weights};
 
 use super::reference::{Reference, is_sha256};
 
@@ -91,18 +91,22 @@ pub struct Parameters {
     read_bytes: Option<u64>,
 }
 
-/// Needs of a model that an engine has to meet.
+/// The parts of a model's files that an engine has to read.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Requirements {
     /// Name of the architecture in the model's file.
     pub architecture: String,
-    /// Parts of the architecture, which are missing if the architecture is not read.
+    /// Names of what an architecture that is not read consists of, for messages.
     #[serde(default)]
     parts: Vec<String>,
-    /// Things that are missing, whatever the architecture.
+    /// Formats that most of the weights in a GGUF file have.
     #[serde(default)]
-    also: Vec<String>,
+    weights: Vec<String>,
+    /// Value of `tokenizer.ggml.pre` of a byte-level vocabulary in a GGUF file.
+    pre_tokenizer: Option<String>,
+    /// File of the vocabulary in a folder of safetensors.
+    vocabulary: Option<String>,
 }
 
 /// Values that a model keeps of each token in each layer.
@@ -124,6 +128,24 @@ pub struct SamplingDefaults {
     pub top_k: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_p: Option<f32>,
+}
+
+impl SamplingDefaults {
+    /// Returns the parameters of a request that sets none, or `None` if the card recommends nothing.
+    pub fn parameters(&self) -> Option<Sampling> {
+        let SamplingDefaults { temperature, top_p, top_k, min_p } = *self;
+        if *self == SamplingDefaults::default() {
+            return None;
+        }
+        let usual = Sampling::default();
+        Some(Sampling {
+            temperature: temperature.unwrap_or(usual.temperature),
+            top_p: top_p.unwrap_or(usual.top_p),
+            top_k: top_k.unwrap_or(usual.top_k),
+            min_p: min_p.unwrap_or(usual.min_p),
+            ..usual
+        })
+    }
 }
 
 /// Tells whether this version of Skep runs a model.
@@ -151,7 +173,7 @@ impl CatalogEntry {
     }
 
     pub fn support(&self) -> Support {
-        let Requirements { architecture, parts, also } = &self.requires;
+        let Requirements { architecture, parts, weights, pre_tokenizer, vocabulary } = &self.requires;
         let mut lacks = Vec::new();
         if self.kind == Kind::Embedding {
             lacks.push("a route for embeddings".to_owned());
@@ -162,7 +184,14 @@ impl CatalogEntry {
                 false => lacks.extend(parts.iter().cloned()),
             }
         }
-        lacks.extend(also.iter().cloned());
+        let weights = weights.iter().filter(|format| !reads_weights(format));
+        lacks.extend(weights.map(|format| format!("{format} weights")));
+        if let Some(name) = pre_tokenizer.as_ref().filter(|name| !reads_pre_tokenizer(name)) {
+            lacks.push(format!("the pre-tokenizer {name}"));
+        }
+        if let Some(file) = vocabulary.as_ref().filter(|file| !reads_vocabulary_file(file)) {
+            lacks.push(format!("vocabularies in {file}"));
+        }
         if lacks.is_empty() { Support::Runs } else { Support::Lacks(lacks) }
     }
 
@@ -204,6 +233,9 @@ impl CatalogEntry {
         let texts = [&self.name, &self.family, &self.license, &self.template, &self.good_for];
         if texts.iter().any(|text| text.trim().is_empty()) {
             bail!("a text is empty");
+        }
+        if let Some(sampling) = self.sampling.parameters() {
+            sampling.validate().map_err(anyhow::Error::msg).context("`sampling`")?;
         }
         let Parameters { total, active, .. } = self.parameters;
         if active == 0 || active > total || self.context == 0 || self.bytes() == 0 {

@@ -1,14 +1,20 @@
 //! `skep model recommend`: which models of the catalog a machine can run, and how fast they would decode.
 
+use std::num::NonZeroUsize;
+use std::path::Path;
+
 use anyhow::{Context as _, Result};
 use indicatif::DecimalBytes;
 use serde_json::{Value, json};
+use skep_engine::EngineOptions;
 use skep_kernels::bandwidth;
-use skep_model::physical_cores;
+use skep_model::planner::memory_on_cpu;
+use skep_model::{Checkpoint, ExecutorOptions, physical_cores};
 
 use super::list::{described, say_what_is_missing};
 use crate::catalog::{self, CatalogEntry, Kind, Support};
 use crate::commands::out;
+use crate::engines::with_room_for;
 use crate::machine;
 use crate::progress::{Progress as _, Terminal};
 
@@ -55,6 +61,8 @@ struct Estimate {
     runs: bool,
     kv_bytes: u64,
     memory_bytes: u64,
+    /// Whether the memory was planned from the model's files, as a host plans it.
+    is_planned: bool,
     tokens_per_s: f64,
 }
 
@@ -66,9 +74,28 @@ impl Estimate {
             runs: entry.support() == Support::Runs,
             kv_bytes,
             memory_bytes: entry.bytes() + kv_bytes + OVERHEAD_BYTES,
+            is_planned: false,
             tokens_per_s: gb_per_s * GB / (entry.weight_bytes_per_token() + kv_bytes as f64),
         }
     }
+
+    /// Plans the memory from the model's files, if they are on this machine.
+    fn planned(self, context: u64) -> Self {
+        let path = catalog::present(self.entry).ok().flatten();
+        match path.and_then(|path| planned_bytes(&path, context)) {
+            Some(bytes) => Estimate { memory_bytes: bytes + OVERHEAD_BYTES, is_planned: true, ..self },
+            None => self,
+        }
+    }
+}
+
+/// Returns the memory of a model's weights, buffers and a KV cache of `context` tokens, or `None` if the files cannot be read.
+fn planned_bytes(path: &Path, context: u64) -> Option<u64> {
+    let kv_tokens = Some(usize::try_from(context).ok()?);
+    let options =
+        with_room_for(ExecutorOptions { kv_tokens, ..Default::default() }, &EngineOptions::default());
+    let plan = memory_on_cpu(&Checkpoint::open(path).ok()?, &options, NonZeroUsize::MIN).ok()?;
+    Some(plan.total_bytes())
 }
 
 pub fn run(args: &Args) -> Result<()> {
@@ -85,7 +112,9 @@ pub fn run(args: &Args) -> Result<()> {
         step.finish(&format!("{measured:.1} GB/s with {threads} threads"));
         measured
     });
-    let estimates = catalog::entries().iter().map(|entry| Estimate::of(entry, args.context, gb_per_s));
+    let estimates = catalog::entries()
+        .iter()
+        .map(|entry| Estimate::of(entry, args.context, gb_per_s).planned(args.context.min(entry.context)));
     let (mut fitting, too_large): (Vec<_>, Vec<_>) =
         estimates.partition(|estimate| estimate.memory_bytes <= memory);
     fitting.sort_by_key(|estimate| (!estimate.runs, std::cmp::Reverse(estimate.entry.parameters.total)));
@@ -93,7 +122,7 @@ pub fn run(args: &Args) -> Result<()> {
     let source = |given: bool| if given { "given" } else { "measured" };
     let method = format!(
         "tokens/s = {gb_per_s:.1} GB/s ({}) / (active share of the file + KV cache of {} tokens in 16 bits); memory = file \
-         + that cache + {}, of {} ({})",
+         + that cache + {}, of {} ({}); that of a model on this machine is planned from its files",
         source(args.bandwidth.is_some()),
         args.context,
         DecimalBytes(OVERHEAD_BYTES),
@@ -159,6 +188,7 @@ fn speed_text(tokens_per_s: f64) -> String {
 fn in_json(estimate: &Estimate) -> Result<Value> {
     let mut value = described(estimate.entry)?;
     value["memory_bytes"] = json!(estimate.memory_bytes);
+    value["memory_is_planned"] = json!(estimate.is_planned);
     value["kv_bytes"] = json!(estimate.kv_bytes);
     value["weight_bytes_per_token"] = json!(estimate.entry.weight_bytes_per_token());
     let speed = (estimate.entry.kind == Kind::Chat).then_some(estimate.tokens_per_s);
@@ -184,6 +214,18 @@ mod tests {
         let (dense, experts) = (estimate("qwen3-32b", 100.0), estimate("qwen3-30b-a3b", 100.0));
         let ratio = experts.tokens_per_s / dense.tokens_per_s;
         assert!(ratio > 7.0, "a token of a mixture of experts reads its active share only: {ratio}");
+    }
+
+    #[test]
+    fn the_memory_of_files_is_that_of_their_plan() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/tiny/llama-gqa");
+        let [short, long] = [4096, 8192].map(|context| planned_bytes(&path, context).expect("a model"));
+        // Two layers or more with keys and values of 2 heads of 16 values, in 16 bits.
+        let checkpoint = Checkpoint::open(&path).expect("a model");
+        let layers = checkpoint.config().layer_count as u64;
+        assert_eq!(long - short, 4096 * layers * 2 * 2 * 16 * 2);
+        assert!(short > checkpoint.bytes(), "weights, buffers and the cache");
+        assert_eq!(planned_bytes(Path::new("/nonexistent"), 4096), None);
     }
 
     #[test]
