@@ -85,10 +85,13 @@ impl Engine {
             return Err(EngineError::invalid("replicas", message));
         }
         let context_length = options.context.unwrap_or(usize::MAX).min(limits.context_length);
+        // A sequence is never longer than the KV cache.
+        let sequence_limit = context_length.min(limits.page_count.saturating_mul(PAGE_TOKENS));
         let info = ModelInfo {
             name: first.name.clone(),
             digest: first.digest.clone(),
-            context_length,
+            context_length: sequence_limit,
+            full_context_length: limits.context_length,
             vocabulary_size: limits.vocabulary_size,
             eos: first.config.eos.clone(),
             bos: first.config.bos,
@@ -112,7 +115,7 @@ impl Engine {
         let replicas: Vec<Replica> = replicas.collect::<Result<_, _>>()?;
         let views = replicas.iter().map(|replica| replica.view().clone()).collect();
         let shared = Shared {
-            sequence_limit: context_length.min(limits.page_count.saturating_mul(PAGE_TOKENS)),
+            sequence_limit,
             info,
             tokenizer,
             template,

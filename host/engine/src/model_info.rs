@@ -8,7 +8,11 @@ pub struct ModelInfo {
     pub name: String,
     /// Distinguishes the model from an earlier one of the same name.
     pub digest: ModelDigest,
+    /// Maximum number of tokens of a sequence: those that the model was made for, as far as the settings allow them and the
+    /// KV cache holds them.
     pub context_length: usize,
+    /// Number of tokens that the model was made for.
+    pub full_context_length: usize,
     pub vocabulary_size: usize,
     pub eos: Vec<u32>,
     pub bos: Option<u32>,

@@ -21,6 +21,11 @@ impl LoadProgress {
         *self.lock() = Step { text: text.to_owned(), done: 0, total };
     }
 
+    /// Sets the number of bytes or items of the current step, if it was not known at the beginning.
+    pub fn expect(&self, total: u64) {
+        self.lock().total = Some(total);
+    }
+
     /// Sets the number of bytes or items of the current step that are done.
     pub fn advance_to(&self, done: u64) {
         self.lock().done = done;

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use skep_model::Sampling;
+
 use crate::{Engine, LoadProgress};
 
 /// Time that a request waits for its model's load by default.
@@ -15,14 +17,16 @@ pub type Loader = Arc<dyn Fn(&LoadProgress) -> Result<Engine, String> + Send + S
 #[derive(Clone)]
 pub struct LocalModel {
     pub name: String,
-    /// Loads of the same device follow one another.
-    pub device: String,
+    /// Names of the devices that it is loaded on. Loads that share a device follow one another.
+    pub devices: Vec<String>,
     /// Maximum time that a request waits for the model to be loaded.
     pub load_wait: Duration,
     /// Time without requests after which the model is unloaded.
     pub idle_unload: Option<Duration>,
     /// Whether a request loads the model again after a person has unloaded it.
     pub on_demand: bool,
+    /// Sampling parameters of a request that sets none, as far as they are known before the first load.
+    pub sampling: Option<Sampling>,
     pub loader: Loader,
 }
 
@@ -35,10 +39,11 @@ impl LocalModel {
     ) -> Self {
         LocalModel {
             name: name.into(),
-            device: device.into(),
+            devices: vec![device.into()],
             load_wait: DEFAULT_LOAD_WAIT,
             idle_unload: None,
             on_demand: true,
+            sampling: None,
             loader: Arc::new(loader),
         }
     }

@@ -126,7 +126,7 @@ impl ServedModel {
     /// Returns the sampling parameters of a request that sets none, if they are known.
     pub fn sampling(&self) -> Option<Sampling> {
         match self {
-            ServedModel::Local(slot) => slot.known().map(|known| known.sampling.clone()),
+            ServedModel::Local(slot) => slot.sampling(),
             ServedModel::Remote(_) => None,
         }
     }

@@ -11,6 +11,7 @@
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
+use skep_model::Sampling;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::{Semaphore, watch};
 
@@ -31,10 +32,12 @@ const RETRY_MS: std::ops::RangeInclusive<u64> = 500..=30_000;
 /// A model with its state.
 pub struct Slot {
     name: String,
-    device: String,
+    devices: Vec<String>,
     load_wait: Duration,
     idle_unload: Option<Duration>,
     on_demand: bool,
+    /// Sampling parameters as far as they were known before the first load.
+    declared_sampling: Option<Sampling>,
     /// Models that were given as a running engine cannot be loaded again, and are never unloaded.
     loader: Option<Loader>,
     state: watch::Sender<State>,
@@ -68,24 +71,24 @@ pub(super) enum Reload {
 impl Slot {
     pub(super) fn fixed(engine: Engine) -> Arc<Slot> {
         let info = engine.info().clone();
-        let (name, device) = (info.name.clone(), info.device.clone());
-        let slot = Slot::new(name, device, None, State::Loaded(engine));
+        let slot = Slot::new(info.name.clone(), Vec::new(), None, State::Loaded(engine));
         Arc::new(Slot { known: OnceLock::from(info), ..slot })
     }
 
     pub(super) fn declared(declared: LocalModel) -> Arc<Slot> {
-        let LocalModel { name, device, load_wait, idle_unload, on_demand, loader } = declared;
-        let slot = Slot::new(name, device, Some(loader), State::Unloaded(Reload::ByRequest));
-        Arc::new(Slot { load_wait, idle_unload, on_demand, ..slot })
+        let LocalModel { name, devices, load_wait, idle_unload, on_demand, sampling, loader } = declared;
+        let slot = Slot::new(name, devices, Some(loader), State::Unloaded(Reload::ByRequest));
+        Arc::new(Slot { load_wait, idle_unload, on_demand, declared_sampling: sampling, ..slot })
     }
 
-    fn new(name: String, device: String, loader: Option<Loader>, state: State) -> Slot {
+    fn new(name: String, devices: Vec<String>, loader: Option<Loader>, state: State) -> Slot {
         Slot {
             name,
-            device,
+            devices,
             load_wait: DEFAULT_LOAD_WAIT,
             idle_unload: None,
             on_demand: true,
+            declared_sampling: None,
             loader,
             state: watch::Sender::new(state),
             known: OnceLock::new(),
@@ -103,6 +106,11 @@ impl Slot {
     /// Returns the model's properties, which its first load determines.
     pub fn known(&self) -> Option<&ModelInfo> {
         self.known.get()
+    }
+
+    /// Returns the sampling parameters of a request that sets none, if they are known.
+    pub fn sampling(&self) -> Option<Sampling> {
+        self.known.get().map(|known| known.sampling.clone()).or_else(|| self.declared_sampling.clone())
     }
 
     pub fn state(&self) -> ModelState {
@@ -178,10 +186,10 @@ impl Slot {
                 _ => Ok(()),
             };
         }
-        let (slot, turn) = (self.clone(), turns.of(&self.device));
+        let (slot, turns) = (self.clone(), turns.clone());
         tokio::spawn(async move {
             progress.begin("waiting for the load of another model", None);
-            let _turn = turn.lock_owned().await;
+            let _turns = turns.of(&slot.devices).await;
             progress.begin("loading", None);
             let started = Instant::now();
             let loading = tokio::task::spawn_blocking(move || loader(&progress));

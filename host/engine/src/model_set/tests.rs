@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
+use skep_model::Sampling;
+
 use super::{LocalModel, ModelChanges, ModelSet, ModelState, ServedModel, check_name};
 use crate::chat::{ChatMessage, ChatOptions};
 use crate::tests::fixture::{collect, engine, first_token, greedy, model};
@@ -54,7 +56,9 @@ async fn a_request_that_does_not_wait_gets_the_load_progress() {
     let (release, held) = mpsc::channel::<()>();
     let held = std::sync::Mutex::new(held);
     let slow = LocalModel::new("slow", "cpu", move |progress: &LoadProgress| {
-        progress.begin("reading weights", Some(200));
+        progress.begin("reading weights", None);
+        assert_eq!(progress.percent(), None, "the size is not known yet");
+        progress.expect(200);
         progress.advance_to(50);
         held.lock().expect("not poisoned").recv().expect("the test releases it");
         start("slow")
@@ -76,7 +80,19 @@ async fn a_request_that_does_not_wait_gets_the_load_progress() {
 }
 
 #[tokio::test]
-async fn a_failed_load_is_reported_and_retried_on_request() {
+async fn sampling_parameters_are_those_of_the_declaration_until_a_load_finds_those_of_the_files() {
+    let recommended = Sampling { temperature: 0.6, top_k: 20, ..Sampling::default() };
+    let models = ModelSet::new(LocalModel { sampling: Some(recommended.clone()), ..declared("a") })
+        .with(declared("b"));
+    let sampling = |name| models.find(Some(name)).expect("declared").sampling();
+    assert_eq!((sampling("a"), sampling("b")), (Some(recommended), None));
+    let loaded = models.ready(Some("a")).await.expect("loaded");
+    assert_eq!(sampling("a"), Some(loaded.sampling()));
+    assert_eq!(loaded.sampling(), Sampling::default(), "the files of the tiny model recommend nothing");
+}
+
+#[tokio::test]
+async fn a_load_that_fails_is_told_and_tried_again_when_asked_for() {
     let tries = Arc::new(AtomicUsize::new(0));
     let counted = tries.clone();
     let flaky = LocalModel::new("flaky", "cpu", move |_: &LoadProgress| {
@@ -100,23 +116,35 @@ async fn a_failed_load_is_reported_and_retried_on_request() {
 }
 
 #[tokio::test]
-async fn loads_of_one_device_follow_one_another() {
+async fn loads_that_share_a_device_follow_one_another() {
+    assert_eq!(loads_at_once([&["cpu"], &["cpu"], &["cpu"]]).await, 1);
+    // Each pair of these models shares a device, and they name their devices in different orders.
+    let rings: [&[&str]; 3] = [&["cuda:0", "cuda:1"], &["cuda:2", "cuda:1"], &["cuda:0", "cuda:2"]];
+    assert_eq!(loads_at_once(rings).await, 1);
+}
+
+/// Loads three models on these devices, and returns how many were being loaded at the same time at most.
+async fn loads_at_once(devices: [&[&str]; 3]) -> usize {
     let (running, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-    let counting = |name: &'static str, device: &str| {
+    let counting = |name: &'static str, devices: &[&str]| {
         let (running, most) = (running.clone(), most.clone());
-        LocalModel::new(name, device, move |_: &LoadProgress| {
+        let devices = devices.iter().map(|device| (*device).to_owned()).collect();
+        let model = LocalModel::new(name, "cpu", move |_: &LoadProgress| {
             most.fetch_max(running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
             let started = start(name);
             running.fetch_sub(1, Ordering::SeqCst);
             started
-        })
+        });
+        LocalModel { devices, ..model }
     };
-    let models = ModelSet::new(counting("a", "cpu")).with(counting("b", "cpu")).with(counting("c", "cpu"));
+    let models = ModelSet::new(counting("a", devices[0]))
+        .with(counting("b", devices[1]))
+        .with(counting("c", devices[2]));
     let ready = ["a", "b", "c"].map(|name| models.ready(Some(name)));
     for model in futures::future::join_all(ready).await {
         model.expect("loaded");
     }
-    assert_eq!(most.load(Ordering::SeqCst), 1);
+    most.load(Ordering::SeqCst)
 }
 
 #[tokio::test]
