@@ -1,12 +1,15 @@
 //! Several models in one host: one is there from the start, and one is loaded by its first request and unloaded again.
 
-use crate::harness::{client, content, model_path};
+use crate::harness::{MODEL, client, content, model_path, repository};
 use serde_json::{Value, json};
 use std::{
     fs,
     io::{BufRead, BufReader},
     process::{Child, Command, Stdio},
 };
+
+/// Bytes of a token in the KV cache of the default model: 30 layers, 3 heads of 64 keys and values in 16 bits.
+const BYTES_OF_A_TOKEN: u64 = 30 * 3 * 64 * 2 * 2;
 
 struct Up {
     child: Child,
@@ -114,12 +117,41 @@ async fn two_models_are_served_and_one_is_loaded_and_unloaded_while_the_host_run
 }
 
 #[tokio::test]
-async fn a_model_that_does_not_fit_is_refused_and_the_others_keep_running() {
+async fn sampling_parameters_of_models_that_are_not_loaded_are_those_of_the_catalog() {
+    let folder = tempfile::tempdir().unwrap();
+    // A file with the name of a model of the catalog is not that model.
+    let tiny = repository().join("tests/fixtures/tiny/llama-gqa/model.safetensors");
+    let other = folder.path().join("qwen3-8b.safetensors");
+    fs::copy(tiny, &other).unwrap();
+    let settings = format!(
+        "[[model]]\nname = \"small\"\nsource = {:?}\n\
+         [[model]]\nname = \"big\"\nsource = \"qwen3:14b\"\nload = \"demand\"\n\
+         [[model]]\nname = \"other\"\nsource = {:?}\nload = \"demand\"\n",
+        MODEL,
+        other.display().to_string()
+    );
+    let up = Up::start(folder.path(), &settings);
+    let models: Value =
+        client().get(format!("{}/v1/models", up.url)).send().await.unwrap().json().await.unwrap();
+    let sampling = |name: &str| {
+        let model = models["data"].as_array().unwrap().iter().find(|model| model["id"] == name).unwrap();
+        let numbers = ["temperature", "top_p", "top_k"].map(|key| model["skep"]["sampling"][key].as_f64());
+        numbers.map(|number| number.map(|number| (number * 1000.0).round() / 1000.0))
+    };
+    assert_eq!(sampling("small"), [Some(0.2), Some(0.9), Some(0.0)]);
+    assert_eq!(sampling("big"), [Some(0.6), Some(0.95), Some(20.0)], "nobody has pulled it");
+    assert_eq!(sampling("other"), [None; 3]);
+}
+
+#[tokio::test]
+async fn a_model_that_does_not_fit_beside_the_others_is_refused_with_the_numbers_and_they_go_on() {
     let folder = tempfile::tempdir().unwrap();
     let path = model_path().display().to_string();
+    // Six tenths of the memory fit alone, and not twice. What the first one was promised is hardly used yet.
+    let kv_tokens = available_bytes() / 10 * 6 / BYTES_OF_A_TOKEN;
     let settings = format!(
-        "[[model]]\nname = \"small\"\nsource = {path:?}\n\
-         [[model]]\nname = \"large\"\nsource = {path:?}\nload = \"demand\"\nkv_tokens = 4000000000\n"
+        "[[model]]\nname = \"small\"\nsource = {path:?}\nkv_tokens = {kv_tokens}\n\
+         [[model]]\nname = \"large\"\nsource = {path:?}\nload = \"demand\"\nkv_tokens = {kv_tokens}\n"
     );
     let up = Up::start(folder.path(), &settings);
     let messages = json!([{"role": "user", "content": "Hello"}]);
@@ -131,6 +163,17 @@ async fn a_model_that_does_not_fit_is_refused_and_the_others_keep_running() {
     assert!(why.contains("large needs ") && why.contains(" are available beside small"), "{why}");
     assert!(why.contains("KV cache ") && why.contains("hint: give it a smaller KV cache"), "{why}");
     assert!(!content(&up.chat("small").await).is_empty());
+    // It does fit once the other one is gone.
+    up.skep(&["model", "unload", "small"]);
+    assert!(up.skep(&["model", "load", "large"]).contains("large  loaded"));
+    assert!(!content(&up.chat("large").await).is_empty());
+}
+
+/// Returns the memory that the system calls available.
+fn available_bytes() -> u64 {
+    let meminfo = fs::read_to_string("/proc/meminfo").unwrap();
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:")).unwrap();
+    line.split_whitespace().next().unwrap().parse::<u64>().unwrap() * 1024
 }
 
 #[test]

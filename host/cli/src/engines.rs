@@ -10,7 +10,6 @@ use skep_model::{ExecutorOptions, LoadedModel, ModelError};
 use crate::catalog;
 use crate::device_flag::{kernel_folders, report_fallback};
 use crate::progress::Progress;
-use crate::recommended_sampling;
 
 /// Opens the engine of a model by name or path. The executor's options apply to each replica, except for the
 /// threads, which are divided among the replicas.
@@ -34,12 +33,16 @@ pub fn open_engine_as(
     progress: &dyn Progress,
 ) -> Result<Engine> {
     let resolved = catalog::resolve(name_or_path, progress)?;
-    let recommended = recommended_sampling::of(&resolved.name);
+    let recommended = catalog::recommended_sampling(name_or_path);
     let name = name.map_or_else(|| resolved.name.clone(), str::to_owned);
     let model = catalog::ResolvedModel { name, ..resolved };
     let step = progress.begin(&format!("loading {}", model.name), None);
     let executor = ExecutorOptions { kernels: kernel_folders()?, ..with_room_for(executor, &engine) };
-    let loaded = LoadedModel::open_replicas(&model.name, &model.path, executor, replicas);
+    let watch = |done_bytes, total_bytes| {
+        step.expect_bytes(total_bytes);
+        step.advance_to(done_bytes);
+    };
+    let loaded = LoadedModel::open_replicas_watched(&model.name, &model.path, executor, replicas, &watch);
     let mut loaded = loaded.map_err(|error| match error {
         ModelError::Option { option, problem } => anyhow!("{}: {problem}", setting(&option)),
         error => anyhow!(error).context(format!("cannot load {}", model.path.display())),
@@ -74,6 +77,7 @@ fn setting(option: &str) -> String {
         "isa" => "--isa, or `isa` under [engine] in skep.toml".to_owned(),
         "tensor_parallel" => "--tp, or `tensor_parallel` under [engine] in skep.toml".to_owned(),
         "pipeline_parallel" => "--pp, or `pipeline_parallel` under [engine] in skep.toml".to_owned(),
+        "weights" => "--weights, or `weights` under [engine] or [[model]] in skep.toml".to_owned(),
         option => format!("`{option}` under [engine] in skep.toml"),
     }
 }

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context as _, Result, bail};
 use skep_engine::{DEFAULT_LOAD_WAIT, Engine, EngineOptions, LoadProgress, LocalModel, ModelSet};
-use skep_model::ExecutorOptions;
+use skep_model::{Checkpoint, ExecutorOptions, Sampling};
 
 use crate::catalog;
 use crate::engines::{open_engine_as, with_room_for};
@@ -78,12 +78,14 @@ fn budgeted(model: &ModelOptions, options: &ServerOptions, engine: &EngineOption
         tensor_parallel: model.tensor_parallel.unwrap_or(options.executor.tensor_parallel),
         pipeline_parallel: model.pipeline_parallel.unwrap_or(options.executor.pipeline_parallel),
         kv_tokens: model.kv_tokens.or(options.executor.kv_tokens),
-        ..options.executor.clone()
+        weights: model.weights.unwrap_or(options.executor.weights),
+        ..options.executor
     };
     BudgetedModel {
         name: name_of(model),
         source: model.source.clone(),
         executor: with_room_for(executor, engine),
+        context: engine.context,
         replicas: model.replicas.unwrap_or(options.replicas),
     }
 }
@@ -100,7 +102,8 @@ pub fn local_model(
         EngineOptions { context: model.context.or(engine.context), markup: model.markup, ..engine.clone() };
     let budgeted = budgeted(model, options, &engine);
     budget.add(budgeted.clone());
-    let (name, device) = (budgeted.name.clone(), budgeted.executor.device.to_string());
+    let (name, devices) = (budgeted.name.clone(), budgeted.device_names());
+    let sampling = sampling_before_load(&budgeted.source);
     let (budget, progress) = (budget.clone(), progress.clone());
     // Nobody deletes the files of a model that a host has loaded.
     let in_use = Mutex::new(None);
@@ -117,11 +120,22 @@ pub fn local_model(
         load_wait: model.load_wait.or(options.load_wait).unwrap_or(DEFAULT_LOAD_WAIT),
         idle_unload: model.idle_unload,
         on_demand: model.load == LoadPolicy::Demand,
-        ..LocalModel::new(name, device, load)
+        sampling,
+        devices,
+        ..LocalModel::new(name, "cpu", load)
     }
 }
 
-/// Reports the progress of a load to the operator and to requests that wait for the model.
+/// Returns the sampling parameters that a load will find: those in the model's files if they are on this machine, or else
+/// those of the catalog.
+fn sampling_before_load(source: &str) -> Option<Sampling> {
+    // A file that cannot be read is reported by the load.
+    let path = catalog::path_without_pull(source).ok().flatten();
+    let in_files = path.and_then(|path| Checkpoint::open(&path).ok()?.sampling().ok()?);
+    in_files.or_else(|| catalog::recommended_sampling(source))
+}
+
+/// Shows the progress of a load to the operator, and tells it to those who wait for the model.
 struct Both {
     shared: LoadProgress,
     shown: Arc<dyn Progress + Send>,
@@ -148,6 +162,11 @@ impl Step for BothSteps {
     fn advance_to(&self, done: u64) {
         self.shared.advance_to(done);
         self.shown.advance_to(done);
+    }
+
+    fn expect_bytes(&self, total: u64) {
+        self.told.expect(total);
+        self.shown.expect_bytes(total);
     }
 
     fn note(&self, text: &str) {

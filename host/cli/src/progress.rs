@@ -21,6 +21,8 @@ pub trait Progress: Sync {
 pub trait Step: Send + Sync {
     /// Sets the number of bytes or items that are done.
     fn advance_to(&self, done: u64);
+    /// Sets the number of bytes of the whole step, if it was not known at the beginning.
+    fn expect_bytes(&self, total: u64);
     /// Replaces the text that says what the step is doing.
     fn note(&self, text: &str);
     /// Ends the step successfully; `result` is appended to its line.
@@ -45,6 +47,7 @@ impl Progress for Silent {
 
 impl Step for Silent {
     fn advance_to(&self, _done: u64) {}
+    fn expect_bytes(&self, _total: u64) {}
     fn note(&self, _text: &str) {}
     fn finish(self: Box<Self>, _result: &str) {}
 }
@@ -75,6 +78,9 @@ enum Total {
     Things(u64),
 }
 
+/// The line of a step whose number of bytes is known.
+const BYTES: &str = "  {spinner} {msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} eta {eta}";
+
 /// A step on a terminal.
 struct Bar {
     bar: ProgressBar,
@@ -85,9 +91,7 @@ struct Bar {
 impl Bar {
     fn new(what: &str, total: Total) -> Self {
         let bar = match total {
-            Total::Bytes(total) => ProgressBar::new(total).with_style(style(
-                "  {spinner} {msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} eta {eta}",
-            )),
+            Total::Bytes(total) => ProgressBar::new(total).with_style(style(BYTES)),
             Total::Things(total) => ProgressBar::new(total)
                 .with_style(style("  {spinner} {msg} [{bar:30}] {pos}/{len} eta {eta}")),
             Total::Unknown => ProgressBar::new_spinner().with_style(style("  {spinner} {msg} {elapsed}")),
@@ -101,6 +105,11 @@ impl Bar {
 impl Step for Bar {
     fn advance_to(&self, done: u64) {
         self.bar.set_position(done);
+    }
+
+    fn expect_bytes(&self, total: u64) {
+        self.bar.set_style(style(BYTES));
+        self.bar.set_length(total);
     }
 
     fn note(&self, text: &str) {
@@ -150,6 +159,9 @@ impl Step for Lines {
             }
         }
     }
+
+    /// A log gets no further lines of a step that began without its size.
+    fn expect_bytes(&self, _total: u64) {}
 
     fn note(&self, _text: &str) {}
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Result;
 use serde::Deserialize;
 use skep_engine::{Routing, Speculation};
-use skep_model::{Activation, CpuAffinity, KvDtype};
+use skep_model::{Activation, CpuAffinity, KvDtype, WeightConversion};
 
 use super::{parsed, set};
 use crate::number::number;
@@ -35,6 +35,9 @@ pub struct EngineConfig {
     #[serde(deserialize_with = "number::<256, 4_294_967_295, _, _>")]
     pub kv_tokens: Option<usize>,
     pub kv: Option<KvConfig>,
+    /// Format that weights are converted to when they are loaded on the CPU: q8_0, bf16 or keep.
+    #[serde(deserialize_with = "parsed")]
+    pub weights: Option<WeightConversion>,
     /// Format of activations on CUDA devices: bf16 or f16.
     #[serde(deserialize_with = "parsed")]
     pub activations: Option<Activation>,
@@ -100,6 +103,7 @@ impl EngineConfig {
         set(&mut options.engine.default_deadline, &self.default_deadline_s.map(Duration::from_secs));
         set(&mut options.engine.speculation, &self.speculation.map(Speculation::from));
         set(&mut options.executor.kv, &self.kv.map(KvDtype::from));
+        set(&mut options.executor.weights, &self.weights);
         options.executor.activations = self.activations.or(options.executor.activations);
         if let Some(isa) = &self.isa {
             let isa = isa.parse().map_err(|problem| anyhow::anyhow!("[engine] isa: {problem}"))?;

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde::de::value::SeqAccessDeserializer;
 use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 use skep_engine::chat::Markup;
-use skep_model::DeviceChoice;
+use skep_model::{DeviceChoice, WeightConversion};
 
 use super::parsed;
 use crate::model_options::{self, LoadPolicy, ModelOptions};
@@ -55,6 +55,9 @@ pub struct ModelConfig {
     /// Size of each replica's KV cache in tokens.
     #[serde(deserialize_with = "number::<256, 4_294_967_295, _, _>")]
     pub kv_tokens: Option<usize>,
+    /// Format that the weights are converted to when they are loaded on the CPU.
+    #[serde(deserialize_with = "parsed")]
+    pub weights: Option<WeightConversion>,
     pub load: LoadConfig,
     /// The markup in which the model writes tool calls; by default the one that its chat template shows.
     pub markup: Option<String>,
@@ -130,6 +133,7 @@ impl ModelConfig {
             pipeline_parallel: self.pp,
             context: self.context,
             kv_tokens: self.kv_tokens,
+            weights: self.weights,
             markup: self.markup.as_deref().map(markup).transpose()?,
             load: match self.load {
                 LoadConfig::Start => LoadPolicy::Start,

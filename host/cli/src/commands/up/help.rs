@@ -53,10 +53,11 @@ All settings:
   deterministic, threads
   [[model]]  instead of model, for several: name, source (a name, hf:OWNER/REPO[:FILE]
              or a path), aliases, default, device, replicas, tp, pp, context,
-             kv_tokens, load (\"start\", \"demand\"), load_wait_s, idle_unload_s, markup,
+             kv_tokens, weights, load (\"start\", \"demand\"), load_wait_s, idle_unload_s, markup,
              prices (as [prices.NAME] has them); what is left out is as [engine] says
   [engine]   replicas, routing (\"affinity\", \"round-robin\"), max_queue,
              max_sequences, step_tokens, step_target_ms, kv, kv_tokens,
+             weights (\"keep\", \"q8_0\", \"bf16\": a conversion on the CPU),
              activations (on CUDA devices: \"bf16\", \"f16\"), isa,
              pin_threads, speculation (\"off\", \"prompt-lookup\"),
              default_deadline_s, tensor_parallel, pipeline_parallel,

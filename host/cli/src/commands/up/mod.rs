@@ -1,6 +1,7 @@
 //! `skep up`: starts a host, and watches sources if asked to.
 
 mod help;
+mod load_flags;
 mod overrides;
 mod redeploy;
 #[cfg(unix)]
@@ -17,6 +18,7 @@ use skep_gateway::ConsoleOptions;
 use skep_model::physical_cores;
 use skep_runtime::ModelMismatch;
 
+use self::load_flags::{LoadFlags, context_text};
 use super::out;
 use crate::agent_source::AgentSource;
 use crate::compute_flags::ComputeFlags;
@@ -76,12 +78,8 @@ pub struct Args {
     /// Speculative decoding, and the source of its drafts [default: off]
     #[arg(long, value_name = "HOW")]
     speculation: Option<SpeculationConfig>,
-    /// Tensor-parallel ranks, which share each layer [default: 1]
-    #[arg(long, value_name = "N", value_parser = from_1_to::<64>)]
-    tp: Option<usize>,
-    /// Pipeline-parallel ranks, which divide the layers among them [default: 1]
-    #[arg(long, value_name = "N", value_parser = from_1_to::<64>)]
-    pp: Option<usize>,
+    #[command(flatten)]
+    load: LoadFlags,
     /// Send traces over OTLP/HTTP to the collector at this address, such as http://127.0.0.1:4318 [default: off]
     #[arg(long, value_name = "URL")]
     otlp_endpoint: Option<String>,
@@ -227,9 +225,7 @@ fn options(args: &Args, config: &Config) -> Result<ServerOptions> {
     if let Some(speculation) = args.speculation {
         options.engine.speculation = speculation.into();
     }
-    let executor = &mut options.executor;
-    executor.tensor_parallel = args.tp.unwrap_or(executor.tensor_parallel);
-    executor.pipeline_parallel = args.pp.unwrap_or(executor.pipeline_parallel);
+    args.load.apply(&mut options.executor);
     if let Some(auth) = args.access.auth {
         options.auth.required = Some(auth == AuthFlag::Required);
     }
@@ -271,7 +267,7 @@ fn announce(
     }
     for engine in server.host.models().engines() {
         let info = engine.info();
-        out::line(&format!("  model   {}, context {} tokens", info.name, info.context_length))?;
+        out::line(&format!("  model   {}, {}", info.name, context_text(info)))?;
         let replicas = match info.replicas {
             1 => String::new(),
             replicas => format!(", divided among {replicas} replicas (at least one each)"),
