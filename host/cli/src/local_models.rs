@@ -79,7 +79,7 @@ fn budgeted(model: &ModelOptions, options: &ServerOptions, engine: &EngineOption
         pipeline_parallel: model.pipeline_parallel.unwrap_or(options.executor.pipeline_parallel),
         kv_tokens: model.kv_tokens.or(options.executor.kv_tokens),
         weights: model.weights.unwrap_or(options.executor.weights),
-        ..options.executor
+        ..options.executor.clone()
     };
     BudgetedModel {
         name: name_of(model),
@@ -165,7 +165,7 @@ impl Step for BothSteps {
     }
 
     fn expect_bytes(&self, total: u64) {
-        self.told.expect(total);
+        self.shared.expect(total);
         self.shown.expect_bytes(total);
     }
 

@@ -114,15 +114,17 @@ impl MemoryBudget {
     pub fn admit(&self, model: &BudgetedModel, progress: &dyn Progress) -> Result<ExecutorOptions> {
         match model.devices() {
             None => {
-                let Some(room) = self.room_on_cpu(&model.name) else { return Ok(model.executor) };
+                let Some(room) = self.room_on_cpu(&model.name) else { return Ok(model.executor.clone()) };
                 let resolved = catalog::resolve(&model.source, progress)?;
                 // A file that cannot be read, and options that cannot be satisfied, are reported by the load.
-                let Ok(files) = Checkpoint::open(&resolved.path) else { return Ok(model.executor) };
+                let Ok(files) = Checkpoint::open(&resolved.path) else { return Ok(model.executor.clone()) };
                 let others = self.others(model);
                 let later = others.iter().filter(|(other, loaded)| !loaded && other.devices().is_none());
                 let later = later.filter_map(|(other, _)| other.least_if_here());
                 let own = room.saturating_sub(later.fold(0, u64::saturating_add));
-                let Ok(executor) = model.with_cache_within(&files, own) else { return Ok(model.executor) };
+                let Ok(executor) = model.with_cache_within(&files, own) else {
+                    return Ok(model.executor.clone());
+                };
                 let Ok(plan) = memory_on_cpu(&files, &executor, model.replicas) else { return Ok(executor) };
                 self.check_on_cpu(model, &plan, room)?;
                 self.cpu().promised.insert(model.name.clone(), plan.total_bytes());
@@ -218,7 +220,7 @@ impl BudgetedModel {
     /// Returns the least memory on the CPU that the model can be loaded with.
     fn least_on_cpu(&self, files: &Checkpoint) -> Result<MemoryPlan, ModelError> {
         let tokens = self.executor.kv_tokens.unwrap_or(LEAST_CPU_KV_TOKENS);
-        let options = ExecutorOptions { kv_tokens: Some(tokens), ..self.executor };
+        let options = ExecutorOptions { kv_tokens: Some(tokens), ..self.executor.clone() };
         memory_on_cpu(files, &options, self.replicas)
     }
 
@@ -236,7 +238,7 @@ impl BudgetedModel {
             Some(tokens) => tokens,
             None => default_tokens_on_cpu(files, &self.executor, self.replicas, self.context, bytes)?,
         };
-        Ok(ExecutorOptions { kv_tokens: Some(tokens), ..self.executor })
+        Ok(ExecutorOptions { kv_tokens: Some(tokens), ..self.executor.clone() })
     }
 
     /// Returns the memory that the model will take on each of its devices, if its files are there.

@@ -195,7 +195,7 @@ mod tests {
             let (ids, exact) = expected(name);
             let bytes = |weights| {
                 let options = ExecutorOptions { weights, ..options(Isa::detect()) };
-                let mut executor = CpuExecutor::load(&checkpoint, options).unwrap();
+                let mut executor = CpuExecutor::load(&checkpoint, options.clone()).unwrap();
                 let planned = cpu_plan(&checkpoint, &options).unwrap().memory.weight_bytes;
                 assert_eq!(executor.plan().weight_bytes, planned, "{name} as {weights}");
                 let all = sequence(&ids, 0, 31, LogitsWanted::All);

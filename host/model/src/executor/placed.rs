@@ -48,7 +48,7 @@ impl PlacedExecutor {
             DeviceChoice::Cuda(devices) => on_devices(checkpoint, options, replicas, devices),
             DeviceChoice::Auto => {
                 let placed = some_devices(&options, replicas)
-                    .and_then(|devices| on_devices(checkpoint, options, replicas, devices));
+                    .and_then(|devices| on_devices(checkpoint, options.clone(), replicas, devices));
                 placed.or_else(|error| {
                     on_processor(checkpoint, options, replicas, Some(error.to_string()), watch)
                 })

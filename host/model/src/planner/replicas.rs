@@ -118,7 +118,7 @@ mod tests {
             default_tokens_on_cpu(checkpoint, &options, count, context, bytes).unwrap()
         };
         let bytes = |tokens| {
-            let options = ExecutorOptions { kv_tokens: Some(tokens), ..options };
+            let options = ExecutorOptions { kv_tokens: Some(tokens), ..options.clone() };
             memory_on_cpu(&long, &options, count).unwrap().total_bytes()
         };
         let (most, usual) = (bytes(262_144), bytes(CPU_KV_TOKENS));

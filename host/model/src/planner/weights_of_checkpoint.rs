@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::description::{AttentionShape, Description, LayerShape, Place, Split, Weight};
+use super::description::{AttentionShape, Description, LayerShape, ModelPart, Split, Weight};
 use crate::checkpoint::Checkpoint;
 
 impl Description {
@@ -41,8 +41,9 @@ impl Description {
                 }
                 bytes => bytes,
             };
-            let place = place(tensor.name, config.tied_head);
-            let one = Weight { place, rows, columns, copies: 1, active: 1, bytes, split: Split::Replicated };
+            let model_part = model_part(tensor.name, config.tied_head);
+            let one =
+                Weight { model_part, rows, columns, copies: 1, active: 1, bytes, split: Split::Replicated };
             match (experts, experts_part(tensor.name)) {
                 (Some(experts), Some(ExpertsPart::All)) => {
                     let (copies, active) = (experts.count as u64, experts.used as u64);
@@ -105,7 +106,7 @@ fn experts_part(name: &str) -> Option<ExpertsPart> {
     })
 }
 
-fn place(name: &str, is_tied: bool) -> Place {
+fn model_part(name: &str, is_tied: bool) -> ModelPart {
     let layer = name.strip_prefix("model.layers.").and_then(|rest| rest.split('.').next());
     match layer.and_then(|layer| layer.parse().ok()) {
         Some(layer) => ModelPart::Layer(layer),

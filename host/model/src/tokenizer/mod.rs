@@ -6,6 +6,11 @@
 mod decoder;
 mod gguf;
 mod reads;
+mod tiktoken;
+mod words;
+
+#[cfg(test)]
+mod published_tests;
 
 use std::collections::HashMap;
 use std::str::FromStr;
