@@ -30,8 +30,8 @@ pub(crate) const fn value(source: &str, after: &str, name: &str) -> u32 {
         assert!(at < text.len(), "the CUDA source does not define the struct of the constant");
         at += 1;
     }
-    at += after.len() + 1;
     let is_member = !after.is_empty();
+    at += if is_member { after.len() } else { 1 };
     while at + name.len() < text.len() && !(is_member && starts_with(text, at, b"\n}")) {
         if text[at - 1] == b' ' && starts_with(text, at, name) && starts_with(text, at + name.len(), b" = ") {
             return literal(text, at + name.len() + 3);
