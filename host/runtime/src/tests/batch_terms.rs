@@ -251,7 +251,7 @@ async fn text_completion_by_an_unsuitable_upstream_fails_immediately() {
         let BatchOutcome::Failed { code: "invalid_request", message } = &item.outcome else {
             panic!("{item:?}")
         };
-        assert!(message.contains("another server"), "{message}");
+        assert!(message.contains("may be an upstream model"), "{message}");
     }
     let BatchOutcome::Done(answer) = &results.items[2].outcome else { panic!("{results:?}") };
     assert_eq!(answer.text, "Count: One.");
