@@ -82,7 +82,8 @@ async fn a_model_of_another_host_answers_as_it_does_there() {
     assert!(here["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap() > 0, "{here}");
 
     // Structured output and calls have their form.
-    let schema = json!({"type": "object", "properties": {"city": {"type": "string", "maxLength": 20}}, "required": ["city"]});
+    let schema = json!({"type": "object", "properties": {"city": {"type": "string", "maxLength": 20}}, "required": ["city"],
+        "additionalProperties": false});
     let form = json!({"type": "json_schema", "json_schema": {"name": "city", "schema": schema}});
     let mut structured = question(&remote);
     (structured["response_format"], structured["max_tokens"]) = (form, json!(60));

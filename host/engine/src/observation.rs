@@ -88,7 +88,7 @@ pub enum Ending<'a> {
     Cancelled,
 }
 
-/// What a request used besides what its events and its end report.
+/// The tokens of a request that neither its events nor its end report.
 #[derive(Debug, Clone, Default)]
 pub struct SpentTokens {
     /// Number of output tokens of the answer that were produced, which is an estimate unless the request was finished.

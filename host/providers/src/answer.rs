@@ -59,7 +59,7 @@ struct Live<'a> {
     prompt_tokens: usize,
     /// Size of the parts that were passed on.
     reported_bytes: usize,
-    /// What the current attempt used and no event reports.
+    /// The use of the current attempt that no event reports.
     unreported: Option<UnreportedEntry>,
 }
 

@@ -92,7 +92,7 @@ struct Spent {
     models: ModelUse,
     /// Estimates of what generations used that were cut off, by call, until they are recorded.
     cut: BTreeMap<u32, Usage>,
-    /// What remote models used and no event reported, by call, until it is recorded.
+    /// The use of remote models that no event reported, by call, until it is recorded.
     unreported: BTreeMap<u32, Vec<UnreportedUse>>,
     /// The reason why a generation was refused first, if a budget of the day did not allow it.
     refused: Option<Refusal>,
@@ -140,7 +140,7 @@ pub(crate) struct Reservation {
     produced: u32,
     used: RequestUse,
     unreported: Unreported,
-    /// What an earlier run recorded that no event reported.
+    /// The use that an earlier run recorded and no event reported.
     recorded: Vec<UnreportedUse>,
 }
 

@@ -5,11 +5,12 @@
 
 use crate::{
     RuntimeError,
+    bindings::types::Error,
     capability::{
         inference::record::{GenerationRecord, WrittenUsage},
         turn::{Reservation, Turn},
     },
-    journal::{self, Attempt, Call, LeftGeneration},
+    journal::{self, Attempt, Call, LeftGeneration, ReplayPosition},
     usage::{ModelUse, RequestUse},
 };
 use skep_engine::{Model, UnreportedUse};
@@ -26,7 +27,20 @@ pub(in crate::capability) fn count_lost<P>(
     lost(call.attempts(), ends_here).iter().for_each(|attempt| turn.count_lost(attempt));
 }
 
-/// Names the model that usage reports name for a recorded generation, which a route chose.
+/// Returns the error of a generation that was recorded as refused, and counts what it used without an event. Passes all
+/// other records on.
+pub(in crate::capability) async fn passed_refusal(
+    turn: &Turn,
+    recorded: Option<(GenerationRecord, ReplayPosition)>,
+) -> Result<Option<(GenerationRecord, ReplayPosition)>, Error> {
+    let Some((record, position)) = recorded else { return Ok(None) };
+    let Some(error) = record.refusal().cloned() else { return Ok(Some((record, position))) };
+    turn.count_unreported(&record.unreported());
+    position.reached().await;
+    Err(error)
+}
+
+/// Names the model that the bill of a recorded generation names, which a route chose.
 pub(in crate::capability) fn bill(call: &Call, reservation: &mut Reservation) {
     if let Some(Attempt { model, .. }) = call.attempts().last() {
         reservation.routed(model);

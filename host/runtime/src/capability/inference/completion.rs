@@ -8,9 +8,9 @@ use crate::{
     },
     capability::{
         inference::{
-            attempts::{bill, count_lost},
+            attempts::{bill, count_lost, passed_refusal},
             conversion::{generation_of, timing, usage},
-            generation::{Generated, QUICK_HASH_BYTES, check_model, end, passed_refusal, refuse, repeat},
+            generation::{Generated, QUICK_HASH_BYTES, check_model, end, refuse, repeat},
             model_errors,
             options::{chat_options, tokens_to_reserve},
             progress::{Progress, follow},

@@ -12,7 +12,7 @@ use crate::{
     },
     capability::{
         inference::{
-            attempts::{bill, count_lost},
+            attempts::{bill, count_lost, passed_refusal},
             compaction::{Compacting, Cut},
             conversation::{Conversation, Generating, ModelChange},
             conversion::generation_of,
@@ -425,19 +425,6 @@ async fn recall(
         generating.rewrite(&before)?;
     }
     repeat(record, reservation, Some((generating, &before)))
-}
-
-/// Returns the error of a generation that was recorded as refused, and counts what it used without an event. Passes all
-/// other records on.
-pub(in crate::capability) async fn passed_refusal(
-    turn: &Turn,
-    recorded: Option<(GenerationRecord, ReplayPosition)>,
-) -> Result<Option<(GenerationRecord, ReplayPosition)>, Error> {
-    let Some((record, position)) = recorded else { return Ok(None) };
-    let Some(error) = record.refusal().cloned() else { return Ok(Some((record, position))) };
-    turn.count_unreported(&record.unreported());
-    position.reached().await;
-    Err(error)
 }
 
 /// Records that a generation was refused before its first event, and returns the error for the guest.
