@@ -2,7 +2,10 @@
 
 use crate::{harness::repository, house::sources};
 use skep_cli::{config::Config, server_options::ServerOptions};
-use std::{fs, path::PathBuf};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 /// Openings of fragments: a sentence that begins so has no subject before its verb, or no verb.
 const FRAGMENTS: [&str; 9] = ["Of", "What", "That", "Who", "Which", "As", "So", "Nothing", "Where"];
@@ -48,7 +51,71 @@ fn documentation_is_made_of_sentences() {
             ));
         }
     }
+    for file in documents(&repository()) {
+        faults.extend(house_words(&file, &fs::read_to_string(&file).unwrap()));
+    }
     assert!(faults.is_empty(), "{}", faults.join("\n"));
+    let page = "The host goes on, `in_force` or not.\n```text\nshe was told\n```\n";
+    assert_eq!(house_words(Path::new("page.md"), page).len(), 1);
+}
+
+/// Words that only the authors understand at once, with those to write instead. They are looked for in the documentation of
+/// Rust items, in WIT, and in Markdown outside of code.
+const HOUSE_WORDS: [(&str, &str); 14] = [
+    ("told", "sent, reported or notified"),
+    ("anew", "again"),
+    ("goes on", "continues"),
+    ("go on", "continue"),
+    ("going on", "continuing"),
+    ("in force", "active"),
+    ("into force", "activated"),
+    ("told apart", "distinguished"),
+    ("tell apart", "distinguish"),
+    ("kept apart", "isolated"),
+    ("stands still", "stops"),
+    ("is there twice", "is duplicated"),
+    ("made again", "repeated, recreated or retried"),
+    ("the most that", "the maximum"),
+];
+
+/// Returns the lines of a file whose documentation has such a word.
+fn house_words(file: &Path, text: &str) -> Vec<String> {
+    let is_page = file.extension().is_some_and(|extension| extension == "md");
+    let (mut faults, mut is_code) = (Vec::new(), false);
+    for (index, line) in text.lines().enumerate().map(|(index, line)| (index, line.trim_start())) {
+        is_code ^= is_page && line.starts_with("```");
+        if is_code || !is_page && !line.starts_with("///") && !line.starts_with("//!") {
+            continue;
+        }
+        let words = line.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty());
+        let words = format!(" {} ", words.collect::<Vec<_>>().join(" ").to_lowercase());
+        let found = HOUSE_WORDS.iter().filter(|(word, _)| words.contains(&format!(" {word} ")));
+        faults.extend(found.map(|(word, instead)| {
+            format!("{}:{}: write {instead} instead of {word:?}", file.display(), index + 1)
+        }));
+    }
+    faults
+}
+
+/// Lists the Rust sources, the interfaces and the Markdown pages, except those that are kept as they were.
+fn documents(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let kept = |name: &str| {
+        name.starts_with('.')
+            || ["target", "shared", "node_modules", "vendor", "fixtures", "CHANGELOG.md"].contains(&name)
+    };
+    let mut found = Vec::new();
+    for path in entries.filter(|path| !kept(path.file_name().unwrap().to_str().unwrap())) {
+        if path.is_dir() {
+            found.extend(documents(&path));
+        } else if path
+            .extension()
+            .is_some_and(|extension| ["rs", "wit", "md"].iter().any(|e| extension == *e))
+        {
+            found.push(path);
+        }
+    }
+    found
 }
 
 /// Returns the lines at which the documentation of a function begins with another word than a verb in the third person, and

@@ -135,7 +135,7 @@ fn sampling_before_load(source: &str) -> Option<Sampling> {
     in_files.or_else(|| catalog::recommended_sampling(source))
 }
 
-/// Shows the progress of a load to the operator, and tells it to those who wait for the model.
+/// Reports the progress of a load to the operator and to requests that wait for the model.
 struct Both {
     shared: LoadProgress,
     shown: Arc<dyn Progress + Send>,

@@ -331,7 +331,7 @@ fn ask(remote: &dyn RemoteModel, input: Input, options: ChatOptions) -> Result<C
             return Err(EngineError::ContextOverflow { limit, prompt, requested });
         }
     }
-    // The caller's mark only says whether anyone waits for the start. From here on, dropping the stream cancels.
+    // The caller's flag only says whether anyone waits for the start. From here on, dropping the stream cancels.
     let unreported = options.unreported.clone().or_kept();
     let options = ChatOptions { cancel: Cancel::default(), unreported: unreported.clone(), ..options };
     Ok(ChatStream::remote(RemoteAnswer::new(remote.ask(input, options), unreported)))

@@ -27,7 +27,7 @@ pub trait Observer: Debug + Send + Sync {
 pub trait RequestObserver: Send {
     fn observe(&mut self, observation: Observation<'_>);
 
-    /// Takes the end of the request.
+    /// Records the end of the request.
     fn request_ended(self: Box<Self>, ending: Ending<'_>, spent: SpentTokens, attempts: Vec<Attempt>);
 }
 

@@ -52,7 +52,7 @@ impl TenantBudget {
         Ok(TenantBudget { share: Arc::new(share), source, store: store.clone() })
     }
 
-    /// Reserves the most that a request to a model can cost. Fails if a budget in money has less left, or
+    /// Reserves the maximum cost of a request to a model. Fails if a budget in money has less left, or
     /// if there is such a budget and the model, or one that a route may choose, has no price.
     pub fn meter(&self, model: &Model, worst: WorstCase) -> Result<TenantTokens, RuntimeError> {
         let reserved = self.share.money.reserve(&billed_models(model), worst, worst.output_tokens);

@@ -54,7 +54,7 @@ impl EraseFilter {
     }
 }
 
-/// The changes that follow in the files.
+/// The changes to make in the files.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Changes {
     /// Slots whose page was removed.

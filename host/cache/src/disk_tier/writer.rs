@@ -40,7 +40,7 @@ pub(super) enum Command {
 /// Interval at which a writer that waits looks whether the tier is closed.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Why a page was not written.
+/// The reason that a page was not written.
 enum Refusal {
     /// The page before it is missing, or there is no space.
     Dropped,

@@ -31,12 +31,12 @@ const MAX_SPILLS: usize = 1024;
 pub(crate) const COPY_TIME: Duration = Duration::from_micros(500);
 /// Prefixes of fewer pages are computed instead of read.
 const MIN_READ_PAGES: usize = 2;
-/// Tokens that are computed in a second, until it was measured. It is the speed of a slow machine, so that the first
-/// prefix after a start is read rather than computed.
+/// Assumed number of tokens that are computed in a second, until it has been measured. It is the speed of a slow machine,
+/// so that the first prefix after a start is read rather than computed.
 const TOKENS_PER_S: f64 = 500.0;
-/// Until the speed of computing was measured, a read is given up if it takes longer than expected by this time.
+/// Until the speed of computing has been measured, a read is abandoned if it takes longer than expected by this time.
 const FIRST_PATIENCE: Duration = Duration::from_secs(2);
-/// A read may take so many times the time that computing would, before it is given up: the machine may be as slow at either.
+/// A read is abandoned after this multiple of the estimated compute time, because a slow machine is slow at both.
 const PATIENCE: u32 = 2;
 /// Time that a read may take if prefixes are read in any case.
 const LONG_PATIENCE: Duration = Duration::from_secs(60);
@@ -72,7 +72,7 @@ impl EraseScope {
         }
     }
 
-    /// Erases the pages from the disk and returns their number. It waits for what is queued there.
+    /// Erases the pages from the disk and returns their number. It waits for queued writes.
     pub fn erase_from(&self, tier: &DiskTier) -> u64 {
         let keys = tier.keys();
         tier.forget(match self {
@@ -93,7 +93,7 @@ pub(crate) struct DiskPages {
     page_bytes: usize,
     spills: VecDeque<Spill>,
     promotions: Vec<Promotion>,
-    /// Requests whose prefix another request is reading; they look again when that is done.
+    /// Requests whose prefix another request is reading; they look it up again afterwards.
     waiting_for_other_read: Vec<SequenceId>,
     /// Requests for whose prefix there was too little room, with the pages that it takes; they look again when there is.
     short: Vec<(SequenceId, usize)>,
@@ -328,7 +328,7 @@ impl DiskPages {
         }
     }
 
-    /// Lets requests look up their prefix again whose predecessor has read its pages.
+    /// Makes requests look up their prefix again after another request has read it.
     fn look_again(&mut self, scheduler: &mut Scheduler) {
         let waiting = std::mem::take(&mut self.waiting_for_other_read);
         for id in waiting {

@@ -16,7 +16,8 @@ impl AgentHost {
         self.inner.dispatch.invoke(invocation).await
     }
 
-    /// Does the same as [`AgentHost::invoke`], for a client that the turn may tell and ask things as long as it exists.
+    /// Does the same as [`AgentHost::invoke`], for a client to which the turn may send notifications and questions as long
+    /// as it exists.
     pub async fn invoke_for(
         &self,
         invocation: Invocation,

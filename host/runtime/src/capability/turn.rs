@@ -444,7 +444,7 @@ impl Reservation {
         self.recorded = recorded;
     }
 
-    /// Returns the model that the bill names and what a running generation has used so far.
+    /// Returns the model that usage reports name and what a running generation has used so far.
     pub(crate) fn in_flight(&self) -> Option<(&str, Usage)> {
         Some((&self.model, self.used.estimate()?))
     }

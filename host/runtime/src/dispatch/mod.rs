@@ -54,7 +54,7 @@ impl Dispatch {
         self.invoke_as_host(invocation).await
     }
 
-    /// Does the same as [`Dispatch::invoke`], for a client that can be told and asked things until it is dropped.
+    /// Does the same as [`Dispatch::invoke`], for a client that can receive notifications and questions until it is dropped.
     pub(crate) async fn invoke_for(
         self: &Arc<Self>,
         invocation: Invocation,

@@ -74,7 +74,7 @@ impl ToolName {
         }
     }
 
-    /// Returns whether every agent may call the tool: one that only tells the caller of a turn how far it has come, as what a
+    /// Returns whether every agent may call the tool: one that only reports the progress of a turn to its caller, as what a
     /// model generates does anyway.
     pub(crate) fn needs_no_grant(&self) -> bool {
         matches!(self, ToolName::Client { tool } if tool == "progress")

@@ -116,8 +116,8 @@ impl MoneyShare {
         }
     }
 
-    /// Reserves the most that a request can cost. If that is more than is left, a request that gets by with
-    /// `least` output tokens gets as many as the rest pays for. Each of the `models` may answer, and all need a price.
+    /// Reserves the maximum cost of a request. If that is more than is left, a request that accepts `least` output
+    /// tokens gets as many tokens as the remaining budget covers. Each of the `models` may answer, and all need a price.
     pub(crate) fn reserve(
         &self,
         models: &[String],

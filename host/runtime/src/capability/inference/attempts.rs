@@ -40,7 +40,7 @@ pub(in crate::capability) async fn passed_refusal(
     Err(error)
 }
 
-/// Names the model that the bill of a recorded generation names, which a route chose.
+/// Names the model that usage reports name for a recorded generation, which a route chose.
 pub(in crate::capability) fn bill(call: &Call, reservation: &mut Reservation) {
     if let Some(Attempt { model, .. }) = call.attempts().last() {
         reservation.routed(model);
