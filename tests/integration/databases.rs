@@ -168,7 +168,10 @@ async fn a_host_moves_to_postgresql_and_back_with_its_sessions_and_secrets() {
     assert_eq!(turns(&host, "one").await, 3);
     assert_eq!(host.message("counter", "one", "increment n").await.0, 200);
     let (fine, said) = db(&["check", "--data", &data, "--database", &server.url()]);
-    assert!(fine && said.contains("a host uses the database") && said.contains("1 of 1 open"), "{said}");
+    assert!(
+        fine && said.contains("a host uses the database: number ") && said.contains("1 of 1 open"),
+        "{said}"
+    );
     let (moved, said) = db(&["export", &file, "--database", &server.url()]);
     assert!(!moved && said.contains("another host uses the database"), "{said}");
     assert!(!Path::new(&file).exists());

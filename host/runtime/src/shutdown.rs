@@ -40,6 +40,8 @@ impl Shutdown {
         loop {
             match write().await {
                 Ok(written) => return Some(written),
+                // Another host finds the started work.
+                Err(error) if error.is_fenced() => return None,
                 Err(error) => tracing::error!("cannot store {what}, retrying in {wait:?}: {error}"),
             }
             tokio::select! {

@@ -172,15 +172,21 @@ async fn put(
         .execute(&mut *connection)
         .await
         .map_err(failed())?;
+    // Another host that deploys the same agent waits here, and then gets the next version.
+    query("INSERT INTO agents (name, version) VALUES (?, 0) ON CONFLICT (name) DO UPDATE SET version = agents.version")
+        .bind(&agent.name)
+        .execute(&mut *connection)
+        .await
+        .map_err(failed())?;
     // The newest version is never removed, so no version number is used twice.
     let version: i64 = query_scalar("SELECT COALESCE(MAX(version), 0) + 1 FROM deployments WHERE agent = ?")
         .bind(&agent.name)
         .fetch_one(&mut *connection)
         .await
         .map_err(failed())?;
-    query("INSERT INTO agents (name, version) VALUES (?1, ?2) ON CONFLICT (name) DO UPDATE SET version = ?2")
-        .bind(&agent.name)
+    query("UPDATE agents SET version = ? WHERE name = ?")
         .bind(version)
+        .bind(&agent.name)
         .execute(&mut *connection)
         .await
         .map_err(failed())?;

@@ -1,13 +1,16 @@
 //! The items of batches while they are processed.
 //!
-//! An item is taken and finishes once: a result is written only to an item that is taken. Items that were
-//! taken when a process terminated are given back when the next one starts.
+//! An item is taken and finishes once: a result is written only to an item that this host has taken. Items that were
+//! taken when a host terminated are given back when the next one starts. Hosts that take items at the same time get
+//! different ones.
 
 use crate::work_states::{DONE, FAILED, RUNNING, WAITING};
 use crate::{
     Store, StoreError,
-    sql::{Connection, QueryBuilder, query, query_as, query_scalar},
+    hosts::{HostNumber, is_left_at_start},
+    sql::{AssertSqlSafe, Connection, QueryBuilder, query, query_as, query_scalar},
 };
+use std::collections::BTreeMap;
 
 /// The key of an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -86,40 +89,45 @@ impl Store {
         tenants: &[BusyTenant],
         now_ms: u64,
     ) -> Result<Take, StoreError> {
-        let data = (models.to_vec(), tenants.to_vec(), now_ms);
-        self.write(data, |connection, (models, tenants, now_ms)| {
-            Box::pin(take(connection, models, tenants, *now_ms))
+        let data = (models.to_vec(), tenants.to_vec(), now_ms, self.host);
+        self.write(data, |connection, (models, tenants, now_ms, host)| {
+            Box::pin(take(connection, models, tenants, *now_ms, *host))
         })
         .await
     }
 
     /// Finishes an item that was taken, or gives it back.
     pub async fn end_item(&self, key: ItemKey, end: &ItemEnd) -> Result<ItemEnded, StoreError> {
-        self.write((key, end.clone()), |connection, (key, end)| Box::pin(end_taken(connection, *key, end)))
-            .await
-    }
-
-    /// Gives back the items that were taken when the last process terminated, so that they wait again. An
-    /// item that was lost `max_losses` times fails with `error`, because it may be what terminates processes.
-    /// Returns the number of lost items.
-    pub async fn recover_items(&self, max_losses: u32, error: &[u8]) -> Result<u64, StoreError> {
-        self.write((max_losses, error.to_vec()), |connection, (max_losses, error)| {
-            Box::pin(recover(connection, *max_losses, error))
+        self.write((key, end.clone(), self.host), |connection, (key, end, host)| {
+            Box::pin(end_taken(connection, *key, end, *host))
         })
         .await
     }
 
-    /// Gives back the taken items that are not in `running`, without counting a failure. Nothing runs them,
-    /// because the database failed when they were taken. Returns their number.
-    pub async fn requeue_orphaned_items(&self, running: &[ItemKey]) -> Result<u64, StoreError> {
-        self.write(running.to_vec(), |connection, running| Box::pin(give_back_others(connection, running)))
-            .await
+    /// Gives back the items whose host is gone or was the last process of this one, so that they wait again. An
+    /// item that was lost `max_losses` times fails with `error`, because it may be what terminates processes.
+    /// Returns the number of lost items.
+    pub async fn recover_items(&self, max_losses: u32, error: &[u8]) -> Result<u64, StoreError> {
+        self.write((max_losses, error.to_vec(), self.host), |connection, (max_losses, error, host)| {
+            Box::pin(recover(connection, *max_losses, error, *host))
+        })
+        .await
     }
 
-    /// Gives back all taken items without counting a failure, because this process shuts down in an orderly
-    /// way.
+    /// Gives back the items that this host has taken and that are not in `running`, without counting a failure. Nothing
+    /// runs them, because the database failed when they were taken. Returns their number.
+    pub async fn requeue_orphaned_items(&self, running: &[ItemKey]) -> Result<u64, StoreError> {
+        self.write((running.to_vec(), self.host), |connection, (running, host)| {
+            Box::pin(give_back_others(connection, running, *host))
+        })
+        .await
+    }
+
+    /// Gives back all items that this host has taken, without counting a failure, because it shuts down in an orderly way.
     pub async fn give_back_items(&self) -> Result<(), StoreError> {
-        self.write((), |connection, ()| Box::pin(give_back(connection))).await
+        self.write(self.host, |connection, host| Box::pin(give_back_others(connection, &[], *host)))
+            .await
+            .map(drop)
     }
 }
 
@@ -128,6 +136,7 @@ async fn take(
     models: &[String],
     tenants: &[BusyTenant],
     now_ms: u64,
+    host: HostNumber,
 ) -> Result<Take, StoreError> {
     let failed = || StoreError::while_it("took a batch item");
     if models.is_empty() {
@@ -175,18 +184,23 @@ async fn take(
         return Ok(wake.map_or(Take::Nothing, |wake| Take::Later(wake as u64)));
     };
     let key: i64 = batch.try_get(0).map_err(failed())?;
-    let item = query(
-        "UPDATE batch_items SET state = ?1 WHERE batch = ?2 AND position =
+    let skip = connection.dialect().pick("", "FOR UPDATE SKIP LOCKED");
+    let item = format!(
+        "UPDATE batch_items SET state = ?1, host = ?4 WHERE batch = ?2 AND position =
              (SELECT position FROM batch_items WHERE batch = ?2 AND state = 0 AND wake_ms <= ?3
-              ORDER BY position LIMIT 1)
-         RETURNING position, request, failures",
-    )
-    .bind(RUNNING)
-    .bind(key)
-    .bind(now_ms as i64)
-    .fetch_one(&mut *connection)
-    .await
-    .map_err(failed())?;
+              ORDER BY position LIMIT 1 {skip})
+         RETURNING position, request, failures"
+    );
+    let item = query(AssertSqlSafe(item))
+        .bind(RUNNING)
+        .bind(key)
+        .bind(now_ms as i64)
+        .bind(host)
+        .fetch_optional(&mut *connection)
+        .await
+        .map_err(failed())?;
+    // Another host is taking the last ones.
+    let Some(item) = item else { return Ok(Take::Later(now_ms)) };
     query(
         "UPDATE batches SET running = running + 1, started_at_ms = COALESCE(started_at_ms, ?) WHERE key = ?",
     )
@@ -212,6 +226,7 @@ async fn end_taken(
     connection: &mut Connection,
     key: ItemKey,
     end: &ItemEnd,
+    host: HostNumber,
 ) -> Result<ItemEnded, StoreError> {
     let failed = || StoreError::while_it("finished a batch item");
     let (state, result, failures, wake_ms) = match end {
@@ -222,7 +237,7 @@ async fn end_taken(
     };
     let ended = query(
         "UPDATE batch_items SET state = ?, result = ?, failures = failures + ?, wake_ms = ?
-         WHERE batch = ? AND position = ? AND state = ?
+         WHERE batch = ? AND position = ? AND state = ? AND host IS NOT DISTINCT FROM ?
          AND NOT EXISTS (SELECT 1 FROM batches WHERE key = batch AND cancelled)",
     )
     .bind(state)
@@ -232,6 +247,7 @@ async fn end_taken(
     .bind(key.batch)
     .bind(key.position)
     .bind(RUNNING)
+    .bind(host)
     .execute(&mut *connection)
     .await
     .map_err(failed())?;
@@ -251,63 +267,72 @@ async fn end_taken(
     Ok(if has_more { ItemEnded::OthersLeft } else { ItemEnded::Last })
 }
 
-async fn recover(connection: &mut Connection, max_losses: u32, error: &[u8]) -> Result<u64, StoreError> {
+async fn recover(
+    connection: &mut Connection,
+    max_losses: u32,
+    error: &[u8],
+    host: HostNumber,
+) -> Result<u64, StoreError> {
     let failed = || StoreError::while_it("gave back batch items");
-    let lost = query(
-        "UPDATE batch_items SET losses = losses + 1, wake_ms = 0,
+    let lost = format!(
+        "UPDATE batch_items SET losses = losses + 1, wake_ms = 0, host = NULL,
              state = CASE WHEN losses + 1 >= ?1 THEN ?2 ELSE ?3 END,
              result = CASE WHEN losses + 1 >= ?1 THEN ?4 END
-         WHERE state = ?5",
-    )
-    .bind(max_losses)
-    .bind(FAILED)
-    .bind(WAITING)
-    .bind(error)
-    .bind(RUNNING)
-    .execute(&mut *connection)
-    .await
-    .map_err(failed())?;
-    query("UPDATE batches SET running = 0 WHERE running != 0")
-        .execute(&mut *connection)
-        .await
-        .map_err(failed())?;
-    Ok(lost.rows_affected())
-}
-
-async fn give_back_others(connection: &mut Connection, running: &[ItemKey]) -> Result<u64, StoreError> {
-    let failed = || StoreError::while_it("gave back batch items");
-    let taken: Vec<(i64, i64)> = query_as("SELECT batch, position FROM batch_items WHERE state = 1")
+         WHERE state = ?5 AND {} RETURNING batch",
+        is_left_at_start("host", "?6")
+    );
+    let lost: Vec<i64> = query_scalar(AssertSqlSafe(lost))
+        .bind(max_losses)
+        .bind(FAILED)
+        .bind(WAITING)
+        .bind(error)
+        .bind(RUNNING)
+        .bind(host)
         .fetch_all(&mut *connection)
         .await
         .map_err(failed())?;
-    let mut strays = 0;
+    stop_running(connection, &lost).await?;
+    Ok(lost.len() as u64)
+}
+
+async fn give_back_others(
+    connection: &mut Connection,
+    running: &[ItemKey],
+    host: HostNumber,
+) -> Result<u64, StoreError> {
+    let failed = || StoreError::while_it("gave back batch items");
+    let taken = "SELECT batch, position FROM batch_items WHERE state = 1 AND host IS NOT DISTINCT FROM ?";
+    let taken: Vec<(i64, i64)> =
+        query_as(taken).bind(host).fetch_all(&mut *connection).await.map_err(failed())?;
+    let mut strays = Vec::new();
     for (batch, position) in taken {
         if running.contains(&ItemKey { batch, position }) {
             continue;
         }
-        strays += 1;
-        query("UPDATE batch_items SET state = 0 WHERE batch = ? AND position = ?")
+        strays.push(batch);
+        query("UPDATE batch_items SET state = 0, host = NULL WHERE batch = ? AND position = ?")
             .bind(batch)
             .bind(position)
             .execute(&mut *connection)
             .await
             .map_err(failed())?;
-        query("UPDATE batches SET running = running - 1 WHERE key = ?")
+    }
+    stop_running(connection, &strays).await?;
+    Ok(strays.len() as u64)
+}
+
+/// Records that items of these batches, one for each time that a batch is listed, do not run any more. The counter of a
+/// batch that was cancelled is zero already.
+async fn stop_running(connection: &mut Connection, batches: &[i64]) -> Result<(), StoreError> {
+    let mut stopped: BTreeMap<i64, i64> = BTreeMap::new();
+    batches.iter().for_each(|batch| *stopped.entry(*batch).or_default() += 1);
+    for (batch, items) in stopped {
+        query("UPDATE batches SET running = running - ? WHERE key = ? AND NOT cancelled")
+            .bind(items)
             .bind(batch)
             .execute(&mut *connection)
             .await
-            .map_err(failed())?;
-    }
-    Ok(strays)
-}
-
-async fn give_back(connection: &mut Connection) -> Result<(), StoreError> {
-    let failed = || StoreError::while_it("gave back batch items");
-    for sql in [
-        "UPDATE batch_items SET state = 0 WHERE state = 1",
-        "UPDATE batches SET running = 0 WHERE running != 0",
-    ] {
-        query(sql).execute(&mut *connection).await.map_err(failed())?;
+            .map_err(StoreError::while_it("gave back batch items"))?;
     }
     Ok(())
 }

@@ -6,8 +6,9 @@ use crate::{
     BatchRoom, NewBatch, NewEvent, NewItem, Queued, Store, StoreError,
     chunks::{Bind, Chunk, ChunkProgress, is_there},
     events,
+    hosts::{HostNumber, is_left_at_start},
     sessions::bounded,
-    sql::{Connection, QueryBuilder, query, query_as, query_scalar},
+    sql::{AssertSqlSafe, Connection, QueryBuilder, query, query_as, query_scalar},
     work_states::{CANCELLED, WAITING},
 };
 
@@ -47,8 +48,8 @@ impl Store {
         let bytes = bytes + details;
         let head = NewBatch { id, principal, model, at_ms, items: Vec::new(), terms };
         let key = self
-            .write((head, bytes, room), |connection, (head, bytes, room)| {
-                Box::pin(reserve(connection, head, *bytes, *room))
+            .write((head, bytes, room, self.host), |connection, (head, bytes, room, maker)| {
+                Box::pin(reserve(connection, head, *bytes, *room, *maker))
             })
             .await?;
         let Some(key) = key else { return Ok(Queued::Full) };
@@ -158,12 +159,16 @@ impl Store {
 
     /// Removes batches that are not complete, and cancels the items of batches that were cancelled.
     pub(crate) async fn tidy_batches(&self) -> Result<(), StoreError> {
-        let left: Vec<(i64, bool)> = query_as(
-            "SELECT key, complete FROM batches WHERE NOT complete OR (cancelled AND ended_at_ms IS NULL)",
-        )
-        .fetch_all(&self.readers)
-        .await
-        .map_err(StoreError::while_it("looked for incomplete batches"))?;
+        let left = format!(
+            "SELECT key, complete FROM batches
+             WHERE (NOT complete AND {}) OR (complete AND cancelled AND ended_at_ms IS NULL)",
+            is_left_at_start("maker", "?")
+        );
+        let left: Vec<(i64, bool)> = query_as(AssertSqlSafe(left))
+            .bind(self.host)
+            .fetch_all(&self.readers)
+            .await
+            .map_err(StoreError::while_it("looked for incomplete batches"))?;
         for (key, is_complete) in left {
             if is_complete { self.cancel_items(key).await? } else { self.remove_batch(key).await? }
         }
@@ -248,6 +253,7 @@ async fn reserve(
     head: &NewBatch,
     bytes: u64,
     room: BatchRoom,
+    maker: HostNumber,
 ) -> Result<Option<i64>, StoreError> {
     let failed = || StoreError::while_it("stored a batch");
     let stored: (i64, i64, i64, i64) = query_as(
@@ -265,8 +271,8 @@ async fn reserve(
     }
     let key = query_scalar(
         "INSERT INTO batches (id, principal, model, created_at_ms, bytes, running, cancelled, complete, details,
-             expires_at_ms, keep_ms)
-         VALUES (?, ?, ?, ?, ?, 0, FALSE, FALSE, ?, ?, ?) RETURNING key",
+             expires_at_ms, keep_ms, maker)
+         VALUES (?, ?, ?, ?, ?, 0, FALSE, FALSE, ?, ?, ?, ?) RETURNING key",
     )
     .bind(&head.id)
     .bind(&head.principal)
@@ -276,6 +282,7 @@ async fn reserve(
     .bind(head.terms.details.as_deref())
     .bind(head.terms.expires_at_ms.map(|at_ms| at_ms as i64))
     .bind(head.terms.keep_ms.map(|ms| ms.min(i64::MAX as u64) as i64))
+    .bind(maker)
     .fetch_one(connection)
     .await
     .map_err(failed())?;

@@ -104,13 +104,13 @@ async fn a_retried_item_waits_until_its_time() {
 async fn items_lost_in_a_crash_wait_again_until_they_are_suspected() {
     let folder = tempfile::tempdir().unwrap();
     let open = async || Store::open_for_tests(&folder.path().join("skep.db")).await.unwrap();
-    let store = open().await;
+    let mut store = open().await;
     store.queue_batch(batch("b", 3), ROOM, None).await.unwrap();
     let first = take(&store, 200).await.unwrap();
     store.end_item(first.key, &done()).await.unwrap();
     for life in 1..=3 {
         assert!(take(&store, 200).await.is_some());
-        let store = open().await;
+        store = open().await;
         assert_eq!(store.recover_items(3, b"suspected").await.unwrap(), 1, "life {life}");
     }
     let store = open().await;

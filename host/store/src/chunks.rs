@@ -6,6 +6,7 @@
 
 use crate::{
     Store, StoreError,
+    hosts::is_left_at_start,
     sql::{AssertSqlSafe, Connection, query, query_scalar},
     writer::Work,
 };
@@ -80,8 +81,8 @@ pub(crate) enum Bind<'a> {
 }
 
 impl Store {
-    /// Cleans up after a crash: removes incomplete copies, files and batches, and finishes deletions. Only a
-    /// starting host calls this; other processes that open the file must not.
+    /// Cleans up after a crash: removes incomplete copies, files and batches that no other host is writing, and finishes
+    /// deletions. Only a starting host calls this; other processes that open the file must not.
     pub async fn tidy(&self) -> Result<(), StoreError> {
         let failed = || StoreError::while_it("looked for unfinished work");
         let agents: Vec<String> = query_scalar("SELECT name FROM agents WHERE deleted")
@@ -94,7 +95,10 @@ impl Store {
         for erasure in self.erasures().await? {
             self.erase_rest(erasure).await?;
         }
-        let unnamed: Vec<i64> = query_scalar("SELECT key FROM sessions WHERE session IS NULL")
+        let left = is_left_at_start("maker", "?");
+        let unnamed = format!("SELECT key FROM sessions WHERE session IS NULL AND {left}");
+        let unnamed: Vec<i64> = query_scalar(AssertSqlSafe(unnamed))
+            .bind(self.host)
             .fetch_all(&self.readers)
             .await
             .map_err(failed())?;

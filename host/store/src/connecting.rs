@@ -7,7 +7,7 @@ use crate::{
     sqlite::{CHUNK_TIME, MAX_CHUNKED_WRITES},
     writer::{WriteConnection, Writer},
 };
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 use tokio::sync::Semaphore;
 
 /// Number of connections that read, besides the one that writes and the one that reads API keys.
@@ -15,9 +15,13 @@ const READERS: u32 = 6;
 /// Maximum number of connections that a host opens to a PostgreSQL server.
 pub const MAX_CONNECTIONS: u32 = READERS + 2;
 
+/// Interval at which a host that is not certain of its lease looks at it.
+const CERTAINTY_INTERVAL: Duration = Duration::from_millis(100);
+
 impl Store {
     /// Connects to a PostgreSQL database as its only host, and creates or migrates its tables. Every write is made on
-    /// a connection that holds the lock of the host, so that a host that lost it writes nothing.
+    /// a connection that holds the lock of the host, and in a transaction that checks that no other host has had it
+    /// in the meantime.
     ///
     /// Tables of an older version, whose hosts could not use them after the change, are refused with
     /// [`StoreError::NoWayBack`]; [`Store::connect_to_migrate`] changes them.
@@ -30,9 +34,34 @@ impl Store {
         Ok(Self::on(Reconnecting::as_host(Server::new(url)?, Upgrade::Any).await?))
     }
 
+    /// Connects like [`Store::connect`], but waits as long as another host uses the database, and takes over from one that hangs.
+    pub async fn connect_as_standby(url: &str) -> Result<Store, StoreError> {
+        Ok(Self::on(Reconnecting::as_standby(Server::new(url)?).await?))
+    }
+
     /// Connects to a database that hosts may be using. Tables of another version are refused and stay as they are.
     pub async fn connect_beside(url: &str) -> Result<Store, StoreError> {
         Self::connect_beside_to(Server::new(url)?).await
+    }
+
+    /// Resolves when another host has taken over the database. What this host remembers is no longer true then, and none of
+    /// its writes succeeds.
+    pub async fn until_fenced(&self) {
+        if let Some(fenced) = &self.fenced
+            && fenced.clone().wait_for(|fenced| *fenced).await.is_ok()
+        {
+            return;
+        }
+        std::future::pending().await
+    }
+
+    /// Waits until no other host can have taken over the database, which is so at once unless this host hung or was cut off.
+    /// What has an effect outside and is not written first has to wait for this. If another host has taken over, it never
+    /// resolves.
+    pub async fn until_certain(&self) {
+        while self.lease.as_ref().is_some_and(|lease| !lease.is_certain()) {
+            tokio::time::sleep(CERTAINTY_INTERVAL).await;
+        }
     }
 
     pub(crate) async fn connect_to(server: Server) -> Result<Store, StoreError> {
@@ -43,8 +72,11 @@ impl Store {
         Ok(Self::on(Reconnecting::beside(server).await?))
     }
 
-    fn on(connection: Reconnecting) -> Store {
+    pub(crate) fn on(connection: Reconnecting) -> Store {
         Store {
+            fenced: Some(connection.fenced()),
+            lease: connection.host().is_some().then(|| connection.lease()),
+            host: connection.host(),
             readers: Pool::Postgres(connection.pool(READERS)),
             key_reader: Pool::Postgres(connection.pool(1)),
             writer: Writer::start(WriteConnection::Postgres(Box::new(connection))),

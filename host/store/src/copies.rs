@@ -9,6 +9,7 @@ use crate::{
     chunks::Chunk,
     erasure::{self, PendingDeliveries, StartedErasure},
     error::is_foreign_key,
+    hosts::HostNumber,
     session_reads::conversation_row,
     sessions::{BYTES_AT_ONCE, ROWS_AT_ONCE, put_conversations},
     sql::{Connection, QueryBuilder, query, query_scalar},
@@ -66,6 +67,7 @@ struct CopyChunk {
     rows: Rows,
     is_last: bool,
     time: Duration,
+    maker: HostNumber,
 }
 
 /// The outcome of writing a chunk.
@@ -193,7 +195,7 @@ impl Store {
         loop {
             let (rows, is_last) = source.rows().await?;
             let (agent, row, time) = (agent.to_owned(), row.clone(), self.chunk_time);
-            let put = CopyChunk { agent, row, existing, key: *key, rows, is_last, time };
+            let put = CopyChunk { agent, row, existing, key: *key, rows, is_last, time, maker: self.host };
             match self.write(put, |connection, put| Box::pin(put_chunk(connection, put))).await? {
                 CopyState::InProgress(unnamed) => *key = Some(unnamed),
                 state => return Ok(state),
@@ -296,14 +298,14 @@ impl Source {
 
 async fn put_chunk(connection: &mut Connection, put: &CopyChunk) -> Result<CopyState, StoreError> {
     let failed = || StoreError::while_it("wrote a session");
-    let CopyChunk { agent, row, existing, key, rows, is_last, time } = put;
+    let CopyChunk { agent, row, existing, key, rows, is_last, time, maker } = put;
     let session = &row.session;
     if *is_last && *existing == Existing::Refuse && exists(connection, agent, session).await? {
         return Ok(CopyState::Exists);
     }
     let key = match key {
         Some(key) => *key,
-        None => begin(connection, agent, row).await?,
+        None => begin(connection, agent, row, *maker).await?,
     };
     if !rows.state.is_empty() {
         let mut insert = QueryBuilder::new("INSERT INTO state (session, key, value) ");
@@ -333,16 +335,22 @@ async fn put_chunk(connection: &mut Connection, put: &CopyChunk) -> Result<CopyS
 }
 
 /// Creates a session without a name.
-async fn begin(connection: &mut Connection, agent: &str, row: &SessionRow) -> Result<i64, StoreError> {
+async fn begin(
+    connection: &mut Connection,
+    agent: &str,
+    row: &SessionRow,
+    maker: HostNumber,
+) -> Result<i64, StoreError> {
     let SessionRow { session: _, turns, created_at_ms, updated_at_ms } = row;
     query_scalar(
-        "INSERT INTO sessions (agent, session, turns, created_at_ms, updated_at_ms) VALUES (?, NULL, ?, ?, ?)
+        "INSERT INTO sessions (agent, session, turns, created_at_ms, updated_at_ms, maker) VALUES (?, NULL, ?, ?, ?, ?)
          RETURNING key",
     )
     .bind(agent)
     .bind(*turns as i64)
     .bind(*created_at_ms as i64)
     .bind(*updated_at_ms as i64)
+    .bind(maker)
     .fetch_one(connection)
     .await
     .map_err(|error| match is_foreign_key(&error) {

@@ -6,7 +6,9 @@
 //! removed.
 
 use crate::{
-    Store, StoreError, rows,
+    Store, StoreError,
+    hosts::{HostNumber, is_left},
+    rows,
     sql::{AssertSqlSafe, Connection, Row, query, query_scalar},
 };
 
@@ -105,9 +107,22 @@ impl Store {
         Ok(next.map(|next| next as u64))
     }
 
-    /// Returns the deliveries that had started when the host terminated.
+    /// Takes up the deliveries that had started when their host terminated, and returns them with those that this host has
+    /// in hand.
     pub async fn begun_deliveries(&self) -> Result<Vec<Delivery>, StoreError> {
-        self.deliveries_in(BEGUN, None, u32::MAX).await
+        if self.host.is_some() {
+            self.write(self.host, |connection, host| Box::pin(take_up(connection, *host))).await?;
+        }
+        let sql = format!(
+            "SELECT {COLUMNS} FROM deliveries JOIN events ON events.key = deliveries.event
+             WHERE deliveries.state = {BEGUN} AND deliveries.host IS NOT DISTINCT FROM ? ORDER BY deliveries.key DESC"
+        );
+        let rows = query(AssertSqlSafe(sql))
+            .bind(self.host)
+            .fetch_all(&self.readers)
+            .await
+            .map_err(StoreError::while_it("listed deliveries"))?;
+        Ok(rows::readable(&rows, "delivery", delivery))
     }
 
     /// Returns deliveries that failed permanently, the newest first. If `before` is given, returns only those
@@ -117,7 +132,17 @@ impl Store {
         before: Option<DeliveryKey>,
         limit: u32,
     ) -> Result<Vec<Delivery>, StoreError> {
-        self.deliveries_in(DEAD, before, limit).await
+        let sql = format!(
+            "SELECT {COLUMNS} FROM deliveries JOIN events ON events.key = deliveries.event
+             WHERE deliveries.state = {DEAD} AND deliveries.key < ? ORDER BY deliveries.key DESC LIMIT ?"
+        );
+        let rows = query(AssertSqlSafe(sql))
+            .bind(before.map_or(i64::MAX, |key| key.0))
+            .bind(limit)
+            .fetch_all(&self.readers)
+            .await
+            .map_err(StoreError::while_it("listed deliveries"))?;
+        Ok(rows::readable(&rows, "delivery", delivery))
     }
 
     /// Counts the waiting and started deliveries by the tenant of their event.
@@ -134,12 +159,15 @@ impl Store {
 
     /// Starts an attempt. Returns whether the delivery was still waiting.
     pub async fn begin_delivery(&self, key: DeliveryKey, attempt: u32) -> Result<bool, StoreError> {
-        self.write((key, attempt), |connection, (key, attempt)| {
+        self.write((key, attempt, self.host), |connection, (key, attempt, host)| {
             Box::pin(async move {
-                let (key, attempt) = (*key, *attempt);
-                let begun = query("UPDATE deliveries SET state = ?, attempt = ? WHERE key = ? AND state = ?")
+                let (key, attempt, host) = (*key, *attempt, *host);
+                let begin =
+                    "UPDATE deliveries SET state = ?, attempt = ?, host = ? WHERE key = ? AND state = ?";
+                let begun = query(begin)
                     .bind(BEGUN)
                     .bind(attempt)
+                    .bind(host)
                     .bind(key.0)
                     .bind(WAITING)
                     .execute(connection)
@@ -238,25 +266,12 @@ let (key, attempt, wake_ms) = (*key, *attempt, *wake_ms);
         })
         .await
     }
+}
 
-    async fn deliveries_in(
-        &self,
-        state: i64,
-        before: Option<DeliveryKey>,
-        limit: u32,
-    ) -> Result<Vec<Delivery>, StoreError> {
-        let sql = format!(
-            "SELECT {COLUMNS} FROM deliveries JOIN events ON events.key = deliveries.event
-             WHERE deliveries.state = {state} AND deliveries.key < ? ORDER BY deliveries.key DESC LIMIT ?"
-        );
-        let rows = query(AssertSqlSafe(sql))
-            .bind(before.map_or(i64::MAX, |key| key.0))
-            .bind(limit)
-            .fetch_all(&self.readers)
-            .await
-            .map_err(StoreError::while_it("listed deliveries"))?;
-        Ok(rows::readable(&rows, "delivery", delivery))
-    }
+async fn take_up(connection: &mut Connection, host: HostNumber) -> Result<(), StoreError> {
+    let sql = format!("UPDATE deliveries SET host = ? WHERE state = {BEGUN} AND {}", is_left("host"));
+    let taken = query(AssertSqlSafe(sql)).bind(host).execute(connection).await;
+    taken.map(drop).map_err(StoreError::while_it("took up deliveries that had started"))
 }
 
 /// Writes a delivery, unless its target no longer exists.

@@ -20,9 +20,16 @@ pub enum StoreError {
     )]
     Away { waited_s: u64 },
     #[error(
-        "another host uses the database {database}\n  hint: stop that host; one host at a time uses a database"
+        "another host uses the database {database}\n  hint: one host at a time uses a database; stop that host, or start \
+         this one with --standby, which waits"
     )]
     InUse { database: String },
+    /// Another host works with the database now. This host writes nothing any more, until its process is started again.
+    #[error(
+        "another host has taken over the database {database}, because this one was cut off from it; nothing was written\n  \
+         hint: start this host again"
+    )]
+    Fenced { database: String },
     #[error("the database has tables of another program and no tables of skep; use another data folder")]
     Foreign,
     #[error(
@@ -136,6 +143,16 @@ impl StoreError {
             true => StoreError::Full { doing },
             false => StoreError::Query { doing, source: Arc::new(source) },
         }
+    }
+
+    /// Returns whether another host has taken over the database, so that no write of this one will ever succeed.
+    pub fn is_fenced(&self) -> bool {
+        matches!(self, Self::Fenced { .. })
+    }
+
+    /// Returns whether the database cannot be reached now.
+    pub fn is_away(&self) -> bool {
+        matches!(self, Self::Away { .. } | Self::InUse { .. })
     }
 
     /// Returns whether the disk is full.

@@ -1,6 +1,9 @@
 //! Databases for tests.
 
-use crate::{Durability, Store, StoreError, postgres::Server};
+use crate::{
+    Durability, Store, StoreError,
+    postgres::{Reconnecting, Server},
+};
 use std::{
     env,
     path::Path,
@@ -25,7 +28,9 @@ impl Store {
         match env::var(TEST_SERVER) {
             Ok(url) => match Self::connect_to(schema_of(&url, path).await?).await {
                 // A test that simulates a crash keeps the store of the host that crashed.
-                Err(StoreError::InUse { .. }) => Self::open_beside_for_tests(path).await,
+                Err(StoreError::InUse { .. }) => {
+                    Ok(Self::on(Reconnecting::after_a_crash(schema_of(&url, path).await?).await?))
+                }
                 opened => opened,
             },
             Err(_) => Self::open(path, Durability::Process).await,

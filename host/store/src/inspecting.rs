@@ -30,6 +30,18 @@ pub struct ServerReport {
     pub connections: u32,
     /// Whether a host uses the database now.
     pub has_host: bool,
+    /// The host that uses it, unless its version has no table of hosts.
+    pub host: Option<HostReport>,
+}
+
+/// A host that uses a database.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostReport {
+    /// Its number, which no later host gets.
+    pub number: i64,
+    pub version: String,
+    /// Time since it was last heard of. A host that is silent for too long can be replaced.
+    pub silent_ms: u64,
 }
 
 /// Looks at the file of an SQLite database, and reads all of it to find damage.
@@ -86,7 +98,11 @@ pub async fn inspect_server(url: &str) -> Result<DatabaseReport, StoreError> {
     .await
     .map_err(failed())?;
     let has_host = query_scalar(AssertSqlSafe(postgres::has_host())).fetch_one(&mut connection).await;
-    let has_host = has_host.map_err(failed())?;
+    let has_host: bool = has_host.map_err(failed())?;
+    let host = match has_host && found.is_usable() {
+        true => postgres::newest_host(&mut connection).await.map_err(failed())?,
+        false => None,
+    };
     connection.close().await.map_err(failed())?;
     Ok(DatabaseReport {
         product: format!("PostgreSQL {version}"),
@@ -98,6 +114,11 @@ pub async fn inspect_server(url: &str) -> Result<DatabaseReport, StoreError> {
             max_connections: u32::try_from(max_connections).unwrap_or(0),
             connections: u32::try_from(connections).unwrap_or(u32::MAX),
             has_host,
+            host: host.map(|(number, version, silent_ms)| HostReport {
+                number,
+                version,
+                silent_ms: u64::try_from(silent_ms).unwrap_or(0),
+            }),
         }),
     })
 }

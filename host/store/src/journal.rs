@@ -5,7 +5,6 @@
 
 use crate::{
     Store, StoreError, TurnKey,
-    error::is_foreign_key,
     sql::{Connection, QueryBuilder, query},
 };
 
@@ -60,7 +59,9 @@ impl Store {
 async fn append(connection: &mut Connection, turn: TurnKey, records: &[Record]) -> Result<(), StoreError> {
     // SQLite limits the number of parameters of one statement.
     for chunk in records.chunks(1_000) {
-        let mut insert = QueryBuilder::new("INSERT INTO turn_records (turn, position, call, shown, body) ");
+        // The records of a turn that has ended would come after its outcome.
+        let mut insert =
+            QueryBuilder::new("INSERT INTO turn_records (turn, position, call, shown, body) SELECT * FROM (");
         insert.push_values(chunk, |mut row, record| {
             row.push_bind(turn.0)
                 .push_bind(record.position as i64)
@@ -68,10 +69,13 @@ async fn append(connection: &mut Connection, turn: TurnKey, records: &[Record]) 
                 .push_bind(record.shown)
                 .push_bind(&record.body);
         });
-        insert.build().execute(&mut *connection).await.map_err(|error| match is_foreign_key(&error) {
-            true => StoreError::TurnNotOpen { key: turn.0 },
-            false => StoreError::while_it("appended to the journal of a turn")(error),
-        })?;
+        insert.push(") AS records WHERE EXISTS (SELECT 1 FROM turns WHERE ended_at_ms IS NULL AND key = ");
+        insert.push_bind(turn.0).push(")");
+        let appended = insert.build().execute(&mut *connection).await;
+        let appended = appended.map_err(StoreError::while_it("appended to the journal of a turn"))?;
+        if appended.rows_affected() != chunk.len() as u64 {
+            return Err(StoreError::TurnNotOpen { key: turn.0 });
+        }
     }
     Ok(())
 }

@@ -35,6 +35,9 @@ mod faults;
 mod files;
 #[cfg(any(test, feature = "faults"))]
 mod for_tests;
+#[cfg(test)]
+mod host_tests;
+mod hosts;
 mod inspecting;
 mod journal;
 mod keys;
@@ -92,7 +95,7 @@ pub use events::{EVENT_IDS_KEPT_MS, EventRow, NewEvent, Published};
 pub use faults::{Fault, Faults, Moment};
 #[cfg(any(test, feature = "faults"))]
 pub use for_tests::TEST_SERVER;
-pub use inspecting::{DatabaseReport, ServerReport, inspect_file, inspect_server};
+pub use inspecting::{DatabaseReport, HostReport, ServerReport, inspect_file, inspect_server};
 pub use journal::{MAX_RECORD_BYTES, Record};
 pub use keys::{SessionFolder, TurnKey};
 pub use listings::{ListedSession, ListedTurn, SessionCursor, SessionSearch};

@@ -5,7 +5,9 @@
 //! times are computed outside of this crate: a timing is text here.
 
 use crate::{
-    Store, StoreError, rows,
+    Store, StoreError,
+    hosts::{HostNumber, is_left},
+    rows,
     sql::{AssertSqlSafe, Connection, Row, query, query_scalar},
 };
 
@@ -111,12 +113,18 @@ impl Store {
         Ok(next.map(|next| next as u64))
     }
 
-    /// Returns the schedules that had started, or were settled without a next due time, when the host
-    /// terminated.
+    /// Takes up the schedules that had started, or were settled without a next due time, when their host terminated, and
+    /// returns them with those that this host has in hand.
     pub async fn begun_schedules(&self) -> Result<Vec<ScheduleRow>, StoreError> {
-        let sql =
-            format!("SELECT {COLUMNS} FROM schedules WHERE state IN ({BEGUN}, {SETTLED}) ORDER BY wake_ms");
+        if self.host.is_some() {
+            self.write(self.host, |connection, host| Box::pin(take_up(connection, *host))).await?;
+        }
+        let sql = format!(
+            "SELECT {COLUMNS} FROM schedules WHERE state IN ({BEGUN}, {SETTLED}) AND host IS NOT DISTINCT FROM ?
+             ORDER BY wake_ms"
+        );
         let rows = query(AssertSqlSafe(sql))
+            .bind(self.host)
             .fetch_all(&self.readers)
             .await
             .map_err(StoreError::while_it("looked for schedules that had started"))?;
@@ -131,17 +139,19 @@ impl Store {
         missed: u32,
         attempt: u32,
     ) -> Result<bool, StoreError> {
-        self.write((id.to_owned(), due_ms, missed, attempt), |connection, (id, due_ms, missed, attempt)| {
+        let data = (id.to_owned(), due_ms, missed, attempt, self.host);
+        self.write(data, |connection, (id, due_ms, missed, attempt, host)| {
             Box::pin(async move {
                 let (due_ms, missed, attempt) = (*due_ms, *missed, *attempt);
                 let begun = query(
-                    "UPDATE schedules SET state = ?, due_ms = ?, missed = ?, attempt = ?
+                    "UPDATE schedules SET state = ?, due_ms = ?, missed = ?, attempt = ?, host = ?
                      WHERE id = ? AND state = ?",
                 )
                 .bind(BEGUN)
                 .bind(due_ms as i64)
                 .bind(missed)
                 .bind(attempt)
+                .bind(*host)
                 .bind(id)
                 .bind(WAITING)
                 .execute(connection)
@@ -309,6 +319,13 @@ impl Store {
             .map_err(StoreError::while_it("listed schedules"))?;
         Ok(rows::readable(&rows, "schedule", schedule_row))
     }
+}
+
+async fn take_up(connection: &mut Connection, host: HostNumber) -> Result<(), StoreError> {
+    let sql =
+        format!("UPDATE schedules SET host = ? WHERE state IN ({BEGUN}, {SETTLED}) AND {}", is_left("host"));
+    let taken = query(AssertSqlSafe(sql)).bind(host).execute(connection).await;
+    taken.map(drop).map_err(StoreError::while_it("took up schedules that had started"))
 }
 
 /// Settles a schedule whose turn is committed.

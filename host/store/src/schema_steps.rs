@@ -516,4 +516,5 @@ pub(crate) const STEPS: &[&str] = &[
 ",
     // The time for which an ended batch is kept, unless it is that of all batches.
     "ALTER TABLE batches ADD COLUMN keep_ms INTEGER;",
+    include_str!("sqlite/hosts.sql"),
 ];

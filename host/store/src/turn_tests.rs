@@ -226,3 +226,15 @@ async fn deleting_a_session_removes_its_finished_turns_but_not_waiting_ones() {
     assert!(store.delete_agent(AGENT).await.unwrap());
     assert!(store.open_turns().await.unwrap().is_empty());
 }
+
+#[tokio::test]
+async fn nothing_is_appended_to_the_journal_of_a_turn_that_has_ended() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = with_agent(&folder).await;
+    let key = accept(&store, message("t", Some("k"), Some(1))).await;
+    store.append_records(key, vec![record(1, true, b"one"), record(2, false, b"two")]).await.unwrap();
+    store.commit_turn(commit(key, 1, Some("k"))).await.unwrap();
+    let late = store.append_records(key, vec![record(3, true, b"late")]).await;
+    assert!(matches!(late, Err(StoreError::TurnNotOpen { .. })), "{late:?}");
+    assert_eq!(store.records(key).await.unwrap().len(), 1, "only what was shown is kept");
+}

@@ -5,8 +5,9 @@
 use crate::{
     BatchRoom, Queued, Store, StoreError,
     chunks::{Bind, Chunk, ChunkProgress, is_there},
+    hosts::{HostNumber, is_left_at_start},
     rows,
-    sql::{Connection, Row, query, query_as, query_scalar},
+    sql::{AssertSqlSafe, Connection, Row, query, query_as, query_scalar},
 };
 use std::sync::Arc;
 
@@ -50,9 +51,11 @@ impl Store {
 
     async fn store_in_chunks(&self, file: NewFile, room: BatchRoom) -> Result<Queued, StoreError> {
         let permit = self.chunked_write_permit().await?;
-        let head = (file.clone(), room);
-        let key =
-            self.write(head, |connection, (file, room)| Box::pin(reserve(connection, file, *room))).await?;
+        let key = self
+            .write((file.clone(), room, self.host), |connection, (file, room, maker)| {
+                Box::pin(reserve(connection, file, *room, *maker))
+            })
+            .await?;
         let Some(key) = key else { return Ok(Queued::Full) };
         let written = async {
             for position in 0..file.body.len().div_ceil(PART_BYTES) {
@@ -162,7 +165,9 @@ impl Store {
 
     /// Removes files that are not complete, and those whose removal was begun.
     pub(crate) async fn tidy_files(&self) -> Result<(), StoreError> {
-        let left: Vec<i64> = query_scalar("SELECT key FROM files WHERE NOT complete")
+        let left = format!("SELECT key FROM files WHERE NOT complete AND {}", is_left_at_start("maker", "?"));
+        let left: Vec<i64> = query_scalar(AssertSqlSafe(left))
+            .bind(self.host)
             .fetch_all(&self.readers)
             .await
             .map_err(StoreError::while_it("looked for incomplete files"))?;
@@ -210,6 +215,7 @@ async fn reserve(
     connection: &mut Connection,
     file: &NewFile,
     room: BatchRoom,
+    maker: HostNumber,
 ) -> Result<Option<i64>, StoreError> {
     let failed = || StoreError::while_it("stored a file");
     let stored: (i64, i64, i64, i64) = query_as(
@@ -226,8 +232,8 @@ async fn reserve(
         return Ok(None);
     }
     let key = query_scalar(
-        "INSERT INTO files (id, principal, name, purpose, bytes, at_ms, expires_at_ms, complete)
-         VALUES (?, ?, ?, ?, ?, ?, ?, FALSE) RETURNING key",
+        "INSERT INTO files (id, principal, name, purpose, bytes, at_ms, expires_at_ms, complete, maker)
+         VALUES (?, ?, ?, ?, ?, ?, ?, FALSE, ?) RETURNING key",
     )
     .bind(&file.id)
     .bind(&file.principal)
@@ -236,6 +242,7 @@ async fn reserve(
     .bind(bytes as i64)
     .bind(file.at_ms as i64)
     .bind(file.expires_at_ms as i64)
+    .bind(maker)
     .fetch_one(connection)
     .await
     .map_err(failed())?;

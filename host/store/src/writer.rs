@@ -10,7 +10,7 @@ use crate::{
     StoreError,
     error::{SQLITE_IOERR, plain_code},
     faults::{Faults, Moment},
-    postgres::{Reconnecting, TransactionId},
+    postgres::{RENEWAL, Reconnecting, TransactionId},
     sql::{Connection, Dialect, Pool, query, raw_sql},
 };
 use std::{
@@ -180,7 +180,21 @@ impl Task {
     async fn run(mut self, mut queue: mpsc::Receiver<Request>) {
         let mut requests = Vec::with_capacity(MAX_GROUP);
         let mut waiting = VecDeque::with_capacity(MAX_GROUP);
-        while queue.recv_many(&mut requests, MAX_GROUP).await > 0 {
+        loop {
+            let receiving = queue.recv_many(&mut requests, MAX_GROUP);
+            let received = match &mut self.connection {
+                WriteConnection::Own(_) | WriteConnection::Shared(_) => receiving.await,
+                WriteConnection::Postgres(connection) => {
+                    let Ok(received) = tokio::time::timeout(RENEWAL, receiving).await else {
+                        renew(connection).await;
+                        continue;
+                    };
+                    received
+                }
+            };
+            if received == 0 {
+                break;
+            }
             let mut closing = None;
             for request in requests.drain(..) {
                 match request {
@@ -192,6 +206,12 @@ impl Task {
             }
             while !waiting.is_empty() {
                 self.write_some(&mut waiting).await;
+                // Writes that were refused have renewed nothing.
+                if let WriteConnection::Postgres(connection) = &mut self.connection
+                    && connection.is_connected()
+                {
+                    renew(connection).await;
+                }
             }
             if let Some(reply) = closing {
                 drop(queue);
@@ -264,18 +284,13 @@ impl Task {
         taken: &mut Vec<Box<dyn AnyWrite>>,
     ) -> TransactionEnd {
         let Task { connection, longest_hold_us, faults } = self;
-        let mut connection = match connection.connection().await {
-            Ok(connection) => connection,
-            Err(error) => return TransactionEnd::NotStarted(error),
-        };
-        let held = connection.get();
-        let id = match begin(faults, held).await {
-            Ok(id) => id,
+        let (mut begun, id) = match connection.begin(faults).await {
+            Ok(begun) => begun,
             Err(error) => return TransactionEnd::NotStarted(error),
         };
         let began = Instant::now();
-        let mut ended = fill(faults, held, began, waiting, taken).await;
-        drop(connection);
+        let mut ended = fill(faults, begun.get(), began, waiting, taken).await;
+        drop(begun);
         let held_us = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
         longest_hold_us.fetch_max(held_us, Ordering::Relaxed);
         if let (TransactionEnd::Unconfirmed(_), Some(id), WriteConnection::Postgres(connection)) =
@@ -284,9 +299,21 @@ impl Task {
             ended = outcome(connection, id, ended).await;
         }
         if let TransactionEnd::Committed = ended {
+            if let (Some(id), WriteConnection::Postgres(connection)) = (id, &mut self.connection) {
+                connection.confirm(id);
+            }
             metrics::histogram!(COMMIT_TIME).record(began.elapsed().as_secs_f64());
         }
         ended
+    }
+}
+
+/// Renews the lease of a host that has committed nothing for a while.
+async fn renew(connection: &mut Reconnecting) {
+    if let Err(error) = connection.renew().await
+        && !error.is_fenced()
+    {
+        tracing::warn!(%error, "the host could not renew its lease of the database");
     }
 }
 
@@ -297,21 +324,16 @@ fn report_all(
     write.into_iter().for_each(|write| write.report(result()));
 }
 
-/// Begins a transaction. Returns the number under which PostgreSQL knows it.
-async fn begin(faults: &Faults, connection: &mut Connection) -> Result<Option<TransactionId>, StoreError> {
+/// Begins a transaction of SQLite.
+async fn begin_in_file(connection: &mut Connection) -> Result<(), StoreError> {
     let failed = || StoreError::while_it("started a transaction");
-    faults.meet(Moment::Begin, connection).await.map_err(failed())?;
-    if let Connection::Postgres(connection) = connection {
-        return TransactionId::begin(connection).await.map(Some).map_err(failed());
-    }
     // Get the write lock here, so that waiting for another process happens now and not in the middle.
     let begun = query("BEGIN IMMEDIATE").execute(&mut *connection).await;
     if begun.is_err() && roll_back(connection).await {
         // An earlier transaction could not be rolled back when it failed.
-        query("BEGIN IMMEDIATE").execute(connection).await.map_err(failed())?;
-        return Ok(None);
+        return query("BEGIN IMMEDIATE").execute(connection).await.map(drop).map_err(failed());
     }
-    begun.map(|_| None).map_err(failed())
+    begun.map(drop).map_err(failed())
 }
 
 /// Asks for the outcome of a transaction whose commit was not confirmed.
@@ -330,6 +352,7 @@ async fn outcome(
                 let failed = StoreError::while_it("committed a group of writes");
                 return TransactionEnd::RolledBack(failed(lost.into()));
             }
+            Err(error) if error.is_fenced() => return unconfirmed,
             Ok(None) | Err(_) => tokio::time::sleep(RETRY_PAUSE).await,
         }
     }
@@ -413,15 +436,24 @@ enum Borrowed<'l> {
 }
 
 impl WriteConnection {
-    async fn connection(&mut self) -> Result<Borrowed<'_>, StoreError> {
-        match self {
-            WriteConnection::Own(connection) => Ok(Borrowed::Own(connection)),
+    /// Begins a transaction. Returns the number under which PostgreSQL knows it.
+    async fn begin(&mut self, faults: &Faults) -> Result<(Borrowed<'_>, Option<TransactionId>), StoreError> {
+        let failed = || StoreError::while_it("started a transaction");
+        let mut connection = match self {
+            WriteConnection::Own(connection) => Borrowed::Own(connection),
             WriteConnection::Shared(pool) => {
                 let connection = pool.acquire().await;
-                connection.map(Borrowed::Shared).map_err(StoreError::while_it("waited for the connection"))
+                Borrowed::Shared(connection.map_err(StoreError::while_it("waited for the connection"))?)
             }
-            WriteConnection::Postgres(connection) => connection.get().await.map(Borrowed::Own),
-        }
+            WriteConnection::Postgres(server) => {
+                faults.meet(Moment::Begin, server.get().await?).await.map_err(failed())?;
+                let id = server.begin().await?;
+                return Ok((Borrowed::Own(server.get().await?), Some(id)));
+            }
+        };
+        faults.meet(Moment::Begin, connection.get()).await.map_err(failed())?;
+        begin_in_file(connection.get()).await?;
+        Ok((connection, None))
     }
 
     async fn close(self) {

@@ -63,6 +63,8 @@ impl WebhookDelivery {
             Ok(secret) => secret,
             Err(error) => return failed(error.to_string()),
         };
+        // Another host that has taken over sends the event itself.
+        self.context.store.until_certain().await;
         let now_ms = self.context.clock.now_ms();
         let message = WebhookMessage {
             url: &webhook.summary.url,

@@ -1,6 +1,6 @@
 //! The columns that tables have in two databases, which must be the same.
 
-use super::TABLES;
+use super::{TABLES, UNMOVED};
 use crate::{
     StoreError,
     sql::{Connection, Dialect, Row, query},
@@ -57,7 +57,7 @@ impl Catalog {
         };
         let sqlite = described(sqlite, COLUMNS_OF_SQLITE).await?;
         let mut postgres = described(postgres, COLUMNS_OF_POSTGRES).await?;
-        let unlisted = |name: &&String| !TABLES.contains(&name.as_str());
+        let unlisted = |name: &&String| !TABLES.contains(&name.as_str()) && !UNMOVED.contains(&name.as_str());
         if let Some(name) = sqlite.keys().chain(postgres.keys()).find(unlisted) {
             return Err(different(format!("the table {name} is not one of skep's")));
         }

@@ -8,7 +8,10 @@
 mod fault_injection;
 
 use crate::{
-    StoreError, files, schema, schema_backup,
+    StoreError, files,
+    hosts::HostNumber,
+    postgres::Lease,
+    schema, schema_backup,
     sql::{Connection, Dialect, Pool},
     writer::{Work, WriteConnection, Writer},
 };
@@ -21,7 +24,7 @@ use std::{
     sync::Arc,
     time::Duration,
 };
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 
 /// Maximum number of copies and deletions in progress. Each has one chunk at a time among the writes.
 pub(crate) const MAX_CHUNKED_WRITES: usize = 2;
@@ -60,6 +63,10 @@ pub struct Store {
     pub(crate) chunk_time: Duration,
     /// Path of the database file; `None` for an in-memory database.
     pub(crate) path: Option<Arc<PathBuf>>,
+    /// Becomes `true` when another host has taken over the database, which only a server has.
+    pub(crate) fenced: Option<watch::Receiver<bool>>,
+    pub(crate) lease: Option<Lease>,
+    pub(crate) host: HostNumber,
 }
 
 impl Store {
@@ -98,6 +105,9 @@ impl Store {
             chunked_writes: Arc::new(Semaphore::new(MAX_CHUNKED_WRITES)),
             chunk_time: CHUNK_TIME,
             path: Some(Arc::new(path.to_owned())),
+            fenced: None,
+            lease: None,
+            host: None,
         })
     }
 
@@ -119,6 +129,9 @@ impl Store {
             chunked_writes: Arc::new(Semaphore::new(MAX_CHUNKED_WRITES)),
             chunk_time: CHUNK_TIME,
             path: None,
+            fenced: None,
+            lease: None,
+            host: None,
         })
     }
 

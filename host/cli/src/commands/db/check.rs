@@ -5,8 +5,8 @@ use indicatif::HumanBytes;
 use serde_json::json;
 use skep_runtime::{Sealed, check_sealed};
 use skep_store::{
-    DatabaseReport, Durability, MAX_CONNECTIONS, ServerReport, Store, inspect_file, inspect_server,
-    known_schema,
+    DatabaseReport, Durability, HostReport, MAX_CONNECTIONS, ServerReport, Store, inspect_file,
+    inspect_server, known_schema,
 };
 
 use super::{DatabaseTarget, out, print_rows, refuse_absent, rows_as_json};
@@ -40,6 +40,9 @@ pub async fn run(DatabaseTarget { address, sealing_key }: &DatabaseTarget, as_js
                 "max_connections": server.max_connections,
                 "connections": server.connections,
                 "has_host": server.has_host,
+                "host": server.host.as_ref().map(|HostReport { number, version, silent_ms }| {
+                    json!({ "number": number, "version": version, "silent_ms": silent_ms })
+                }),
             })
         });
         out::json(&json!({
@@ -56,9 +59,16 @@ pub async fn run(DatabaseTarget { address, sealing_key }: &DatabaseTarget, as_js
         }))?;
     } else {
         out::line(&format!("{address}: {product}, {}", HumanBytes(*bytes)))?;
-        if let Some(ServerReport { is_encrypted, max_connections, connections, has_host }) = server {
+        if let Some(ServerReport { is_encrypted, max_connections, connections, has_host, host }) = server {
             let encrypted = if *is_encrypted { "encrypted" } else { "not encrypted" };
-            let host = if *has_host { "a host uses the database" } else { "no host uses the database" };
+            let host = match host {
+                Some(HostReport { number, version, silent_ms }) => format!(
+                    "a host uses the database: number {number}, version {version}, last heard of {} s ago",
+                    silent_ms / 1000
+                ),
+                None if *has_host => "a host uses the database".to_owned(),
+                None => "no host uses the database".to_owned(),
+            };
             out::line(&format!(
                 "connections: {encrypted}; {connections} of {max_connections} are open; {host}"
             ))?;

@@ -1,0 +1,173 @@
+//! The incarnation of a host: the row of the table `hosts` that one run of a host has, under a number that is never given
+//! twice.
+//!
+//! Each transaction of the host begins with a change of this row, so it is fenced: once the row says that the host is gone,
+//! nothing more is written under its number. The row also counts the transactions, which tells whether a commit whose answer
+//! was lost was made, and has the time of the last one, which tells whether the host hangs.
+
+use super::lease::{LEASE, Lease};
+use crate::{StoreError, hosts::GONE};
+use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row as _, query_as, query_scalar};
+use std::time::Instant;
+
+/// The state of a host that may write.
+const SERVES: i64 = 1;
+/// Number of hosts that are gone and stay listed.
+const LISTED: i64 = 64;
+/// The time of the server.
+const NOW_MS: &str = "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS BIGINT)";
+
+/// A run of a host.
+#[derive(Debug)]
+pub(super) struct Incarnation {
+    number: i64,
+    /// Number of transactions that were begun.
+    begun: i64,
+    /// Time at which the last one was begun.
+    begun_at: Instant,
+    /// The last transaction that was committed.
+    committed: i64,
+    lease: Lease,
+}
+
+impl Incarnation {
+    /// Registers a host that has the database for itself. Every earlier host is gone from then on.
+    pub(super) async fn register(connection: &mut PgConnection) -> Result<Self, StoreError> {
+        let failed = || StoreError::while_it("registered the host");
+        let mut transaction = connection.begin().await.map_err(failed())?;
+        sqlx::query("UPDATE hosts SET state = $1 WHERE state != $1")
+            .bind(GONE)
+            .execute(&mut *transaction)
+            .await
+            .map_err(failed())?;
+        let host = Self::add(&mut transaction).await?;
+        transaction.commit().await.map_err(failed())?;
+        Ok(host)
+    }
+
+    /// Registers a host beside those that there are.
+    pub(super) async fn add(connection: &mut PgConnection) -> Result<Self, StoreError> {
+        let failed = || StoreError::while_it("registered the host");
+        let (begun, lease) = (Instant::now(), Lease::default());
+        let insert = format!(
+            "INSERT INTO hosts (version, state, written, seen_at_ms, backend, started_at_ms)
+             VALUES ($1, $2, 0, {NOW_MS}, pg_backend_pid(), {NOW_MS}) RETURNING number"
+        );
+        let number: i64 = query_scalar(AssertSqlSafe(insert))
+            .bind(env!("CARGO_PKG_VERSION"))
+            .bind(SERVES)
+            .fetch_one(&mut *connection)
+            .await
+            .map_err(failed())?;
+        sqlx::query("DELETE FROM hosts WHERE number <= $1 AND state = $2")
+            .bind(number - LISTED)
+            .bind(GONE)
+            .execute(connection)
+            .await
+            .map_err(failed())?;
+        lease.renewed(begun);
+        Ok(Incarnation { number, begun: 0, begun_at: begun, committed: 0, lease })
+    }
+
+    /// Returns the number of the host.
+    pub(super) fn number(&self) -> i64 {
+        self.number
+    }
+
+    pub(super) fn lease(&self) -> &Lease {
+        &self.lease
+    }
+
+    /// Begins a transaction, and returns its number in the order of this host's transactions; `None` if the host is gone.
+    pub(super) async fn begin(&mut self, connection: &mut PgConnection) -> Result<Option<i64>, sqlx::Error> {
+        self.begun += 1;
+        self.begun_at = Instant::now();
+        // Both statements go in one message.
+        let begin = format!("BEGIN; {}", self.renewal(self.begun));
+        let row = sqlx::raw_sql(AssertSqlSafe(begin)).fetch_optional(&mut *connection).await?;
+        let Some(row) = row else {
+            sqlx::raw_sql("ROLLBACK").execute(connection).await?;
+            return Ok(None);
+        };
+        row.try_get(0).map(Some)
+    }
+
+    /// Renews the lease without a transaction. Returns `false` if the host is gone.
+    pub(super) async fn renew(&self, connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
+        let begun = Instant::now();
+        let row = sqlx::raw_sql(AssertSqlSafe(self.renewal(self.begun))).fetch_optional(connection).await?;
+        if row.is_some() {
+            self.lease.renewed(begun);
+        }
+        Ok(row.is_some())
+    }
+
+    fn renewal(&self, written: i64) -> String {
+        format!(
+            "UPDATE hosts SET written = {written}, seen_at_ms = {NOW_MS}, backend = pg_backend_pid()
+             WHERE number = {} AND state != {GONE} RETURNING written",
+            self.number
+        )
+    }
+
+    /// Records that the last transaction was committed, which renewed the lease.
+    pub(super) fn confirm(&mut self, transaction: i64) {
+        self.committed = self.committed.max(transaction);
+        self.lease.renewed(self.begun_at);
+    }
+
+    /// Returns the last transaction that the database has; `None` if the host is gone. Waits for a transaction that an
+    /// earlier connection of the host has open. A server that lacks a transaction that it has confirmed, such as a standby
+    /// that was behind when it became the primary, contradicts what the host remembers, so the host counts as gone.
+    pub(super) async fn last_written(
+        &self,
+        connection: &mut PgConnection,
+    ) -> Result<Option<i64>, sqlx::Error> {
+        let row: Option<(i64, i64)> =
+            query_as("SELECT written, state FROM hosts WHERE number = $1 FOR UPDATE")
+                .bind(self.number)
+                .fetch_optional(connection)
+                .await?;
+        let is_known = |(written, state): &(i64, i64)| *state != GONE && *written >= self.committed;
+        Ok(row.filter(is_known).map(|(written, _)| written))
+    }
+
+    /// Records that the host has ended.
+    pub(super) async fn end(&self, connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+        self.lease.end();
+        let end = sqlx::query("UPDATE hosts SET state = $1 WHERE number = $2");
+        end.bind(GONE).bind(self.number).execute(connection).await.map(drop)
+    }
+}
+
+/// Ends the hosts that have not renewed their leases, and their connections, so that the lock of the database becomes free.
+/// Waits for the transaction of such a host.
+pub(super) async fn end_hanging(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+    let end = format!(
+        "UPDATE hosts SET state = $1 WHERE state != $1 AND seen_at_ms < {NOW_MS} - $2 RETURNING number, backend"
+    );
+    let ended: Vec<(i64, i64)> = query_as(AssertSqlSafe(end))
+        .bind(GONE)
+        .bind(LEASE.as_millis() as i64)
+        .fetch_all(&mut *connection)
+        .await?;
+    for (host, backend) in &ended {
+        tracing::warn!(host, "a host has not answered for {} s and is replaced", LEASE.as_secs());
+        // The process of the server may belong to somebody else by now, unless it has the lock.
+        let terminate =
+            format!("SELECT pg_terminate_backend(pid) FROM ({}) AS holder WHERE pid = $1", super::holder());
+        sqlx::query(AssertSqlSafe(terminate)).bind(*backend as i32).execute(&mut *connection).await?;
+    }
+    Ok(())
+}
+
+/// Returns the number and the version of the host that started last and is not gone, and the milliseconds since it was last
+/// heard of.
+pub(crate) async fn newest_host(
+    connection: &mut PgConnection,
+) -> Result<Option<(i64, String, i64)>, sqlx::Error> {
+    let newest = format!(
+        "SELECT number, version, {NOW_MS} - seen_at_ms FROM hosts WHERE state != $1 ORDER BY number DESC LIMIT 1"
+    );
+    query_as(AssertSqlSafe(newest)).bind(GONE).fetch_optional(connection).await
+}
