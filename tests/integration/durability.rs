@@ -8,7 +8,7 @@ use crate::harness::{client, guest, repository};
 use serde_json::{Value, json};
 use std::{
     collections::{BTreeMap, BTreeSet},
-    io::{BufRead, BufReader},
+    io::{BufRead, BufReader, Read as _},
     path::Path,
     process::{Child, Command, Stdio},
     sync::{
@@ -76,6 +76,14 @@ impl Process {
 
     pub fn id(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Waits until the process has ended with an error by itself, and returns what it wrote to its log, which must be a pipe.
+    pub fn until_failed(mut self) -> String {
+        let mut said = String::new();
+        self.child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        assert_eq!(self.child.wait().unwrap().code(), Some(1), "{said}");
+        said
     }
 
     /// Stops the process in order.

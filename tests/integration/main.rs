@@ -49,6 +49,8 @@ mod documentation;
 mod durability;
 /// The examples, used as their READMEs say, and copies of them.
 mod examples;
+/// Two hosts, of which one stands by and replaces the other.
+mod failover;
 /// First messages of users, answered by the default model.
 mod first_words;
 /// The guides, whose blocks run as they stand.

@@ -43,6 +43,10 @@ impl Server {
         Some(server)
     }
 
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
     pub fn url(&self) -> String {
         self.url_of("skep", "postgres")
     }

@@ -7,11 +7,11 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use skep_engine::{EngineOptions, InForce};
 use skep_gateway::{Configuration, ConsoleOptions, GatewayOptions, RateLimiter};
 use skep_runtime::{AgentHost, HostParts, RuntimeOptions, SealingKey};
-use skep_store::{Durability, Store};
+use skep_store::Store;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -59,6 +59,12 @@ pub async fn start_with(
 ) -> Result<RunningServer> {
     skep_gateway::start_metrics();
     let access = options.auth.at(options.listen.ip())?;
+    if options.standby && !matches!(options.database, Some(DatabaseAddress::Postgres(_))) {
+        bail!(
+            "a host can stand by only for a PostgreSQL database\n  hint: --database postgres://USER@HOST:5432/DATABASE, or \
+             start it without --standby"
+        );
+    }
     let is_open = access.keys_required || !options.listen.ip().is_loopback();
     let rates = Arc::new(RateLimiter::new(settings::rates_of(&options, is_open)));
     // The port comes first, because a port in use is the most common failure and loading the model takes
@@ -90,7 +96,7 @@ pub async fn start_with(
         tracing::warn!("{warning}");
     }
     local_models::load_at_start(&options.local_models(), &models, &budget, &progress).await?;
-    let store = open_store(&options.data, options.database.as_ref(), options.durability).await?;
+    let store = open_store(&options).await?;
     let artifact_dir = match &options.data {
         DataDir::Path(dir) => Some(dir.join("artifacts")),
         DataDir::InMemory => None,
@@ -194,12 +200,13 @@ fn same_folder(one: &Path, other: &Path) -> bool {
     matches!((one.canonicalize(), other.canonicalize()), (Ok(one), Ok(other)) if one == other)
 }
 
-async fn open_store(
-    data: &DataDir,
-    address: Option<&DatabaseAddress>,
-    durability: Durability,
-) -> Result<Store> {
-    Ok(match (address, data) {
+/// Opens the database. A host that stands by has loaded its models by now, and waits here.
+async fn open_store(options: &ServerOptions) -> Result<Store> {
+    let durability = options.durability;
+    Ok(match (&options.database, &options.data) {
+        (Some(DatabaseAddress::Postgres(url)), _) if options.standby => {
+            Store::connect_as_standby(url).await?
+        }
         (Some(DatabaseAddress::Postgres(url)), _) => Store::connect(url).await?,
         (Some(DatabaseAddress::Sqlite(path)), _) => Store::open(path, durability).await?,
         (None, DataDir::InMemory) => Store::in_memory().await?,
@@ -210,6 +217,11 @@ async fn open_store(
 impl RunningServer {
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
+    }
+
+    /// Resolves when another host has taken over the database, so that this one has to end.
+    pub async fn until_fenced(&self) {
+        self.store.until_fenced().await;
     }
 
     /// Stops accepting requests, lets running ones finish within the drain time, and closes everything.

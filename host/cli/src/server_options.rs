@@ -32,6 +32,8 @@ pub struct ServerOptions {
     pub data: DataDir,
     /// The database, if it is not the one in the data folder.
     pub database: Option<DatabaseAddress>,
+    /// Whether the host waits while another one uses the database.
+    pub standby: bool,
     pub durability: Durability,
     /// A catalog name, `hf:OWNER/REPO[:FILE]`, `pip:PACKAGE==VERSION/FILE`, or a path.
     pub model: String,
@@ -111,6 +113,7 @@ impl Default for ServerOptions {
             listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
             data: DataDir::InMemory,
             database: None,
+            standby: false,
             durability: Durability::default(),
             model: catalog::DEFAULT_MODEL.to_owned(),
             models: Vec::new(),

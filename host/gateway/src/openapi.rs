@@ -119,7 +119,10 @@ fn common_errors(operation: &Value, needs_key: bool, is_counted: bool) -> Vec<(&
         errors[0].1 = "`role_missing`, `key_is_for_agents`; or `origin_not_allowed`, for a request of a web page that the \
                        operator has not granted.";
         errors.push(("401", "`missing_api_key` or `invalid_api_key`, where the host requires keys."));
-        errors.push(("503", "`shutting_down`, `store_full` or `store_stalled`."));
+        errors.push((
+            "503",
+            "`shutting_down`, `store_full`, `store_stalled`, `store_away` or `host_replaced`.",
+        ));
     }
     let has_body = operation["requestBody"].is_object();
     if needs_key || has_body || operation["parameters"].is_array() {

@@ -111,6 +111,7 @@ pub(crate) fn skep_seeds() -> Vec<Vec<u8>> {
     let whole = r#"listen = "127.0.0.1:8420"
 data = "data"
 durability = "process"
+standby = true
 model = "default"
 device = "auto"
 threads = 2

@@ -75,6 +75,8 @@ pub struct Config {
     pub data: Option<PathBuf>,
     /// The database, if it is not the one in the data folder.
     pub database: Option<DatabaseAddress>,
+    /// Whether the host waits while another one uses the database.
+    pub standby: Option<bool>,
     pub durability: Option<DurabilityConfig>,
     /// A catalog name, `hf:OWNER/REPO[:FILE]`, `pip:PACKAGE==VERSION/FILE`, or a path; or several models as `[[model]]`.
     pub model: Option<ModelSetting>,
@@ -221,6 +223,7 @@ impl Config {
             options.data = DataDir::Path(data.clone());
         }
         options.database = self.database.clone().or(options.database.take());
+        set(&mut options.standby, &self.standby);
         set(&mut options.executor.device, &self.device);
         set(&mut options.executor.deterministic, &self.deterministic);
         options.threads = self.threads.or(options.threads);

@@ -49,8 +49,8 @@ skep.toml, every line optional:
   secret = \"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\"
 
 All settings:
-  listen, data, database, durability (\"process\", \"power\"), model, device,
-  deterministic, threads
+  listen, data, database, standby (wait while another host uses the database),
+  durability (\"process\", \"power\"), model, device, deterministic, threads
   [[model]]  instead of model, for several: name, source (a name, hf:OWNER/REPO[:FILE]
              or a path), aliases, default, device, replicas, tp, pp, context,
              kv_tokens, weights, load (\"start\", \"demand\"), load_wait_s, idle_unload_s, markup,

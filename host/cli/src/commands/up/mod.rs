@@ -13,7 +13,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, anyhow};
 use skep_gateway::ConsoleOptions;
 use skep_model::physical_cores;
 use skep_runtime::ModelMismatch;
@@ -23,6 +23,7 @@ use super::out;
 use crate::agent_source::AgentSource;
 use crate::compute_flags::ComputeFlags;
 use crate::config::{self, AuthFlag, Config, SpeculationConfig};
+use crate::failure;
 use crate::model_options::{self, ModelOptions};
 use crate::open_files;
 use crate::paths;
@@ -95,6 +96,9 @@ pub struct Args {
 struct StorageFlags {
     #[command(flatten)]
     database: DatabaseFlag,
+    /// While another host uses the PostgreSQL database, wait with the models loaded, and take over when it ends or hangs
+    #[arg(long, conflicts_with = "ephemeral")]
+    standby: bool,
     #[command(flatten)]
     kv_disk: KvDiskFlag,
 }
@@ -179,6 +183,14 @@ pub async fn run(args: Args, config: Config) -> Result<()> {
         () = watching => {}
         () = reloading => {}
         () = signals.next() => {}
+        () = server.until_fenced() => {
+            // Nothing that runs can still be stored, so there is nothing to wait for.
+            failure::report(&anyhow!(
+                "another host has taken over the database, because this one was cut off from it\n  \
+                 hint: start this host again, or let a service manager do it"
+            ));
+            std::process::exit(1);
+        }
     }
     #[cfg(unix)]
     manager.stopping();
@@ -217,6 +229,7 @@ fn options(args: &Args, config: &Config) -> Result<ServerOptions> {
         options.data = DataDir::Path(data.clone());
     }
     options.database = args.storage.database.database.clone().or(options.database);
+    options.standby |= args.storage.standby;
     options.kv_disk.gigabytes = args.storage.kv_disk.kv_disk_gb.unwrap_or(options.kv_disk.gigabytes);
     options.listen = args.listen.unwrap_or(options.listen);
     options.threads = args.threads.or(options.threads);

@@ -21,6 +21,7 @@ pub(super) fn apply(args: &Args, models: &[ModelOptions], written: &mut FileSett
         (None, "data", "--data", data.map(|value| text(&value))),
         (None, "data", "--ephemeral", args.ephemeral.then(|| text(&"in memory"))),
         (None, "database", "--database", args.storage.database.database.as_ref().map(|value| text(value))),
+        (None, "standby", "--standby", args.storage.standby.then(|| number(&true))),
         (None, "device", "--device", device.device.map(|value| text(&value))),
         (None, "deterministic", "--deterministic", device.deterministic.map(|value| number(&value))),
         (None, "threads", "--threads", args.threads.map(|value| number(&value))),
