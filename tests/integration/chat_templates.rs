@@ -7,6 +7,7 @@ use sha2::{Digest, Sha256};
 use skep_engine::chat::{ChatMessage, Opening, Reasoning, ToolCall, ToolSpec, prompt_text};
 use skep_model::{ChatTemplate, Tokenizer};
 use std::{
+    collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
     process::Command,
@@ -70,6 +71,27 @@ fn published_templates_render_as_in_transformers() {
     }
     eprintln!("{compared} conversations compared, {} differ", faults.len());
     assert!(compared > 150 && faults.is_empty(), "{}", faults.join("\n"));
+}
+
+#[test]
+fn the_guide_lists_the_templates_with_their_conversations() {
+    let read = |path: &str| fs::read_to_string(repository().join(path)).unwrap();
+    let renderings: Value =
+        serde_json::from_str(&read("tests/fixtures/chat-templates/renderings.json")).unwrap();
+    let guide = read("host/guide/clients.md");
+    let table =
+        guide.split("\n## ").find(|section| section.starts_with("Golden transcripts")).expect("a section");
+    let listed = table.lines().filter(|line| line.starts_with("| `")).map(|row| {
+        let cells: Vec<&str> = row.split(" | ").map(|cell| cell.trim_matches(['|', ' ', '`'])).collect();
+        let digits = cells[2].split(|c: char| !c.is_ascii_digit()).next().unwrap_or_default();
+        (format!("{}.jinja", cells[0]), digits.parse().expect("a number of conversations"))
+    });
+    let recorded = renderings.as_object().unwrap().iter().map(|(name, of)| {
+        let cases = of["cases"].as_object().unwrap();
+        (name.clone(), cases.values().filter(|case| case.is_string()).count())
+    });
+    assert_eq!(listed.collect::<BTreeMap<String, usize>>(), recorded.collect());
+    assert!(guide.contains(&PACKAGE.replace("==", "` ")), "the guide names another version than {PACKAGE}");
 }
 
 /// The tokens of the same texts. `tests/fixtures/chat-templates/tokens.py` made the expected ones with the package `tokenizers`.

@@ -296,6 +296,7 @@ pages! {
         gpus_and_ranks = "gpus-and-ranks",
         http_api = "http-api",
         api_fields = "api-fields",
+        clients = "clients",
         asynchronous_batches = "asynchronous-batches",
         console = "console",
         responses = "responses",

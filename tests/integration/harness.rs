@@ -25,7 +25,19 @@ pub const MODEL: &str = "smollm2-135m";
 /// is a failure.
 pub fn skipped(why: &str) {
     assert!(std::env::var_os("SKEP_REQUIRE").is_none_or(|what| what != "all"), "{why}");
-    eprintln!("skipped: {why}");
+    note_skip(why);
+}
+
+/// Prints why the test of this thread is skipped, and adds a line to `skipped.txt` in the folder of the tests, because nobody
+/// sees what a test that passes prints. `.ci/run` shows the file.
+fn note_skip(why: &str) {
+    let thread = std::thread::current();
+    let line = format!("{}: {}\n", thread.name().unwrap_or("a test"), why.lines().next().unwrap_or_default());
+    eprint!("skipped: {line}");
+    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("skipped.txt");
+    let file = std::fs::OpenOptions::new().create(true).append(true).open(file);
+    // One write, so that the lines of tests that run at the same time stay whole.
+    file.and_then(|mut file| std::io::Write::write_all(&mut file, line.as_bytes())).unwrap();
 }
 
 /// Programs that even the machine of `.ci/run` may lack, as it may lack a GPU: they need root and a service of the system, or
@@ -36,7 +48,7 @@ const OPTIONAL: [&str; 5] = ["llama-server", "mount", "pgbouncer", "podman", "sy
 /// failure.
 pub fn skipped_without(program: &str) {
     assert!(OPTIONAL.contains(&program), "{program} is required");
-    eprintln!("skipped: {program} does not work on this machine");
+    note_skip(&format!("{program} does not work on this machine"));
 }
 
 /// A running host.

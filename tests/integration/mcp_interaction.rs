@@ -119,6 +119,40 @@ async fn a_client_that_may_decide_is_asked_about_a_call_that_needs_approval() {
 }
 
 #[tokio::test]
+async fn a_form_about_a_call_that_is_declined_or_closed_decides_nothing() {
+    let host = shared();
+    deploy(host, "toolcall", "mcp-undecided", "").await;
+    let url = host.at("/mcp/mcp-undecided");
+    for action in [ElicitationAction::Decline, ElicitationAction::Cancel] {
+        let person = connect(&url, Some((action, json!({"decision": "approve"})))).await;
+        let asked = person.asked.clone();
+        let call = tokio::spawn(async move { person.call("pay", json!({"cents": 7})).await });
+        while asked.lock().unwrap().is_empty() {
+            tokio::task::yield_now().await;
+        }
+        let waiting = async || {
+            let (_, listed) = host.get("/v1/approvals").await;
+            let all = listed["data"].as_array().unwrap().clone();
+            all.into_iter().find(|one| one["agent"] == "mcp-undecided")
+        };
+        let id = loop {
+            match waiting().await {
+                Some(approval) => break approval["id"].as_str().unwrap().to_owned(),
+                None => tokio::time::sleep(Duration::from_millis(10)).await,
+            }
+        };
+        // Another client decides, which it could not if the form had.
+        let path = format!("/v1/approvals/{id}");
+        let (status, answer) = host.post(&path, json!({"decision": "approve"})).await;
+        assert_eq!(status, 200, "{answer}");
+        let paid = call.await.unwrap();
+        assert_eq!((paid.is_error, paid.structured_content), (Some(false), Some(json!({"result": 7}))));
+        assert_eq!(asked.lock().unwrap().len(), 1, "people are asked once at the client");
+        assert!(waiting().await.is_none());
+    }
+}
+
+#[tokio::test]
 async fn an_agent_asks_only_what_it_is_granted_and_only_clients_that_can_answer() {
     let up = Up::start(HOST);
     deploy(&up.host, "mcp_conformance", "asks", OFFER).await;

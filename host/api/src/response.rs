@@ -143,6 +143,11 @@ pub enum ResponseItem {
         /// It is always empty, because the whole reasoning is in `content`.
         summary: Vec<Value>,
         content: Vec<ReasoningPart>,
+        /// The reasoning for a client that stores no responses, once the item has ended: it sends the item back, and the
+        /// host reads the reasoning from this text. Only if the request has `reasoning.encrypted_content` in `include`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[schema(nullable = false)]
+        encrypted_content: Option<String>,
         status: ResponseStatus,
     },
     Message {

@@ -204,6 +204,12 @@ impl Model {
         }
     }
 
+    /// Returns whether the model's chat template reads a variable of this name, if the template is known: that of another
+    /// server is not.
+    pub fn reads_variable(&self, name: &str) -> Option<bool> {
+        Some(self.engine()?.template().source().contains(name))
+    }
+
     /// Refuses a request that the model cannot serve, whatever its messages are. An engine finds that out when it
     /// gets the request.
     pub fn check(&self, options: &ChatOptions) -> Result<(), EngineError> {

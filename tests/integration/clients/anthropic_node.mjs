@@ -44,5 +44,21 @@ const history = [...ask, { role: "assistant", content: called.content }, { role:
 const final = await client.messages.create({ ...greedy, messages: history, tools, tool_choice: { type: "none" }, max_tokens: 24 });
 assert.ok(final.content[0].text.length > 0);
 
+const schema = {
+  type: "object",
+  additionalProperties: false,
+  required: ["name", "age"],
+  properties: { name: { type: "string", maxLength: 12 }, age: { type: "integer", minimum: 0, maximum: 120 } },
+};
+const shaped = await client.messages.create({
+  ...greedy,
+  messages: [{ role: "user", content: "Ada is 36 years old." }],
+  output_config: { format: { type: "json_schema", schema } },
+  max_tokens: 60,
+});
+const person = JSON.parse(shaped.content[0].text);
+assert.deepEqual(Object.keys(person).sort(), ["age", "name"]);
+assert.ok(person.age >= 0 && person.age <= 120);
+
 await assert.rejects(client.messages.create({ ...greedy, model: "no-such-model", messages, max_tokens: 4 }), Anthropic.NotFoundError);
 console.log("all checks passed");

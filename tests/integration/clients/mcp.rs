@@ -1,9 +1,8 @@
 //! The reference clients of the Model Context Protocol, with an agent that uses all of it.
 
-use super::{NO_NODE, check, node, python, script};
+use super::{check, node, python, script};
 use crate::{
     config_host::Up,
-    harness::skipped,
     mcp_conformance::{HOST, OFFER, deploy},
 };
 
@@ -17,17 +16,14 @@ async fn start() -> (Up, String) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_reference_client_for_python_works() {
+    let Some(mut python) = tokio::task::block_in_place(python) else { return };
     let (_up, url) = start().await;
-    let checked = move || check(python().arg(script("mcp_python.py")).arg(url));
-    tokio::task::spawn_blocking(checked).await.unwrap();
+    tokio::task::block_in_place(|| check(python.arg(script("mcp_python.py")).arg(url)));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_reference_client_for_typescript_works() {
+    let Some(mut node) = tokio::task::block_in_place(|| node("mcp_node.mjs")) else { return };
     let (_up, url) = start().await;
-    let checked = move || match node("mcp_node.mjs") {
-        Some(mut node) => check(node.arg(url)),
-        None => skipped(NO_NODE),
-    };
-    tokio::task::spawn_blocking(checked).await.unwrap();
+    tokio::task::block_in_place(|| check(node.arg(url)));
 }

@@ -5,9 +5,10 @@ mod opencode;
 
 use crate::harness::{MODEL, repository, shared, skipped};
 use std::{
+    collections::BTreeSet,
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    sync::Mutex,
+    sync::{Mutex, PoisonError},
 };
 
 /// Clients in Python, in one virtual environment, which takes about 130 MB.
@@ -25,48 +26,72 @@ const NODE: [&str; 9] = [
     "zod@4.6.7",
 ];
 
-/// Why the clients in JavaScript are not tested.
-const NO_NODE: &str = "node and npm, for the clients in JavaScript, are not installed";
-
 /// Tests that need the same folder wait for the one that makes it.
 static MADE: Mutex<()> = Mutex::new(());
 
 #[test]
 fn openai_for_python_works() {
-    check(python().arg(script("openai_python.py")).args([&shared().at("/v1"), MODEL]));
+    let Some(mut python) = python() else { return };
+    check(python.arg(script("openai_python.py")).args([&shared().at("/v1"), MODEL]));
 }
 
 #[test]
 fn openai_for_python_works_with_responses() {
-    check(python().arg(script("openai_responses.py")).args([&shared().at("/v1"), MODEL]));
+    let Some(mut python) = python() else { return };
+    let guide = repository().join("host/guide/responses.md");
+    check(python.arg(script("openai_responses.py")).args([&shared().at("/v1"), MODEL]).arg(guide));
 }
 
 #[test]
 fn openai_for_node_works() {
-    let Some(mut node) = node("openai_node.mjs") else { return skipped(NO_NODE) };
+    let Some(mut node) = node("openai_node.mjs") else { return };
     check(node.args([&shared().at(""), MODEL]));
 }
 
 #[test]
 fn the_ai_sdk_works_with_its_providers() {
-    let Some(mut node) = node("ai_sdk_node.mjs") else { return skipped(NO_NODE) };
+    let Some(mut node) = node("ai_sdk_node.mjs") else { return };
     check(node.args([&shared().at(""), MODEL]));
 }
 
 #[test]
 fn the_agents_sdk_of_openai_works() {
-    check(python().arg(script("agents_python.py")).args([&shared().at("/v1"), MODEL]));
+    let Some(mut python) = python() else { return };
+    check(python.arg(script("agents_python.py")).args([&shared().at("/v1"), MODEL]));
 }
 
 #[test]
 fn anthropic_for_python_works() {
-    check(python().arg(script("anthropic_python.py")).args([&shared().at(""), MODEL]));
+    let Some(mut python) = python() else { return };
+    check(python.arg(script("anthropic_python.py")).args([&shared().at(""), MODEL]));
 }
 
 #[test]
 fn anthropic_for_node_works() {
-    let Some(mut node) = node("anthropic_node.mjs") else { return skipped(NO_NODE) };
+    let Some(mut node) = node("anthropic_node.mjs") else { return };
     check(node.args([&shared().at(""), MODEL]));
+}
+
+#[test]
+fn the_guide_lists_the_clients_in_their_versions() {
+    let guide = std::fs::read_to_string(repository().join("host/guide/clients.md")).unwrap();
+    let table =
+        guide.split("\n## ").find(|section| section.starts_with("Tested clients")).expect("a section");
+    let rows = table.lines().filter(|line| line.starts_with("| `"));
+    let listed: BTreeSet<String> = rows
+        .map(|row| {
+            let mut cells = row.split(" | ");
+            let name = cells.next().and_then(|name| name.split('`').nth(1)).expect("a name");
+            format!("{name}@{}", cells.next().expect("a version").trim())
+        })
+        .collect();
+    let opencode = format!("opencode-linux-x64@{}", opencode::VERSION);
+    let python = PYTHON.iter().map(|package| package.replace("==", "@"));
+    // The schemas of the tests, not a client.
+    let node =
+        NODE.iter().filter(|package| !package.starts_with("zod@")).map(|package| (*package).to_owned());
+    let others = [opencode, crate::mcp_conformance::SUITE.to_owned()];
+    assert_eq!(listed, python.chain(node).chain(others).collect());
 }
 
 fn check(command: &mut Command) {
@@ -80,52 +105,76 @@ fn script(name: &str) -> PathBuf {
     repository().join("tests/integration/clients").join(name)
 }
 
-/// Returns Python with the clients.
-fn python() -> Command {
+/// Returns Python with the clients; `None` where they cannot be had, which skips the test.
+fn python() -> Option<Command> {
     let folder = made("python-clients", &PYTHON, |folder| {
-        run(Command::new("python3").args(["-m", "venv"]).arg(folder));
-        run(Command::new(folder.join("bin/python")).args(["-m", "pip", "install", "--quiet"]).args(PYTHON));
-    });
-    Command::new(folder.join("bin/python"))
+        installed(Command::new("python3").args(["-m", "venv"]).arg(folder))?;
+        installed(
+            Command::new(folder.join("bin/python")).args(["-m", "pip", "install", "--quiet"]).args(PYTHON),
+        )
+    })?;
+    Some(Command::new(folder.join("bin/python")))
 }
 
-/// Returns Node.js with a script beside the clients, where it finds them. Returns `None` where there is no Node.js.
+/// Returns Node.js with a script beside the clients, where it finds them; `None` where they cannot be had, which skips the
+/// test.
 fn node(name: &str) -> Option<Command> {
-    for program in ["node", "npm"] {
-        Command::new(program).arg("--version").stdin(Stdio::null()).output().ok()?;
-    }
     let folder = made("node-clients", &NODE, |folder| {
-        npm(folder, &NODE);
-    });
+        installed(Command::new("node").arg("--version"))?;
+        npm(folder, &NODE)
+    })?;
     std::fs::copy(script(name), folder.join(name)).unwrap();
     let mut node = Command::new("node");
     node.arg(folder.join(name));
     Some(node)
 }
 
-/// Installs packages of npm into a folder, without running their scripts.
-pub fn npm(folder: &Path, packages: &[&str]) {
+/// Installs packages of npm into a folder, without running their scripts. Returns why that is not possible.
+pub fn npm(folder: &Path, packages: &[&str]) -> Result<(), String> {
     std::fs::create_dir_all(folder).unwrap();
     std::fs::write(folder.join("package.json"), "{\"private\": true}").unwrap();
     let install = ["install", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error"];
-    run(Command::new("npm").args(install).args(packages).current_dir(folder));
+    installed(Command::new("npm").args(install).args(packages).current_dir(folder))
 }
 
-/// Returns a folder that `make` made for these packages, in this run or an earlier one.
-pub fn made(name: &str, packages: &[&str], make: impl FnOnce(&Path)) -> PathBuf {
-    let _one = MADE.lock().unwrap();
+/// Returns a folder that `make` made for these packages, in this run or an earlier one. Where the packages cannot be had, the
+/// test is skipped.
+pub fn made(
+    name: &str,
+    packages: &[&str],
+    make: impl FnOnce(&Path) -> Result<(), String>,
+) -> Option<PathBuf> {
+    // A test that failed while it made a folder has left it without the file that says that it is ready.
+    let _one = MADE.lock().unwrap_or_else(PoisonError::into_inner);
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
-    let (ready, packages) = (folder.join("ready"), packages.join("\n"));
-    if std::fs::read_to_string(&ready).is_ok_and(|made| made == packages) {
-        return folder;
+    let (ready, wanted) = (folder.join("ready"), packages.join("\n"));
+    if std::fs::read_to_string(&ready).is_ok_and(|made| made == wanted) {
+        return Some(folder);
     }
     let _ = std::fs::remove_dir_all(&folder);
-    make(&folder);
-    std::fs::write(ready, packages).unwrap();
-    folder
+    match make(&folder) {
+        Ok(()) => {
+            std::fs::write(ready, wanted).unwrap();
+            Some(folder)
+        }
+        Err(why) => {
+            skipped(&format!("{} cannot be installed: {why}", packages.join(", ")));
+            None
+        }
+    }
 }
 
+/// Runs a program that must succeed.
 pub fn run(command: &mut Command) {
-    let output = command.stdin(Stdio::null()).output().unwrap();
-    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    installed(command).unwrap_or_else(|why| panic!("{command:?}: {why}"));
+}
+
+/// Runs a program of an installation. Returns its first error message if it is missing or fails, as it does without a
+/// network.
+fn installed(command: &mut Command) -> Result<(), String> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let output = command.stdin(Stdio::null()).output().map_err(|error| format!("{program}: {error}"))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    let error = said.lines().find(|line| !line.trim().is_empty()).unwrap_or_default();
+    if output.status.success() { Ok(()) } else { Err(format!("{program}: {}: {error}", output.status)) }
 }

@@ -1,11 +1,23 @@
 """Uses the official `openai` client's Responses API against a Skep host: BASE_URL MODEL -> exit code 0 and "all checks passed"."""
+import inspect
 import json
+import pathlib
+import re
 import sys
 
 import openai
 
-base, model = sys.argv[1:3]
+base, model, guide = sys.argv[1:4]
 client = openai.OpenAI(base_url=base, api_key="unused", max_retries=0, timeout=300)
+
+# The table of the guide has every field that this client knows.
+section = pathlib.Path(guide).read_text().split("\n## Fields\n")[1]
+rows = [line.split(" | ")[0] for line in section.splitlines() if line.startswith("| `")]
+documented = {re.split(r"[.:]", name)[0] for row in rows for name in re.findall(r"`([^`]*)`", row)}
+transport = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
+missing = set(inspect.signature(client.responses.create).parameters) - documented - transport
+assert not missing, f"the guide does not say what happens to {missing}"
+
 greedy = dict(model=model, temperature=0)
 
 answer = client.responses.create(**greedy, input="Say hello to the bees.", max_output_tokens=16)
@@ -47,6 +59,12 @@ result = {"type": "function_call_output", "call_id": call.call_id, "output": "{\
 final = client.responses.create(**greedy, input=[result], previous_response_id=called.id, tools=tools, tool_choice="none",
                                 max_output_tokens=24)
 assert final.output_text
+
+# Without stored responses the client sends everything again.
+unstored = client.responses.create(**greedy, input="Say hello to the bees.", max_output_tokens=16, store=False,
+                                   include=["reasoning.encrypted_content"])
+again = [{"role": "user", "content": "Say hello to the bees."}, *unstored.output, {"role": "user", "content": "And to the flowers."}]
+assert client.responses.create(**greedy, input=again, max_output_tokens=16, store=False).output_text
 
 queued = client.responses.create(**greedy, input="Tell me about bees.", background=True, max_output_tokens=40)
 assert queued.status in ("queued", "in_progress"), queued

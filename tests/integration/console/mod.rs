@@ -35,7 +35,7 @@ impl Browser {
             }
         }
         let folder = made("console", &PACKAGES, |folder| {
-            npm(folder, &PACKAGES);
+            npm(folder, &PACKAGES)?;
             let packed = folder.join("node_modules/@sparticuz/chromium/bin");
             let unpack = repository().join("tests/integration/console/unpack.mjs");
             crate::clients::run(
@@ -44,7 +44,8 @@ impl Browser {
             let fonts = folder.join("browser/fonts");
             let settings = format!("<fontconfig><dir>{}</dir></fontconfig>", fonts.display());
             std::fs::write(folder.join("browser/fonts.conf"), settings).unwrap();
-        });
+            Ok(())
+        })?;
         for name in SCRIPTS {
             copy(name, &folder);
         }

@@ -64,9 +64,14 @@ impl Dialect {
         Dialect { markup, is_native, tags, kept, variables }
     }
 
+    /// Returns whether the model reasons in a channel, which only a constraint on its answer keeps it from.
+    pub(super) fn reasons_in_channel(&self) -> bool {
+        matches!(self.markup.reading, Reading::Harmony)
+    }
+
     /// Returns whether the model writes its reasoning apart from its answer.
     pub(crate) fn reasons(&self) -> bool {
-        self.tags.is_some() || matches!(self.markup.reading, Reading::Harmony)
+        self.tags.is_some() || self.reasons_in_channel()
     }
 
     /// Returns the texts that only the template and the model write, besides special tokens. Messages may contain the markup
@@ -104,13 +109,26 @@ impl Dialect {
         }
     }
 
+    /// Returns the tokens with which a call ends a reasoning that has no end, with their texts. Reasoning often mentions
+    /// the markup of calls, so there are none where the answer may not be a call, or where the text is not a token of
+    /// its own.
+    fn interrupts(&self, tokenizer: &Tokenizer, options: &ChatOptions) -> Vec<(u32, &'static str)> {
+        if !options.calls_tools() || options.output.is_some() {
+            return Vec::new();
+        }
+        let marks = self.markup.first_marks().iter();
+        marks.filter_map(|text| Some((tokenizer.token_id(text)?, *text))).collect()
+    }
+
     /// Returns the reader of the reasoning in an answer to a prompt, if the model writes any.
-    pub(super) fn think_reader(&self, prompt: &str) -> Option<ThinkReader> {
+    pub(super) fn think_reader(
+        &self,
+        prompt: &str,
+        tokenizer: &Tokenizer,
+        options: &ChatOptions,
+    ) -> Option<ThinkReader> {
         let tags = self.tags?;
-        let interrupts = match &self.markup.reading {
-            Reading::Calls(reading) => reading.sections,
-            Reading::Hermes | Reading::Harmony => &[],
-        };
+        let interrupts = self.interrupts(tokenizer, options).into_iter().map(|(_, text)| text).collect();
         match self.opening(prompt)? {
             Opened::Closed => None,
             Opened::Open => Some(ThinkReader::new(tags, interrupts, true)),
@@ -126,13 +144,11 @@ impl Dialect {
         options: &ChatOptions,
     ) -> Option<Thinking> {
         let wanted = &options.reasoning;
-        let budget = match wanted.enabled {
-            // A template without a reasoning switch does not close the reasoning itself.
-            Some(false) => Some(0),
-            _ => wanted.budget,
-        };
-        if matches!(self.markup.reading, Reading::Harmony) {
-            return harmony_thinking(tokenizer, budget);
+        // A template without a reasoning switch does not close the reasoning itself.
+        let budget = if wanted.is_off() { Some(0) } else { wanted.budget };
+        if self.reasons_in_channel() {
+            // An answer without reasoning begins with its own channel, by its constraint.
+            return if wanted.is_off() { None } else { harmony_thinking(tokenizer, budget) };
         }
         let (begin, end) = self.tags?;
         let is_open = match self.opening(prompt)? {
@@ -141,12 +157,7 @@ impl Dialect {
             Opened::No => false,
         };
         let id = |text: &str| tokenizer.token_id(text);
-        let interrupts = match &self.markup.reading {
-            Reading::Calls(reading) if options.calls_tools() && options.output.is_none() => {
-                reading.sections.iter().filter_map(|text| markup::special(tokenizer, text)).collect()
-            }
-            _ => Vec::new(),
-        };
+        let interrupts = self.interrupts(tokenizer, options).into_iter().map(|(id, _)| id).collect();
         let between = if self.writes_lines() { "\n\n" } else { "" };
         Some(Thinking {
             is_open,
@@ -208,9 +219,6 @@ impl Dialect {
 fn harmony_thinking(tokenizer: &Tokenizer, budget: Option<usize>) -> Option<Thinking> {
     let id = |text: &str| tokenizer.token_id(text);
     let plain = |text: &str| tokenizer.encode(text, SpecialTokens::Literal).ok();
-    if budget == Some(0) {
-        return None;
-    }
     let mut begin = vec![id(harmony::CHANNEL)?];
     begin.extend(plain("analysis")?);
     begin.push(id(harmony::MESSAGE)?);

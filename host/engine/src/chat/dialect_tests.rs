@@ -364,6 +364,20 @@ async fn harmony_messages_become_reasoning_text_and_calls() {
     let outcome = chat(&model, &messages, calling.clone()).unwrap().outcome().await.unwrap();
     assert_eq!(calls(&outcome), [("weather", json!({"city": "Rom"}))], "{}", outcome.raw);
     assert_eq!((outcome.reasoning.as_str(), outcome.text.as_str()), ("Hm {.", ""));
+    let off = Reasoning { enabled: Some(false), ..Reasoning::default() };
+    let none = Reasoning { budget: Some(0), ..Reasoning::default() };
+    for reasoning in [off, none] {
+        let model = engine(&specials, template, &[final_text.as_str(); 2]);
+        let options = ChatOptions { reasoning, max_tokens: Some(60), ..ChatOptions::default() };
+        let formed = ChatOptions { output: Some(form()), ..options.clone() };
+        for options in [options, formed] {
+            let messages = [ChatMessage::user(if options.output.is_some() { "a" } else { "b" })];
+            let outcome = chat(&model, &messages, options).unwrap().outcome().await.unwrap();
+            assert_eq!(outcome.reasoning, "", "{}", outcome.raw);
+            assert!(outcome.raw.starts_with("<|channel|>final<|message|>"), "{}", outcome.raw);
+            assert!(!outcome.text.is_empty(), "{}", outcome.raw);
+        }
+    }
     let free = ChatOptions { tool_choice: ToolChoice::Auto, ..calling };
     let outcome = chat(&model, &[ChatMessage::user("and now?")], free).unwrap().outcome().await.unwrap();
     assert_eq!(
@@ -372,6 +386,43 @@ async fn harmony_messages_become_reasoning_text_and_calls() {
         "{}",
         outcome.raw
     );
+}
+
+#[tokio::test]
+async fn a_call_ends_a_reasoning_that_has_no_end() {
+    let specials = ["<think>", "</think>", "<tool_call>", "</tool_call>"];
+    for name in ["hermes", "qwen3-coder", "glm-4.5"] {
+        let markup = Markup::named(name).unwrap();
+        let call =
+            ToolCall { id: String::new(), name: "weather".into(), arguments: "{\"city\": \"Rom\"}".into() };
+        let interrupted = format!("<think>Look.\n{}", markup.assistant("", std::slice::from_ref(&call)));
+        let mentioned = "<think>A <tool_call> it is not.</think>\n\nYes.";
+        let template = ChatTemplate::new(THINKING_TEMPLATE, None, None).expect("the template compiles");
+        let model = fixture::engine_of(
+            fixture::tokenizer_with(&specials),
+            SpecialTokens::Parse,
+            template,
+            &[&interrupted, mentioned, mentioned],
+            EngineOptions { markup: Some(markup.name), ..EngineOptions::default() },
+        );
+        let options = ChatOptions { tools: tools(), max_tokens: Some(200), ..ChatOptions::default() };
+        let outcome =
+            chat(&model, &[ChatMessage::user("Rome?")], options.clone()).unwrap().outcome().await.unwrap();
+        assert_eq!(outcome.reasoning, "Look.", "{name}: {}", outcome.raw);
+        assert_eq!(calls(&outcome), [("weather", json!({"city": "Rom"}))], "{name}: {}", outcome.raw);
+        // An answer that may not be a call has no call to be interrupted by.
+        let silent = ChatOptions { tool_choice: ToolChoice::None, ..options };
+        for (question, options) in [("so?", ChatOptions::default()), ("and so?", silent)] {
+            let outcome =
+                chat(&model, &[ChatMessage::user(question)], options).unwrap().outcome().await.unwrap();
+            assert_eq!(
+                (outcome.reasoning.as_str(), outcome.text.as_str()),
+                ("A <tool_call> it is not.", "Yes."),
+                "{name}: {}",
+                outcome.raw
+            );
+        }
+    }
 }
 
 #[tokio::test]

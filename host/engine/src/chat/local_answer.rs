@@ -116,8 +116,7 @@ impl LocalAnswer {
         request.deadline = options.deadline;
         let tokens =
             engine.generate(request).map_err(|error| tool_grammar::explain(error, engine, &options))?;
-        let searched = options.calls_tools().then_some(options.tools.as_slice());
-        let reader = AnswerReader::new(&dialect, &prompt.text, searched);
+        let reader = AnswerReader::new(&dialect, &prompt.text, &tokenizer, &options);
         Ok(LocalAnswer {
             tokens,
             tokenizer,

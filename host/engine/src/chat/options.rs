@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use skep_model::Sampling;
 
 use super::message::{ChatMessage, Role, ToolChoice, ToolSpec};
@@ -104,7 +105,8 @@ impl Default for ChatOptions {
     }
 }
 
-/// The reasoning that a request wants before the answer. A model without reasoning has none.
+/// The reasoning that a request wants before the answer, with what it sets in the chat template. A model without reasoning
+/// has none.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reasoning {
     /// Whether the model reasons; `None` leaves that to its template.
@@ -116,9 +118,18 @@ pub struct Reasoning {
     /// Maximum number of tokens of the reasoning.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub budget: Option<usize>,
+    /// Further variables of the chat template, such as `preserve_thinking`. A template that does not read one renders the
+    /// same without it. Strings in them are text, as messages are.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    pub variables: Map<String, Value>,
 }
 
 impl Reasoning {
+    /// Returns whether the answer begins without any reasoning.
+    pub(crate) fn is_off(&self) -> bool {
+        self.enabled == Some(false) || self.budget == Some(0)
+    }
+
     fn is_default(&self) -> bool {
         *self == Reasoning::default()
     }

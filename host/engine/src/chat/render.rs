@@ -67,7 +67,15 @@ impl<'a> Renderer<'a> {
         let (system, rest) = messages.split_at(usize::from(messages[0].role == Role::System));
         let messages: Vec<&ChatMessage> = system.iter().chain(examples).chain(rest).collect();
         let mut guard = Guard::new(self.tokenizer, self.dialect);
-        let mut variables = reasoning.map_or_else(Vec::new, |wanted| self.dialect.template_variables(wanted));
+        let mut variables: Vec<(&str, Value)> = Vec::new();
+        if let Some(wanted) = reasoning {
+            for (name, value) in &wanted.variables {
+                let mut value = value.clone();
+                guard.protect_json(&mut value);
+                variables.push((name, value));
+            }
+            variables.extend(self.dialect.template_variables(wanted));
+        }
         let mut described = (!tools.is_empty()).then(|| describe(tools, &mut guard));
         if let Some(described) = &mut described {
             variables.extend(self.dialect.declared_tools(described));

@@ -23,20 +23,20 @@ pub(super) fn constraint(
 ) -> Result<Option<Constraint>, EngineError> {
     let markup = || markup::call_markup(dialect.markup, Some(tokenizer));
     if !options.calls_tools() {
-        let Some(output) = &options.output else { return Ok(None) };
-        // If text has markup around it, structured output has it as well.
-        let form = match markup() {
-            CallMarkup::Parts(parts) if !parts.before_text.is_empty() && is_an_alternative(output) => {
-                ToolCallForm {
-                    tools: Vec::new(),
-                    before: BeforeCalls::Answer(Box::new(output.clone())),
-                    parallel: false,
-                    markup: CallMarkup::Parts(parts),
-                }
-            }
-            _ => return Ok(Some(output.clone())),
+        let before = match &options.output {
+            Some(output) if is_an_alternative(output) => BeforeCalls::Answer(Box::new(output.clone())),
+            Some(_) => return Ok(options.output.clone()),
+            None if options.reasoning.is_off() && dialect.reasons_in_channel() => BeforeCalls::Text,
+            None => return Ok(None),
         };
-        return Ok(Some(Constraint::ToolCalls(form)));
+        // If text has markup around it, structured output has it as well.
+        return Ok(match markup() {
+            CallMarkup::Parts(parts) if !parts.before_text.is_empty() => {
+                let (tools, markup) = (Vec::new(), CallMarkup::Parts(parts));
+                Some(Constraint::ToolCalls(ToolCallForm { tools, before, parallel: false, markup }))
+            }
+            _ => options.output.clone(),
+        });
     }
     let offered: Vec<&ToolSpec> = match &options.tool_choice {
         ToolChoice::Named(name) => options.tools.iter().filter(|tool| tool.name == *name).collect(),

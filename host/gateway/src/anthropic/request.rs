@@ -8,13 +8,14 @@ use crate::{
         fields::Fields,
         image,
         parameters::{top_p, within},
-        reasoning, tools,
+        reasoning::{self, AskedReasoning},
+        tools,
     },
 };
 use serde::Deserialize;
 use serde_json::Value;
 use skep_engine::{
-    Affinity, Constraint, Sampling,
+    Affinity, Constraint, Model, Sampling,
     chat::{ChatMessage, ChatOptions, Reasoning, SamplingOverrides, ToolChoice, ToolSpec},
 };
 use utoipa::ToSchema;
@@ -34,6 +35,9 @@ const KNOWN_INSIDE: [(&str, &[&str]); 3] = [
     ("metadata", &["user_id"]),
     ("tool_choice", &["type", "name", "disable_parallel_tool_use"]),
 ];
+/// The fields of tools that are read. Their input always satisfies the schema, whatever `strict` says, and every prefix is
+/// cached.
+const OF_TOOLS: [&str; 6] = ["type", "name", "description", "input_schema", "strict", "cache_control"];
 /// Longest user id that names a session for affinity.
 const MAX_SESSION_BYTES: usize = 256;
 
@@ -64,7 +68,7 @@ pub(crate) struct MessageRequest {
     metadata: Option<Metadata>,
     /// Whether the model reasons before it answers, and the most tokens of it: `{"type": "enabled", "budget_tokens": …}`.
     #[schema(value_type = Option<Value>)]
-    thinking: Reasoning,
+    thinking: AskedReasoning,
     /// Names of fields that the host does not know, and those that change nothing here.
     #[schema(ignore)]
     pub ignored: Vec<String>,
@@ -136,6 +140,8 @@ impl FromFields for MessageRequest {
         for (name, known) in KNOWN_INSIDE {
             fields.note_unknown_inside(name, known);
         }
+        fields.note_unknown_in_items("messages", &[], &["role", "content"]);
+        fields.note_unknown_in_items("tools", &[], &OF_TOOLS);
         let mut request = MessageRequest {
             model: fields.take_required("model")?,
             messages: fields.take_required("messages")?,
@@ -160,7 +166,7 @@ impl FromFields for MessageRequest {
         }
         let effort = request.output_config.as_ref().and_then(|config| config.effort.as_deref());
         if let Some(effort) = effort {
-            request.thinking.effort = reasoning::effort_word("output_config.effort", effort)?;
+            request.thinking.put_effort("output_config.effort", effort)?;
         }
         request.ignored =
             fields.names().filter(|name| !WITHOUT_EFFECT.contains(name)).map(str::to_owned).collect();
@@ -216,7 +222,12 @@ impl MessageRequest {
     }
 
     pub(crate) fn reasoning(&self) -> &Reasoning {
-        &self.thinking
+        &self.thinking.wanted
+    }
+
+    /// Returns the names of the fields that change nothing with this model.
+    pub(crate) fn ignored_by(&self, model: &Model) -> Vec<String> {
+        self.ignored.iter().cloned().chain(self.thinking.without_effect(model)).collect()
     }
 
     /// Returns the options of the answer, with the model's sampling parameters where the request sets none.
@@ -249,7 +260,7 @@ impl MessageRequest {
             max_tokens: (max_tokens < limit).then_some(max_tokens),
             stop: self.stop_sequences.clone().unwrap_or_default(),
             affinity,
-            reasoning: self.thinking.clone(),
+            reasoning: self.thinking.wanted.clone(),
             ..ChatOptions::default()
         })
     }
@@ -391,6 +402,8 @@ mod tests {
         let request =
             read(json!({"output_config": {"effort": "max", "x": 1}, "metadata": {"y": 2}})).unwrap();
         assert_eq!(request.ignored, ["output_config.x", "metadata.y"]);
+        let tool = json!({"name": "look", "input_schema": {}, "strict": true, "defer_loading": true});
+        assert_eq!(read(json!({"tools": [tool]})).unwrap().ignored, ["tools[].defer_loading"]);
         assert_eq!(request.reasoning().effort.as_deref(), Some("high"));
     }
 }

@@ -106,6 +106,7 @@ pub(super) fn queued_response(
         settings: request.settings(sampling.as_ref()),
         caller: request.caller.clone(),
         input,
+        carries_reasoning: request.carries_reasoning,
     };
     let keep = request.is_stored.then(|| NewResponse {
         id: id.clone(),

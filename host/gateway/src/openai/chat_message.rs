@@ -31,8 +31,11 @@ pub(crate) struct MessageBody {
     #[schema(ignore)]
     function_call: Option<Value>,
     /// The reasoning before an assistant message. Models see it as far as their template shows it.
-    #[serde(default, alias = "reasoning")]
+    #[serde(default)]
     reasoning_content: Option<String>,
+    /// Another name of `reasoning_content`. Messages that come back from answers have both.
+    #[serde(default)]
+    reasoning: Option<String>,
 }
 
 /// A text, or parts of type `text` and, for models that see, `image_url`.
@@ -84,10 +87,16 @@ impl MessageBody {
             Some(Content::Text(text)) => text.len(),
             Some(Content::Parts(list)) => parts(list),
         };
-        let reasoning = self.reasoning_content.as_ref().map_or(0, String::len);
+        let reasoning = self.reasoning().map_or(0, str::len);
         content
             + reasoning
             + self.tool_calls.iter().flatten().map(|call| call.function.arguments.len()).sum::<usize>()
+    }
+
+    /// Returns the reasoning before the message, from the first field that has any.
+    fn reasoning(&self) -> Option<&str> {
+        let fields = [&self.reasoning_content, &self.reasoning];
+        fields.into_iter().flatten().map(String::as_str).find(|text| !text.is_empty())
     }
 
     /// Reads the message at this place in the request.
@@ -116,7 +125,7 @@ impl MessageBody {
                     name: call.function.name.clone(),
                     arguments: call.function.arguments.clone(),
                 });
-                let reasoning = self.reasoning_content.clone().filter(|text| !text.is_empty());
+                let reasoning = self.reasoning().map(str::to_owned);
                 ChatMessage { tool_calls: calls.collect(), reasoning, ..ChatMessage::assistant(content) }
             }
             "tool" => {

@@ -4,14 +4,14 @@ use super::{
     chat_message::{self, MessageBody},
     fields::Fields,
     parameters::Parameters,
-    reasoning,
+    reasoning::{self, AskedReasoning},
     response_format::{self, Form},
-    tools::{self, ToolBody},
+    tools::{self, Choice, ToolBody},
 };
 use crate::ApiError;
 use skep_engine::{
-    Affinity, Constraint, Sampling,
-    chat::{ChatMessage, ChatOptions, Image, Reasoning, Role, ToolChoice},
+    Affinity, Constraint, Model, Sampling,
+    chat::{ChatMessage, ChatOptions, Image, Role, ToolChoice},
 };
 
 const UNSUPPORTED: &[(&str, &str)] = &[
@@ -21,6 +21,21 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("web_search_options", "define a tool instead"),
     ("moderation", "moderate the messages and the answer yourself"),
 ];
+/// The fields of messages and tools that are read, or refused by name.
+const OF_MESSAGES: [&str; 10] = [
+    "role",
+    "content",
+    "name",
+    "tool_calls",
+    "tool_call_id",
+    "refusal",
+    "audio",
+    "function_call",
+    "reasoning_content",
+    "reasoning",
+];
+/// Arguments always satisfy the schema of a tool, whatever `strict` says.
+const OF_FUNCTIONS: [&str; 6] = ["type", "function", "name", "description", "parameters", "strict"];
 const MAX_TOP_LOGPROBS: u32 = 20;
 /// Fields of a model's answer, which an agent decides itself.
 const NOT_OF_AGENTS: [&str; 22] = [
@@ -52,9 +67,9 @@ const NOT_OF_AGENTS: [&str; 22] = [
 pub(crate) struct ChatBody {
     messages: Vec<MessageBody>,
     tools: Vec<ToolBody>,
-    tool_choice: ToolChoice,
+    tool_choice: Choice,
     parallel_tool_calls: bool,
-    reasoning: Reasoning,
+    reasoning: AskedReasoning,
     output: Option<Form>,
     logprobs: bool,
     top_logprobs: Option<u32>,
@@ -76,13 +91,16 @@ impl ChatBody {
         if modalities.iter().any(|modality| modality != "text") {
             return Err(ApiError::parameter("modalities", "the only supported modality is text"));
         }
+        fields.note_unknown_in_items("messages", &[], &OF_MESSAGES);
+        fields.note_unknown_in_items("tools", &[], &OF_FUNCTIONS);
+        fields.note_unknown_in_items("tools", &["function"], &OF_FUNCTIONS);
         let max_completion_tokens = fields.take("max_completion_tokens")?;
         let parameters = Parameters::take(&mut fields)?;
         let tool_choice = tools::choice(fields.take("tool_choice")?)?;
         // If calls are forced, parallel calls are off by default, because small models repeat calls up to their token
         // limit.
         let parallel_tool_calls =
-            fields.take("parallel_tool_calls")?.unwrap_or(tool_choice == ToolChoice::Auto);
+            fields.take("parallel_tool_calls")?.unwrap_or(tool_choice.choice == ToolChoice::Auto);
         Ok(ChatBody {
             messages: fields.take_required("messages")?,
             tools: fields.take("tools")?.unwrap_or_default(),
@@ -102,6 +120,12 @@ impl ChatBody {
     /// Returns the names of the fields that change nothing with an agent as the model.
     pub(crate) fn ignored_by_agent(&self) -> Vec<String> {
         self.ignored.iter().chain(&self.ignored_by_agents).cloned().collect()
+    }
+
+    /// Returns the names of the fields that change nothing with this model.
+    pub(crate) fn ignored_by(&self, model: &Model) -> Vec<String> {
+        let of_reasoning = self.reasoning.without_effect(model);
+        self.ignored.iter().cloned().chain(of_reasoning).collect()
     }
 
     pub(crate) fn messages(&self) -> Result<Vec<ChatMessage>, ApiError> {
@@ -133,11 +157,13 @@ impl ChatBody {
         if self.max_tokens == Some(0) {
             return Err(ApiError::parameter("max_tokens", "max_tokens is 0; request at least one token"));
         }
+        let mut tools = tools::read(&self.tools)?;
+        self.tool_choice.narrow(&mut tools);
         Ok(ChatOptions {
-            tools: tools::read(&self.tools)?,
-            tool_choice: self.tool_choice.clone(),
+            tools,
+            tool_choice: self.tool_choice.choice.clone(),
             parallel_tool_calls: self.parallel_tool_calls,
-            reasoning: self.reasoning.clone(),
+            reasoning: self.reasoning.wanted.clone(),
             output: self.output.as_ref().map(|form| form.constraint.clone()),
             sampling: self.parameters.sampling(defaults)?,
             sampling_overrides: self.parameters.sampling_overrides()?,
@@ -230,6 +256,22 @@ mod tests {
         assert_eq!(messages[1].content, "ab");
         assert!(messages[1].images.is_empty());
         assert_eq!(messages[2].tool_calls[0].name, "f");
+    }
+
+    #[test]
+    fn reasoning_is_read_from_either_field_of_a_message() {
+        for (fields, expected) in [
+            (json!({"reasoning_content": "a", "reasoning": "b"}), Some("a")),
+            (json!({"reasoning_content": null, "reasoning": "b"}), Some("b")),
+            (json!({"reasoning_content": "", "reasoning": "b"}), Some("b")),
+            (json!({"reasoning_content": "a", "reasoning": null}), Some("a")),
+            (json!({"reasoning": ""}), None),
+        ] {
+            let mut message = json!({"role": "assistant", "content": "x"});
+            message.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+            let read = body(json!({"messages": [message]})).messages().unwrap();
+            assert_eq!(read[0].reasoning.as_deref(), expected, "{fields}");
+        }
     }
 
     #[test]
@@ -328,15 +370,15 @@ mod tests {
         assert!(body(quiet).ignored.is_empty());
         let ignored = json!({"messages": messages, "store": true, "metadata": {}, "service_tier": "flex", "verbosity": "low",
             "safety_identifier": "s", "prediction": {"type": "content", "content": "x"}, "prompt_cache_retention": "24h",
-            "x_unknown": 1, "stream_options": {"continuous_usage_stats": true}, "chat_template_kwargs": {"x": 1},
+            "x_unknown": 1, "stream_options": {"continuous_usage_stats": true}, "reasoning": {"x": 1},
             "temperature": 0.5});
         let body = body(ignored);
         let named: std::collections::BTreeSet<&str> = body.ignored.iter().map(String::as_str).collect();
         let expected = [
-            "chat_template_kwargs.x",
             "metadata",
             "prediction",
             "prompt_cache_retention",
+            "reasoning.x",
             "safety_identifier",
             "service_tier",
             "store",
@@ -349,6 +391,18 @@ mod tests {
         assert!(
             by_agent.iter().any(|name| name == "temperature") && by_agent.iter().any(|name| name == "store")
         );
+    }
+
+    #[test]
+    fn fields_of_messages_and_tools_that_nobody_reads_are_named() {
+        let function = json!({"name": "f", "strict": true, "defer": 1});
+        let body =
+            body(json!({"tools": [{"type": "function", "function": function, "cache": true}], "messages": [
+            {"role": "user", "content": "x", "cache_control": {"type": "ephemeral"}, "weight": 1},
+            {"role": "assistant", "content": "y", "annotations": [], "audio": null, "weight": 2}]}));
+        let expected =
+            ["messages[].cache_control", "messages[].weight", "tools[].cache", "tools[].function.defer"];
+        assert_eq!(body.ignored, expected);
     }
 
     #[test]

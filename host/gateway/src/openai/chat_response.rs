@@ -26,11 +26,13 @@ pub(crate) fn whole_answer(envelope: &Envelope, answer: &BatchAnswer) -> ChatCom
 
 /// Returns the message of a choice.
 pub(crate) fn message(text: &str, reasoning: &str, tool_calls: &[ToolCall]) -> AssistantMessage {
+    let reasoning = Some(reasoning).filter(|text| !text.is_empty()).map(str::to_owned);
     let is_only_calls = text.is_empty() && !tool_calls.is_empty();
     AssistantMessage {
         role: marker::Assistant,
         content: (!is_only_calls).then(|| text.to_owned()),
-        reasoning_content: (!reasoning.is_empty()).then(|| reasoning.to_owned()),
+        reasoning_content: reasoning.clone(),
+        reasoning,
         tool_calls: tool_calls.iter().map(tool_call).collect(),
     }
 }

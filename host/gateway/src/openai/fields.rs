@@ -3,6 +3,7 @@
 use crate::ApiError;
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
+use std::collections::BTreeSet;
 
 /// Maximum number of unknown fields that are noted inside of one field.
 const MAX_UNKNOWN_INSIDE: usize = 32;
@@ -56,6 +57,27 @@ impl Fields {
         let Some(Value::Object(inside)) = self.given.get(name) else { return };
         let unknown = inside.iter().filter(|(key, value)| !value.is_null() && !known.contains(&key.as_str()));
         self.unknown_inside.extend(unknown.map(|(key, _)| format!("{name}.{key}")).take(MAX_UNKNOWN_INSIDE));
+    }
+
+    /// Notes the fields of the objects in a list that are not among those that its reader knows, each name once. `inside` is
+    /// the path from an item to the object.
+    pub(crate) fn note_unknown_in_items(&mut self, name: &str, inside: &[&str], known: &[&str]) {
+        let Some(Value::Array(items)) = self.given.get(name) else { return };
+        let objects = items.iter().filter_map(|item| {
+            let object = inside.iter().try_fold(item, |value, part| value.get(part))?;
+            object.as_object()
+        });
+        let path: String = inside.iter().map(|part| format!(".{part}")).collect();
+        let mut unknown = BTreeSet::new();
+        for (key, _) in objects
+            .flatten()
+            .filter(|(key, value)| !known.contains(&key.as_str()) && !asks_for_nothing(value))
+        {
+            if unknown.len() < MAX_UNKNOWN_INSIDE {
+                unknown.insert(format!("{name}[]{path}.{key}"));
+            }
+        }
+        self.unknown_inside.extend(unknown);
     }
 
     /// Removes a field that asks for nothing but what happens anyway.
@@ -125,5 +147,15 @@ mod tests {
         fields.note_unknown_inside("inner", &["known"]);
         fields.take::<Value>("inner").unwrap();
         assert_eq!(fields.into_ignored(), ["odd", "inner.x"]);
+    }
+
+    #[test]
+    fn unknown_fields_of_items_are_named_once() {
+        let item = |name: &str| json!({"role": "user", "odd": 1, "audio": null, "notes": [], name: {"known": 1, "y": 2}});
+        let mut fields: Fields = serde_json::from_value(json!({"list": [item("a"), item("a"), 7]})).unwrap();
+        fields.note_unknown_in_items("list", &[], &["role", "a"]);
+        fields.note_unknown_in_items("list", &["a"], &["known"]);
+        fields.take::<Value>("list").unwrap();
+        assert_eq!(fields.into_ignored(), ["list[].odd", "list[].a.y"]);
     }
 }

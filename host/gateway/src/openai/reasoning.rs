@@ -3,18 +3,36 @@
 use super::fields::Fields;
 use crate::ApiError;
 use serde::Deserialize;
-use skep_engine::chat::Reasoning;
+use serde_json::{Map, Value};
+use skep_engine::{
+    Model,
+    chat::{ChatOptions, Reasoning},
+};
 use utoipa::ToSchema;
 
 /// The efforts that a request may ask for. `none` turns reasoning off.
 const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 
 /// The fields that are read inside of others.
-const KNOWN_INSIDE: [(&str, &[&str]); 3] = [
-    ("chat_template_kwargs", &["enable_thinking", "thinking"]),
-    ("reasoning", &["enabled", "effort", "max_tokens"]),
-    ("thinking", &["type", "budget_tokens"]),
+const KNOWN_INSIDE: [(&str, &[&str]); 2] =
+    [("reasoning", &["enabled", "effort", "max_tokens"]), ("thinking", &["type", "budget_tokens"])];
+
+/// The field with variables of the chat template.
+const TEMPLATE: &str = "chat_template_kwargs";
+/// Variables of the chat template that a request does not set.
+const RESERVED: [&str; 8] = [
+    "messages",
+    "tools",
+    "tools_ts_str",
+    "documents",
+    "add_generation_prompt",
+    "bos_token",
+    "eos_token",
+    "chat_template",
 ];
+const MAX_VARIABLES: usize = 32;
+/// Maximum size of all variables together, as JSON.
+const MAX_VARIABLE_BYTES: usize = 16 << 10;
 
 /// Reasoning as Anthropic's API has it.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -42,7 +60,7 @@ pub(super) struct ReasoningBody {
     max_tokens: Option<u32>,
 }
 
-/// Variables of the chat template.
+/// Variables of the chat template. Further ones are passed to it as they are.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = ChatTemplateVariables)]
 pub(super) struct TemplateBody {
@@ -50,34 +68,143 @@ pub(super) struct TemplateBody {
     enable_thinking: Option<bool>,
     #[serde(default)]
     thinking: Option<bool>,
+    /// The same as the field `reasoning_effort`, which takes precedence.
+    #[serde(default)]
+    reasoning_effort: Option<String>,
+    #[serde(flatten)]
+    #[schema(value_type = std::collections::BTreeMap<String, Value>)]
+    further: Map<String, Value>,
+}
+
+/// The reasoning that a request asks for.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct AskedReasoning {
+    pub wanted: Reasoning,
+    /// The fields that ask for it.
+    given: Vec<Given>,
+}
+
+#[derive(Clone, Debug)]
+struct Given {
+    field: &'static str,
+    asks_for: AsksFor,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum AsksFor {
+    Reasoning,
+    NoReasoning,
+    Effort,
+}
+
+impl AskedReasoning {
+    /// Returns the names of the fields that change nothing with this model.
+    pub(crate) fn without_effect(&self, model: &Model) -> Vec<String> {
+        if self.given.is_empty() && self.wanted.variables.is_empty() {
+            return Vec::new();
+        }
+        if let Model::Remote(_) = model {
+            let options = ChatOptions { reasoning: self.wanted.clone(), ..ChatOptions::default() };
+            let ignored = self.given.iter().filter(|_| model.ignores_reasoning(&options));
+            return ignored.map(|given| given.field.to_owned()).collect();
+        }
+        let reasons = model.abilities().reasoning != Some(false);
+        let takes_effort = model.reads_variable("reasoning_effort") == Some(true);
+        let given = self.given.iter().filter(|given| match given.asks_for {
+            AsksFor::Reasoning => !reasons,
+            AsksFor::NoReasoning => false,
+            AsksFor::Effort => !reasons || !takes_effort,
+        });
+        let variables = self.wanted.variables.keys().filter(|name| model.reads_variable(name) != Some(true));
+        let given = given.map(|given| given.field.to_owned());
+        given.chain(variables.map(|name| format!("{TEMPLATE}.{name}"))).collect()
+    }
+
+    fn note(&mut self, field: &'static str, asks_for: AsksFor) {
+        self.given.push(Given { field, asks_for });
+    }
+
+    fn set_enabled(&mut self, field: &'static str, enabled: Option<bool>) {
+        if let Some(enabled) = enabled {
+            self.wanted.enabled = Some(enabled);
+            self.note(field, if enabled { AsksFor::Reasoning } else { AsksFor::NoReasoning });
+        }
+    }
+
+    fn set_effort(&mut self, field: &'static str, effort: &str) -> Result<(), ApiError> {
+        match effort_word(field, effort)? {
+            None => self.set_enabled(field, Some(false)),
+            word => {
+                self.wanted.effort = word;
+                self.wanted.enabled = self.wanted.enabled.or(Some(true));
+                self.note(field, AsksFor::Effort);
+            }
+        }
+        Ok(())
+    }
+
+    fn set_budget(&mut self, field: &'static str, tokens: Option<u32>) {
+        if let Some(tokens) = tokens {
+            self.wanted.budget = Some(tokens as usize);
+            self.note(field, if tokens > 0 { AsksFor::Reasoning } else { AsksFor::NoReasoning });
+        }
+    }
+
+    fn set_variables(&mut self, variables: Map<String, Value>) -> Result<(), ApiError> {
+        if let Some(name) = variables.keys().find(|name| RESERVED.contains(&name.as_str())) {
+            let message = format!("{name} is a variable that the host sets itself");
+            return Err(ApiError::parameter(format!("{TEMPLATE}.{name}"), message));
+        }
+        let bytes: usize = variables.iter().map(|(name, value)| name.len() + value.to_string().len()).sum();
+        if variables.len() > MAX_VARIABLES || bytes > MAX_VARIABLE_BYTES {
+            let message = format!(
+                "{TEMPLATE} has {} variables of {bytes} bytes; at most {MAX_VARIABLES} of {MAX_VARIABLE_BYTES} bytes together are allowed",
+                variables.len()
+            );
+            return Err(ApiError::parameter(TEMPLATE, message));
+        }
+        self.wanted.variables = variables;
+        self.wanted.variables.retain(|_, value| !value.is_null());
+        Ok(())
+    }
+
+    /// Sets the effort of a field that another API has.
+    pub(crate) fn put_effort(&mut self, field: &'static str, effort: &str) -> Result<(), ApiError> {
+        self.wanted.effort = effort_word(field, effort)?;
+        self.note(field, AsksFor::Effort);
+        Ok(())
+    }
 }
 
 /// Takes the reasoning that a request asks for. A more specific field takes precedence.
-pub(crate) fn take(fields: &mut Fields) -> Result<Reasoning, ApiError> {
-    let mut wanted = Reasoning::default();
+pub(crate) fn take(fields: &mut Fields) -> Result<AskedReasoning, ApiError> {
+    let mut asked = AskedReasoning::default();
     for (name, known) in KNOWN_INSIDE {
         fields.note_unknown_inside(name, known);
     }
     if let Some(body) = fields.take::<TemplateBody>("chat_template_kwargs")? {
-        wanted.enabled = body.enable_thinking.or(body.thinking);
+        asked.set_enabled("chat_template_kwargs.thinking", body.thinking);
+        asked.set_enabled("chat_template_kwargs.enable_thinking", body.enable_thinking);
+        if let Some(effort) = body.reasoning_effort {
+            asked.set_effort("chat_template_kwargs.reasoning_effort", &effort)?;
+        }
+        asked.set_variables(body.further)?;
     }
-    if let Some(enabled) = fields.take("enable_thinking")? {
-        wanted.enabled = Some(enabled);
-    }
+    asked.set_enabled("enable_thinking", fields.take("enable_thinking")?);
     if let Some(effort) = fields.take::<String>("reasoning_effort")? {
-        set_effort(&mut wanted, "reasoning_effort", effort)?;
+        asked.set_effort("reasoning_effort", &effort)?;
     }
     if let Some(body) = fields.take::<ReasoningBody>("reasoning")? {
         if let Some(effort) = body.effort {
-            set_effort(&mut wanted, "reasoning.effort", effort)?;
+            asked.set_effort("reasoning.effort", &effort)?;
         }
-        wanted.enabled = body.enabled.or(wanted.enabled);
-        wanted.budget = body.max_tokens.map(|tokens| tokens as usize);
+        asked.set_enabled("reasoning.enabled", body.enabled);
+        asked.set_budget("reasoning.max_tokens", body.max_tokens);
     }
     if let Some(body) = fields.take::<ThinkingBody>("thinking")? {
         match body.r#type.as_deref() {
-            Some("enabled" | "adaptive") => wanted.enabled = Some(true),
-            Some("disabled") => wanted.enabled = Some(false),
+            Some("enabled" | "adaptive") => asked.set_enabled("thinking.type", Some(true)),
+            Some("disabled") => asked.set_enabled("thinking.type", Some(false)),
             None => {}
             Some(kind) => {
                 let message = format!(
@@ -86,24 +213,13 @@ pub(crate) fn take(fields: &mut Fields) -> Result<Reasoning, ApiError> {
                 return Err(ApiError::parameter("thinking.type", message));
             }
         }
-        wanted.budget = body.budget_tokens.map(|tokens| tokens as usize).or(wanted.budget);
+        asked.set_budget("thinking.budget_tokens", body.budget_tokens);
     }
-    Ok(wanted)
-}
-
-fn set_effort(wanted: &mut Reasoning, field: &str, effort: String) -> Result<(), ApiError> {
-    match effort_word(field, &effort)? {
-        None => wanted.enabled = Some(false),
-        word => wanted.effort = word,
-    }
-    if wanted.effort.is_some() && wanted.enabled.is_none() {
-        wanted.enabled = Some(true);
-    }
-    Ok(())
+    Ok(asked)
 }
 
 /// Returns the word that templates know for an effort; they know three. `None` turns reasoning off.
-pub(crate) fn effort_word(field: &str, effort: &str) -> Result<Option<String>, ApiError> {
+fn effort_word(field: &str, effort: &str) -> Result<Option<String>, ApiError> {
     match effort {
         "none" => Ok(None),
         "minimal" | "low" => Ok(Some("low".to_owned())),
@@ -119,10 +235,10 @@ pub(crate) fn effort_word(field: &str, effort: &str) -> Result<Option<String>, A
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     fn read(body: Value) -> Result<Reasoning, ApiError> {
-        take(&mut serde_json::from_value(body).expect("an object"))
+        Ok(take(&mut serde_json::from_value(body).expect("an object"))?.wanted)
     }
 
     #[test]
@@ -131,6 +247,7 @@ mod tests {
             enabled,
             effort: effort.map(str::to_owned),
             budget,
+            variables: Map::new(),
         };
         for (body, expected) in [
             (json!({}), reasoning(None, None, None)),
@@ -147,8 +264,12 @@ mod tests {
                 reasoning(Some(true), Some("high"), None),
             ),
             (
-                json!({"chat_template_kwargs": {"enable_thinking": false, "x": 1}}),
+                json!({"chat_template_kwargs": {"enable_thinking": false, "x": null}}),
                 reasoning(Some(false), None, None),
+            ),
+            (
+                json!({"chat_template_kwargs": {"reasoning_effort": "high"}, "reasoning_effort": "low"}),
+                reasoning(Some(true), Some("low"), None),
             ),
         ] {
             assert_eq!(read(body.clone()).expect("valid"), expected, "{body}");
@@ -157,8 +278,14 @@ mod tests {
             (json!({"reasoning_effort": "a lot"}), "reasoning_effort"),
             (json!({"thinking": {"type": "maybe"}}), "thinking.type"),
             (json!({"thinking": {"budget_tokens": -1}}), "thinking.budget_tokens"),
+            (json!({"chat_template_kwargs": {"messages": []}}), "chat_template_kwargs.messages"),
+            (json!({"chat_template_kwargs": {"x": "y".repeat(17 << 10)}}), "chat_template_kwargs"),
+            (json!({"chat_template_kwargs": {"thinking": "yes"}}), "chat_template_kwargs.thinking"),
         ] {
             assert_eq!(read(body).expect_err("refused").param.as_deref(), Some(field));
         }
+        let kept = read(json!({"chat_template_kwargs": {"preserve_thinking": true, "depth": {"n": [1]}}}));
+        let kept = Value::Object(kept.expect("valid").variables);
+        assert_eq!(kept, json!({"preserve_thinking": true, "depth": {"n": [1]}}));
     }
 }

@@ -131,7 +131,7 @@ struct ResponseFields {
     include: Option<Vec<String>>,
     #[schema(maximum = 20)]
     top_logprobs: Option<u32>,
-    /// Must be `disabled`.
+    /// `disabled`, or `auto`, which leaves out the oldest items of an input that is too long.
     truncation: Option<String>,
     safety_identifier: Option<String>,
 }

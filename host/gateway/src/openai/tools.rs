@@ -68,15 +68,65 @@ pub(crate) fn spec(name: &str, description: Option<&str>, parameters: Option<&Va
     }
 }
 
+/// The tools that the model may call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Choice {
+    pub choice: ToolChoice,
+    /// The names of the tools that the model gets, if they are not all.
+    allowed: Option<Vec<String>>,
+}
+
+impl Choice {
+    /// Reads the field `tool_choice` with one of its words.
+    pub(crate) fn of_word(word: &str) -> Option<Self> {
+        let choice = match word {
+            "auto" => ToolChoice::Auto,
+            "none" => ToolChoice::None,
+            "required" => ToolChoice::Required,
+            _ => return None,
+        };
+        Some(choice.into())
+    }
+
+    /// Reads a mode and a list of tools, each with its name inside or inside its `function`.
+    pub(crate) fn of_allowed(body: &Value) -> Option<Self> {
+        let tools = body["tools"].as_array()?;
+        let name = |tool: &Value| {
+            tool["name"].as_str().or_else(|| tool["function"]["name"].as_str()).map(str::to_owned)
+        };
+        let allowed = tools.iter().map(name).collect::<Option<_>>()?;
+        let Choice { choice, .. } = Choice::of_word(body["mode"].as_str().unwrap_or("auto"))?;
+        Some(Choice { choice, allowed: Some(allowed) })
+    }
+
+    /// Removes the tools that the model does not get.
+    pub(crate) fn narrow(&self, tools: &mut Vec<ToolSpec>) {
+        if let Some(allowed) = &self.allowed {
+            tools.retain(|tool| allowed.contains(&tool.name));
+        }
+    }
+}
+
+impl From<ToolChoice> for Choice {
+    fn from(choice: ToolChoice) -> Self {
+        Choice { choice, allowed: None }
+    }
+}
+
 /// Reads which tools the model may call.
-pub(crate) fn choice(choice: Option<Value>) -> Result<ToolChoice, ApiError> {
-    let Some(choice) = choice else { return Ok(ToolChoice::Auto) };
+pub(crate) fn choice(choice: Option<Value>) -> Result<Choice, ApiError> {
+    let Some(choice) = choice else { return Ok(ToolChoice::Auto.into()) };
+    if choice["type"] == "allowed_tools" {
+        let rule = "an allowed_tools choice must be {\"type\": \"allowed_tools\", \"allowed_tools\": {\"mode\": \"auto\" or \"required\", \"tools\": [{\"type\": \"function\", \"function\": {\"name\": …}}]}}";
+        let allowed = Choice::of_allowed(&choice["allowed_tools"]);
+        return allowed.ok_or_else(|| ApiError::parameter("tool_choice", rule));
+    }
     let name = choice["function"]["name"].as_str().or_else(|| choice["name"].as_str());
     match (choice.as_str(), name) {
-        (Some("auto"), _) => Ok(ToolChoice::Auto),
-        (Some("none"), _) => Ok(ToolChoice::None),
-        (Some("required" | "any"), _) => Ok(ToolChoice::Required),
-        (None, Some(name)) => Ok(ToolChoice::Named(name.to_owned())),
+        (Some("auto"), _) => Ok(ToolChoice::Auto.into()),
+        (Some("none"), _) => Ok(ToolChoice::None.into()),
+        (Some("required" | "any"), _) => Ok(ToolChoice::Required.into()),
+        (None, Some(name)) => Ok(ToolChoice::Named(name.to_owned()).into()),
         _ => Err(ApiError::parameter(
             "tool_choice",
             "tool_choice must be \"auto\", \"none\", \"required\" or {\"type\": \"function\", \"function\": {\"name\": …}}",
@@ -90,6 +140,24 @@ mod tests {
 
     fn tools(tools: Value) -> Result<Vec<ToolSpec>, ApiError> {
         read(&serde_json::from_value::<Vec<ToolBody>>(tools).unwrap())
+    }
+
+    #[test]
+    fn a_choice_of_allowed_tools_narrows_them() {
+        let allowed = json!({"mode": "required", "tools": [{"type": "function", "function": {"name": "b"}}]});
+        let read = choice(Some(json!({"type": "allowed_tools", "allowed_tools": allowed}))).unwrap();
+        assert_eq!(read.choice, ToolChoice::Required);
+        let mut tools = tools(json!([{"name": "a"}, {"name": "b"}])).unwrap();
+        read.narrow(&mut tools);
+        assert_eq!(tools.iter().map(|tool| tool.name.as_str()).collect::<Vec<_>>(), ["b"]);
+        for allowed in [
+            json!({"mode": "auto"}),
+            json!({"mode": "maybe", "tools": []}),
+            json!({"tools": [{"type": "mcp"}]}),
+        ] {
+            let error = choice(Some(json!({"type": "allowed_tools", "allowed_tools": allowed}))).unwrap_err();
+            assert_eq!(error.param.as_deref(), Some("tool_choice"));
+        }
     }
 
     #[test]

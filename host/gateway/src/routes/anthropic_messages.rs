@@ -63,7 +63,7 @@ pub(crate) async fn create(
         })
     };
     let mut chat = StartedChat::begin(&gateway, &caller, (model, observer), bytes, asked).await?;
-    let (warnings, served, ignored) = (chat.warnings.clone(), chat.served(), chat.ignored(&request.ignored));
+    let (warnings, served, ignored) = (chat.warnings.clone(), chat.served(), request.ignored_by(&chat.model));
     let response = if request.streams() {
         chat.respond_with(response::EventWriter::new(&served.model))
     } else {
@@ -78,7 +78,7 @@ pub(crate) async fn create(
 #[utoipa::path(post, path = "/v1/messages/count_tokens", tag = "models", operation_id = "count_anthropic_tokens",
     request_body = MessageRequest,
     responses(
-        (status = 200, description = "The number of tokens; for a model of an upstream, an estimate.", body = AnthropicTokenCount),
+        (status = 200, description = "The number of tokens; for a model of an upstream, an estimate. `x-skep-ignored` names the fields that the host does not know.", body = AnthropicTokenCount),
         (status = 400, description = "`invalid_request_error`", body = AnthropicError),
         (status = 404, description = "`not_found_error`", body = AnthropicError),
     ))]
@@ -86,15 +86,17 @@ pub(crate) async fn count_tokens(
     State(gateway): State<Gateway>,
     caller: Caller,
     FieldsBody(request): FieldsBody<MessageRequest>,
-) -> Result<Json<AnthropicTokenCount>, ApiError> {
+) -> Result<Response, ApiError> {
     let model = model_of(&gateway, &caller, named(Some(&request.model))).await?;
+    let ignored = request.ignored_by(&model);
     let count = move |cancel: &Cancel| {
         let tools = request.tools()?;
         let mut transcript = Transcript::new();
         request.messages()?.into_iter().for_each(|message| transcript.push(message));
         let opening = Opening { tools: &tools, examples: &[], reasoning: Some(request.reasoning()) };
         let input_tokens = model.prompt_tokens(&transcript, opening, cancel)? as u64;
-        Ok(Json(AnthropicTokenCount { input_tokens }))
+        Ok(AnthropicTokenCount { input_tokens })
     };
-    run_on_compute(&gateway, caller.tenant.as_str(), LONG, count).await
+    let count = run_on_compute(&gateway, caller.tenant.as_str(), LONG, count).await?;
+    Ok(headers::ignored(Json(count).into_response(), &ignored))
 }

@@ -120,7 +120,7 @@ async fn with_model(
     let observer = caller.observer(gateway, Surface::ChatCompletions, asked, body.parameters.streams());
     let affinity = headers::affinity_with(headers, caller, body.parameters.cache_key())?;
     let chat = StartedChat::start(gateway, caller, (model, observer), affinity, body).await?;
-    let (warnings, served, ignored) = (chat.warnings.clone(), chat.served(), chat.ignored(&body.ignored));
+    let (warnings, served, ignored) = (chat.warnings.clone(), chat.served(), body.ignored_by(&chat.model));
     let response = match body.parameters.streams() {
         true => chat.stream(body.parameters.streams_usage()),
         false => Json(chat.whole().await?).into_response(),
@@ -147,7 +147,6 @@ pub(super) struct StartedChat {
     wants_logprobs: bool,
     /// Likely mistakes in the request's schemas.
     pub warnings: Arc<[String]>,
-    ignores_reasoning: bool,
 }
 
 impl StartedChat {
@@ -183,7 +182,6 @@ impl StartedChat {
         let begin = move |cancel: &Cancel| {
             let Asked { messages, choices, form_field } = asked(&started)?;
             let wants_logprobs = choices[0].top_logprobs.is_some();
-            let ignores_reasoning = started.ignores_reasoning(&choices[0]);
             let chats = choices.into_iter().map(|options| {
                 let worst = WorstCase::of_chat(&started, &messages, &options);
                 let tokens = budget.meter(&started, worst)?;
@@ -192,21 +190,14 @@ impl StartedChat {
                 let stream = stream.map_err(|error| ApiError::of_request(error, form_field))?;
                 Ok(Metered::of_chat(stream, tokens, spent.clone()))
             });
-            Ok((chats.collect::<Result<Vec<_>, ApiError>>()?, wants_logprobs, ignores_reasoning))
+            Ok((chats.collect::<Result<Vec<_>, ApiError>>()?, wants_logprobs))
         };
-        let (mut choices, wants_logprobs, ignores_reasoning) =
+        let (mut choices, wants_logprobs) =
             run_on_compute(gateway, tenant, bytes, begin).await?;
         let warnings = choices[0].stream().warnings();
         // A refusal is a status, not an event, so the first event is awaited before the response starts.
         let first = choices[0].next().await.unwrap_or(Err(EngineError::Cancelled))?;
-        Ok(StartedChat { model, first, choices, wants_logprobs, warnings, ignores_reasoning })
-    }
-
-    /// Returns the names of the fields that changed nothing: `unknown` ones, and those for reasoning if the model ignores
-    /// them.
-    pub(super) fn ignored(&self, unknown: &[String]) -> Vec<String> {
-        let reasoning = self.ignores_reasoning.then(|| "reasoning".to_owned());
-        unknown.iter().cloned().chain(reasoning).collect()
+        Ok(StartedChat { model, first, choices, wants_logprobs, warnings })
     }
 
     /// Returns the model that answers, which a route may have chosen.
@@ -314,7 +305,7 @@ fn text(delta: String) -> ChatDelta {
 }
 
 fn reasoning(delta: String) -> ChatDelta {
-    ChatDelta { reasoning_content: Some(delta), ..ChatDelta::default() }
+    ChatDelta { reasoning_content: Some(delta.clone()), reasoning: Some(delta), ..ChatDelta::default() }
 }
 
 fn part_of_call(call: ChunkToolCall) -> ChatDelta {
@@ -412,6 +403,7 @@ async fn with_agent(
                 role: marker::Assistant,
                 content: Some(outcome.text),
                 reasoning_content: None,
+                reasoning: None,
                 tool_calls: Vec::new(),
             };
             let choice = ChatChoice { index: 0, message, finish_reason: "stop".to_owned(), logprobs: None };

@@ -98,7 +98,11 @@ pub(crate) async fn create(
             let ignored = pending.request.ignored.clone();
             Ok(headers::ignored(pending.with_agent(agent, &headers).await?, &ignored))
         }
-        None => pending.with_model(&headers).await,
+        None => {
+            let model = model_of(&pending.gateway, &pending.caller, named(model.as_deref())).await?;
+            let ignored = pending.request.ignored_by(&model);
+            Ok(headers::ignored(pending.with_model(model, &headers).await?, &ignored))
+        }
     }
 }
 
@@ -166,11 +170,10 @@ impl PendingResponse {
         headers::affinity_with(headers, &self.caller, Some(named))
     }
 
-    async fn with_model(self, headers: &HeaderMap) -> Result<Response, ApiError> {
+    async fn with_model(self, model: Model, headers: &HeaderMap) -> Result<Response, ApiError> {
         let (gateway, caller) = (self.gateway.clone(), self.caller.clone());
         let asked = named(self.request.parameters.model.as_deref());
         let streams = self.request.parameters.streams();
-        let model = model_of(&gateway, &caller, asked).await?;
         let affinity = self.affinity(headers)?;
         let bytes = if self.request.begins_slowly() || !self.chain.is_empty() {
             LONG
@@ -194,10 +197,9 @@ impl PendingResponse {
         };
         let mut chat = StartedChat::begin(&gateway, &caller, (model.clone(), observer), bytes, asked).await?;
         let (warnings, served) = (chat.warnings.clone(), chat.served());
-        let ignored = chat.ignored(&pending.request.ignored);
         let stored = pending.stored(&served.model, &model)?;
         let recorder = pending.recorder(&stored, None);
-        let events = Events::new(pending.response(&stored), None);
+        let events = Events::new(pending.response(&stored), None, stored.carries_reasoning);
         let response = if streams {
             let kept = chat.events().then(move |event| {
                 let recorder = recorder.clone();
@@ -279,6 +281,7 @@ impl PendingResponse {
             settings: self.request.settings(Some(&sampling)),
             caller: self.request.caller.clone(),
             input: self.input.clone(),
+            carries_reasoning: self.request.carries_reasoning,
         })
     }
 
@@ -303,6 +306,7 @@ impl PendingResponse {
             settings: self.request.settings(None),
             caller: self.request.caller.clone(),
             input: self.input.clone(),
+            carries_reasoning: self.request.carries_reasoning,
         };
         let (text, detached) = (stored::text_for_agent(&self.input)?, self.request.is_background);
         let at = (agent, session.clone());
@@ -318,7 +322,7 @@ impl PendingResponse {
             return Ok(Json(stored::shown(&response)?).into_response());
         }
         let recorder = self.recorder(&stored, Some(turn));
-        let events = Events::new(self.response(&stored), None);
+        let events = Events::new(self.response(&stored), None, stored.carries_reasoning);
         let mut writer = AgentWriter::new(events);
         let spent = caller.spent().clone();
         // A refusal is a status, not an event, so the first event is awaited before the response starts.

@@ -194,7 +194,7 @@ pub(super) async fn follow(
     }
     let created_at = response.created_at_ms / 1000;
     let begun = stored::without_output(&response.id, response.previous.as_deref(), &request, created_at);
-    let events = Events::new(begun, seen);
+    let events = Events::new(begun, seen, request.carries_reasoning);
     let mut draining = gateway.draining.subscribe();
     let shutdown = async move {
         // A server that is gone does not wait for the stream either.

@@ -9,7 +9,7 @@ use crate::{
     openai::{
         chat_message::{MessageBody, read_all},
         fields::Fields,
-        reasoning,
+        reasoning::{self, AskedReasoning},
         tools::{self, ToolBody},
     },
 };
@@ -21,7 +21,7 @@ use axum::{
 use skep_api::{Detokenize, Detokenized, Tokens};
 use skep_engine::{
     Cancel, Engine, Model, SpecialTokens,
-    chat::{Opening, Reasoning, encode_chat, encode_prompt, refuse_images, refuse_oversized},
+    chat::{Opening, encode_chat, encode_prompt, refuse_images, refuse_oversized},
 };
 use utoipa::ToSchema;
 
@@ -41,7 +41,7 @@ pub(crate) struct TokenizeBody {
     /// Whether the answer has the text of each token.
     return_token_strs: Option<bool>,
     #[schema(ignore)]
-    reasoning: Reasoning,
+    reasoning: AskedReasoning,
     #[schema(ignore)]
     ignored: Vec<String>,
 }
@@ -95,7 +95,8 @@ impl TokenizeBody {
                 let messages = read_all(messages.as_deref().unwrap_or_default(), 1)?;
                 refuse_images(&messages, &engine.info().name)?;
                 let tools = tools::read(self.tools.as_deref().unwrap_or_default())?;
-                let opening = Opening { tools: &tools, examples: &[], reasoning: Some(&self.reasoning) };
+                let opening =
+                    Opening { tools: &tools, examples: &[], reasoning: Some(&self.reasoning.wanted) };
                 let opens = self.add_generation_prompt.unwrap_or(true);
                 Ok(encode_chat(engine, &messages, opening, opens, cancel)?)
             }

@@ -17,6 +17,7 @@ mod events;
 mod fields;
 mod fixture;
 mod heavy;
+mod local_reasoning;
 mod mcp;
 mod mcp_servers;
 mod model_changes;

@@ -65,7 +65,7 @@ impl ChatTemplate {
         messages: &[serde_json::Value],
         tools: Option<&serde_json::Value>,
         add_generation_prompt: bool,
-        further: &[(&'static str, serde_json::Value)],
+        further: &[(&str, serde_json::Value)],
     ) -> Result<String, ModelError> {
         let render = || {
             let given = Meter::unbounded();

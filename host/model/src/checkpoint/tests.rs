@@ -257,6 +257,43 @@ fn reads_old_spellings_and_lists_of_end_tokens() {
     assert!(!silent.config().tied_head, "a file with a head must not tie it");
 }
 
+/// An answer of gpt-oss begins with a message that holds its reasoning and ends with `<|end|>`.
+#[test]
+fn the_end_of_a_message_in_harmony_does_not_end_a_generation() {
+    let texts = ["<|endoftext|>", "<|return|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>"];
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["config.json", "model.safetensors"] {
+        std::fs::copy(fixture("llama-gqa").join(name), folder.path().join(name)).unwrap();
+    }
+    let added: Vec<Value> = (10..)
+        .zip(texts)
+        .map(|(id, text)| json!({"id": id, "content": text, "special": true, "single_word": false}))
+        .collect();
+    let ends_of = |added: &[Value], generation: Value| {
+        let tokenizer = json!({"added_tokens": added, "model": {"type": "BPE"}});
+        std::fs::write(folder.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+        std::fs::write(folder.path().join("generation_config.json"), generation.to_string()).unwrap();
+        Checkpoint::open(folder.path()).unwrap().config().eos.clone()
+    };
+    let [endoftext, return_, end, call] = [10, 11, 14, 15];
+    // The token 2 is the one that config.json names.
+    assert_eq!(ends_of(&added, json!({"eos_token_id": [return_]})), [2, endoftext, return_, call]);
+    assert_eq!(ends_of(&added, json!({"eos_token_id": [end]})), [2, endoftext, return_, call]);
+    assert_eq!(ends_of(&added[4..5], json!({})), [2, end], "in other vocabularies it ends a turn");
+
+    let mut tokens: Vec<String> =
+        crate::tokenizer::byte_level_characters().iter().map(char::to_string).collect();
+    tokens.extend(texts.map(str::to_owned));
+    let mut types = vec![1; tokens.len() - texts.len()];
+    types.extend([3; 6]);
+    let file = tiny_llama()
+        .strings("tokenizer.ggml.tokens", &tokens)
+        .integers("tokenizer.ggml.token_type", &types)
+        .unsigned("tokenizer.ggml.eos_token_id", 257)
+        .unsigned("tokenizer.ggml.eot_token_id", 260);
+    assert_eq!(open_gguf(&file).unwrap().config().eos, [256, 257, 261]);
+}
+
 #[test]
 fn files_next_to_the_weights_add_end_tokens_bos_and_a_template() {
     let folder = tempfile::tempdir().unwrap();

@@ -2,9 +2,7 @@
 //!
 //! Invariant: a key that changes the arithmetic but is not implemented causes an error that names it.
 
-use super::{
-    Architecture, LayerStyle, ModelConfig, Rope, RopePairing, RopeScaling, ends_generation, gguf_style,
-};
+use super::{Architecture, LayerStyle, ModelConfig, Rope, RopePairing, RopeScaling, gguf_style};
 use crate::error::ModelError;
 use crate::gguf::{GgufFile, GgufTensor};
 
@@ -232,23 +230,21 @@ fn token(file: &GgufFile, key: &str) -> Result<Option<u32>, ModelError> {
 }
 
 fn end_tokens(file: &GgufFile, bytes: &[u8]) -> Result<Vec<u32>, ModelError> {
-    let mut ends = Vec::new();
+    let mut named = Vec::new();
     for key in ["eos_token_id", "eot_token_id", "eom_token_id"] {
-        ends.extend(token(file, &format!("tokenizer.ggml.{key}"))?);
+        named.extend(token(file, &format!("tokenizer.ggml.{key}"))?);
     }
     let texts = file.array("tokenizer.ggml.tokens")?.and_then(|array| array.strings(bytes));
     let types = file.array("tokenizer.ggml.token_type")?.and_then(|array| array.scalars(bytes));
-    if let (Some(texts), Some(types)) = (texts, types) {
-        let named = texts.zip(types).zip(0u32..);
-        ends.extend(
-            named
-                .filter(|((text, kind), _)| kind.as_u64() == Some(CONTROL) && ends_generation(text))
-                .map(|(_, id)| id),
-        );
-    }
-    ends.sort_unstable();
-    ends.dedup();
-    Ok(ends)
+    let control: Vec<(&str, u32)> = match (texts, types) {
+        (Some(texts), Some(types)) => {
+            let all = texts.zip(types).zip(0u32..);
+            let control = all.filter(|((_, kind), _)| kind.as_u64() == Some(CONTROL));
+            control.map(|((text, _), id)| (text, id)).collect()
+        }
+        _ => Vec::new(),
+    };
+    Ok(super::end_tokens(named, control.iter().copied()))
 }
 
 fn adds_bos(file: &GgufFile) -> Result<bool, ModelError> {

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use super::families::{style, usual_size, usual_theta};
 use super::rope::yarn_magnitude;
-use super::{Architecture, ModelConfig, Rope, RopePairing, RopeScaling, ends_generation};
+use super::{Architecture, ModelConfig, Rope, RopePairing, RopeScaling};
 use crate::error::ModelError;
 
 /// The parsed files of a checkpoint folder that determine the configuration.
@@ -373,20 +373,16 @@ fn begin_token(files: &HuggingFaceFiles<'_>, config: &Keys<'_>) -> Result<Option
 
 /// Returns the tokens that end a generation. Each file may name other ones, and all of them count.
 fn end_tokens(files: &HuggingFaceFiles<'_>, config: &Keys<'_>) -> Result<Vec<u32>, ModelError> {
-    let mut ends = config.tokens("eos_token_id")?;
-    ends.extend(Keys::of(files.config, "")?.tokens("eos_token_id")?);
+    let mut named = config.tokens("eos_token_id")?;
+    named.extend(Keys::of(files.config, "")?.tokens("eos_token_id")?);
     if let Some(generation) = files.generation {
-        ends.extend(Keys::of(generation, "generation_config.")?.tokens("eos_token_id")?);
+        named.extend(Keys::of(generation, "generation_config.")?.tokens("eos_token_id")?);
     }
     let eos_text = files.tokenizer_config.and_then(|config| token_text(config.get("eos_token")?));
-    for token in added_tokens(files) {
-        if eos_text == Some(token.text) || (token.special && ends_generation(token.text)) {
-            ends.push(token.id);
-        }
-    }
-    ends.sort_unstable();
-    ends.dedup();
-    Ok(ends)
+    let added = added_tokens(files);
+    named.extend(added.iter().filter(|token| eos_text == Some(token.text)).map(|token| token.id));
+    let control = added.iter().filter(|token| token.special).map(|token| (token.text, token.id));
+    Ok(super::end_tokens(named, control))
 }
 
 /// A token of a tokenizer that is not a part of text.

@@ -152,7 +152,26 @@ const END_OF_GENERATION: [&str; 8] = [
     "<end_of_turn>",
 ];
 
-/// Returns whether a control token with this text ends a generation.
-pub(crate) fn ends_generation(text: &str) -> bool {
-    END_OF_GENERATION.contains(&text)
+/// Texts of the control tokens that end a generation in harmony, the format of gpt-oss. There, `<|end|>` ends a message,
+/// and an answer has several: the message with the reasoning comes before the message with the text.
+const END_IN_HARMONY: [&str; 3] = ["<|return|>", "<|call|>", "<|endoftext|>"];
+const END_OF_HARMONY_MESSAGE: &str = "<|end|>";
+
+/// Returns the tokens that end a generation, sorted: those that the model's files name, and those of the `control` tokens
+/// of its vocabulary (each a text with its id) whose texts are known.
+pub(crate) fn end_tokens<'a>(
+    mut named: Vec<u32>,
+    control: impl Iterator<Item = (&'a str, u32)> + Clone,
+) -> Vec<u32> {
+    let has = |wanted: &str| control.clone().any(|(text, _)| text == wanted);
+    let is_harmony = ["<|return|>", "<|channel|>", "<|message|>"].into_iter().all(has);
+    let known = if is_harmony { &END_IN_HARMONY[..] } else { &END_OF_GENERATION[..] };
+    named.extend(control.clone().filter(|(text, _)| known.contains(text)).map(|(_, id)| id));
+    if is_harmony {
+        // Some converters of files name it as the end of a turn.
+        named.retain(|end| !control.clone().any(|(text, id)| id == *end && text == END_OF_HARMONY_MESSAGE));
+    }
+    named.sort_unstable();
+    named.dedup();
+    named
 }

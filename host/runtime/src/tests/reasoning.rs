@@ -7,7 +7,12 @@ use super::{
     inference::chatter,
     upstreams::{REMOTE, Scripted, Step, granting, models},
 };
-use crate::RunEvent;
+use crate::{RunEvent, RuntimeOptions};
+use skep_engine::{Engine, EngineOptions, ModelSet, SpecialTokens};
+use skep_model::ChatTemplate;
+
+#[path = "../../../../tests/fixtures/scripted_model.rs"]
+mod scripted_model;
 
 /// Generates as often as the message has letters, and then replies with the reasoning of the message with this index, or
 /// of the last assistant message.
@@ -105,4 +110,62 @@ async fn the_reasoning_that_is_kept_is_bounded() {
     let messages = host.agents.session("chat", "s").await.expect("the session exists").messages;
     let kept = messages[1].reasoning.as_deref().expect("the model gave one");
     assert!(kept.len() == (256 << 10) - 1 && long.starts_with(kept), "{} bytes", kept.len());
+}
+
+/// A template whose model writes its reasoning between tags.
+const TEMPLATE: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content.split('</think>')[-1] }}<|im_end|>\n\
+    {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+
+/// Generates like [`thinker`], but up to 3,000 tokens.
+fn patient_thinker(index: Option<u32>) -> Guest {
+    let thinker = thinker(index);
+    let (few, many) =
+        ("offset=84 (i32.const 1024) (i32.const 8)", "offset=84 (i32.const 1024) (i32.const 3000)");
+    Guest { on_message: thinker.on_message.replace(few, many).leak(), ..thinker }
+}
+
+fn local(scripts: &[&str]) -> ModelSet {
+    let tokenizer = scripted_model::tokenizer(&["<think>", "</think>"]);
+    let template = ChatTemplate::new(TEMPLATE, None, None).expect("the template compiles");
+    let model = scripted_model::model(tokenizer, SpecialTokens::Parse, template, scripts);
+    ModelSet::new(Engine::start(model, EngineOptions::default()).expect("the engine starts"))
+}
+
+#[tokio::test]
+async fn the_reasoning_of_a_local_model_is_shown_and_kept() {
+    let models = local(&["<think>\nfirst, hm\n</think>\n\nOne.", "Two."]);
+    let host = Host::with_models(models, RuntimeOptions::default()).await;
+    host.deploy("chat", "", patient_thinker(None)).await.expect("valid");
+    let mut handle = host.agents.invoke(detached("chat", "?")).await.expect("taken");
+    let (mut thought, mut said, mut replied) = (String::new(), String::new(), None);
+    while let Some(event) = handle.next().await {
+        match event.expect("the turn succeeds") {
+            RunEvent::Thinking { text } => thought += &text,
+            RunEvent::Delta { text } => said += &text,
+            RunEvent::Done(outcome) => replied = Some(outcome.text),
+            _ => {}
+        }
+    }
+    assert_eq!((thought.as_str(), said.as_str()), ("first, hm", "One."));
+    assert_eq!(replied.as_deref(), Some("first, hm"), "the agent reads it");
+    let host = host.restart().await;
+    host.deploy("chat", "", patient_thinker(Some(1))).await.expect("valid");
+    assert_eq!(host.answer("chat", "s", "?").await, "first, hm");
+}
+
+#[tokio::test]
+async fn the_reasoning_of_a_local_model_continues_after_a_crash() {
+    let steps: String = (0..60).map(|step| format!("step {step}, ")).collect();
+    let script = format!("<think>\n{steps}done\n</think>\n\nOne.");
+    // A generation that the crash cut off before its first token was kept begins with the next script.
+    let host = Host::with_models(local(&[script.as_str(); 2]), RuntimeOptions::default()).await;
+    host.deploy("chat", "", patient_thinker(None)).await.expect("valid");
+    let mut handle = host.agents.invoke(detached("chat", "?")).await.expect("taken");
+    let id = handle.turn_id().to_owned();
+    while !matches!(handle.next().await, Some(Ok(RunEvent::Thinking { .. }))) {}
+    let host = host.crash().await.start(RuntimeOptions::default()).await;
+    let outcome = host.agents.follow("chat", "s", &id).await.expect("kept").outcome().await;
+    assert_eq!(outcome.expect("the turn repeats what it did").text, format!("{steps}done"));
+    let messages = host.agents.session("chat", "s").await.expect("the session exists").messages;
+    assert_eq!(messages[1].reasoning.as_deref(), Some(format!("{steps}done").as_str()));
 }

@@ -211,6 +211,17 @@ impl Markup {
         marks.into_iter()
     }
 
+    /// Returns the texts with which an answer of calls begins, of which each is one token in the vocabularies of its
+    /// models.
+    pub(super) fn first_marks(&self) -> &'static [&'static str] {
+        match &self.reading {
+            Reading::Hermes => &[hermes::OPEN],
+            Reading::Calls(reading) if reading.sections.is_empty() => reading.opens,
+            Reading::Calls(reading) => reading.sections,
+            Reading::Harmony => &[],
+        }
+    }
+
     /// Returns whether arguments are written one by one.
     pub(super) fn writes_parameters(&self) -> bool {
         let is_parameters = |part: &Part| matches!(part, Part::Parameters(_));

@@ -12,9 +12,13 @@ mod parameters;
 mod tests;
 mod think;
 
+use skep_model::Tokenizer;
+
 use super::dialect::Dialect;
 use super::markup::Reading;
+#[cfg(any(test, feature = "fuzz"))]
 use super::message::ToolSpec;
+use super::options::ChatOptions;
 use super::parsed::ParsedEvent;
 use super::tool_parser::ToolParser;
 use calls::CallReader;
@@ -37,8 +41,9 @@ enum Calls {
 }
 
 impl AnswerReader {
-    /// Creates the reader of an answer to a prompt. Without `tools`, no calls are looked for.
-    pub(super) fn new(dialect: &Dialect, prompt: &str, tools: Option<&[ToolSpec]>) -> Self {
+    /// Creates the reader of an answer to a prompt.
+    pub(super) fn new(dialect: &Dialect, prompt: &str, tokenizer: &Tokenizer, options: &ChatOptions) -> Self {
+        let tools = options.calls_tools().then_some(options.tools.as_slice());
         let calls = match (&dialect.markup.reading, tools) {
             (Reading::Harmony, tools) => Calls::Harmony(Box::new(HarmonyReader::new(tools.is_some()))),
             (_, None) => Calls::None,
@@ -47,7 +52,7 @@ impl AnswerReader {
                 Calls::Marked(Box::new(CallReader::new(reading, tools)))
             }
         };
-        AnswerReader { think: dialect.think_reader(prompt), calls }
+        AnswerReader { think: dialect.think_reader(prompt, tokenizer, options), calls }
     }
 
     /// Creates a reader of calls in Hermes' markup alone.
@@ -69,7 +74,7 @@ impl AnswerReader {
             Reading::Harmony => (None, Calls::Harmony(Box::new(HarmonyReader::new(true)))),
             Reading::Calls(reading) => (tags, Calls::Marked(Box::new(CallReader::new(reading, tools)))),
         };
-        AnswerReader { think: think.map(|tags| ThinkReader::new(tags, &[], false)), calls }
+        AnswerReader { think: think.map(|tags| ThinkReader::new(tags, Vec::new(), false)), calls }
     }
 
     /// Returns whether every text passes through unchanged and at once.

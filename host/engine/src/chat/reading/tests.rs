@@ -272,7 +272,7 @@ fn kimi_calls_are_found_without_sections_prefixes_and_ends() {
     let unknown = "<|tool_call_begin|>7<|tool_call_argument_begin|>{\"what\": 1}<|tool_call_end|>";
     check("kimi-k2", unknown, unknown, &[]);
     let thinking = "<think>I look it up<|tool_calls_section_begin|>";
-    let mut reader = ThinkReader::new(("<think>", "</think>"), &["<|tool_calls_section_begin|>"], false);
+    let mut reader = ThinkReader::new(("<think>", "</think>"), vec!["<|tool_calls_section_begin|>"], false);
     let events = [reader.push(thinking), reader.finish()].concat();
     let expected = [
         ParsedEvent::Reasoning("I look it up".into()),

@@ -9,7 +9,7 @@ pub(in crate::chat) struct ThinkReader {
     begin: &'static str,
     end: &'static str,
     /// Texts that begin a call, which ends a reasoning that has no end.
-    interrupts: &'static [&'static str],
+    interrupts: Vec<&'static str>,
     state: State,
     events: ParsedEvents,
 }
@@ -33,7 +33,7 @@ impl ThinkReader {
     /// Creates a reader. `is_open` says that the prompt ends within the reasoning.
     pub(in crate::chat) fn new(
         (begin, end): (&'static str, &'static str),
-        interrupts: &'static [&'static str],
+        interrupts: Vec<&'static str>,
         is_open: bool,
     ) -> Self {
         let state = match is_open {
@@ -114,7 +114,7 @@ impl ThinkReader {
 
     /// Returns how much of a text is neither the beginning of a tag nor white space before one.
     fn sure_bytes(&self, held: &str) -> usize {
-        let tags = || std::iter::once(&self.end).chain(self.interrupts);
+        let tags = || std::iter::once(&self.end).chain(&self.interrupts);
         let begins_tag = |at: usize| tags().any(|tag| tag.starts_with(&held[at..]));
         let tag = held.char_indices().map(|(at, _)| at).find(|at| begins_tag(*at)).unwrap_or(held.len());
         held[..tag].trim_end().len()

@@ -1,6 +1,9 @@
 //! The items of an input, and the messages that a model gets for them.
 
-use super::item_id::{self, Position};
+use super::{
+    carried,
+    item_id::{self, Position},
+};
 use crate::{ApiError, openai::image};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -118,8 +121,10 @@ fn read(index: usize, item: &Value) -> Result<InputItem, ApiError> {
                 let parts = item[field].as_array().into_iter().flatten();
                 parts.filter_map(|part| part["text"].as_str()).collect::<Vec<_>>().join("\n")
             };
-            let text = texts("content");
-            Ok(InputItem::Reasoning { text: if text.is_empty() { texts("summary") } else { text } })
+            let carried = item["encrypted_content"].as_str().and_then(carried::unpacked);
+            let texts = [texts("content"), carried.unwrap_or_default(), texts("summary")];
+            let text = texts.into_iter().find(|text| !text.is_empty()).unwrap_or_default();
+            Ok(InputItem::Reasoning { text })
         }
         "item_reference" => Ok(InputItem::ItemReference { id: text("id")? }),
         kind => {

@@ -1,5 +1,6 @@
 //! OpenAI's Responses API: requests, the items of inputs and outputs, and events.
 
+mod carried;
 mod input;
 mod item_id;
 mod output;

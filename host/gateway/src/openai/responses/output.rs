@@ -1,6 +1,9 @@
 //! The items of an output and the events in which they grow.
 
-use super::item_id::{self, Position};
+use super::{
+    carried,
+    item_id::{self, Position},
+};
 use crate::openai::logprobs;
 use skep_api::{
     ReasoningPart, ResponseEvent, ResponseItem, ResponsePart, ResponseStatus, TokenLogprob, marker,
@@ -12,14 +15,16 @@ use skep_runtime::BatchAnswer;
 #[derive(Debug)]
 pub(super) struct Output {
     response: String,
+    /// Whether the items of reasoning have the text by which clients carry it.
+    carries_reasoning: bool,
     items: Vec<ResponseItem>,
     /// Whether the last item grows.
     is_open: bool,
 }
 
 impl Output {
-    pub(super) fn new(response: &str) -> Self {
-        Output { response: response.to_owned(), items: Vec::new(), is_open: false }
+    pub(super) fn new(response: &str, carries_reasoning: bool) -> Self {
+        Output { response: response.to_owned(), carries_reasoning, items: Vec::new(), is_open: false }
     }
 
     pub(super) fn items(&self) -> &[ResponseItem] {
@@ -32,6 +37,7 @@ impl Output {
                 id: id("rs"),
                 summary: Vec::new(),
                 content: Vec::new(),
+                encrypted_content: None,
                 status,
             });
             let part = ResponsePart::ReasoningText { text: String::new() };
@@ -120,9 +126,10 @@ impl Output {
         let content_index = 0;
         let Some(item) = self.items.last_mut() else { return };
         match item {
-            ResponseItem::Reasoning { content, status, .. } => {
+            ResponseItem::Reasoning { content, encrypted_content, status, .. } => {
                 *status = end;
                 if let Some(ReasoningPart::ReasoningText { text }) = content.last() {
+                    *encrypted_content = self.carries_reasoning.then(|| carried::packed(text));
                     let (text, part) = (text.clone(), ResponsePart::ReasoningText { text: text.clone() });
                     let id = item_id.clone();
                     events.push(ResponseEvent::ReasoningDone {
@@ -193,9 +200,9 @@ fn id_of(item: &ResponseItem) -> &str {
 }
 
 /// Returns the items of a stored answer: its reasoning, its text and its calls.
-pub(super) fn of_answer(response: &str, answer: &BatchAnswer) -> Vec<ResponseItem> {
+pub(super) fn of_answer(response: &str, answer: &BatchAnswer, carries_reasoning: bool) -> Vec<ResponseItem> {
     let BatchAnswer { text, reasoning, tool_calls, finish, scores, .. } = answer;
-    let (mut output, mut events) = (Output::new(response), Vec::new());
+    let (mut output, mut events) = (Output::new(response, carries_reasoning), Vec::new());
     if !reasoning.is_empty() {
         output.reasoning(reasoning.clone(), &mut events);
     }

@@ -11,15 +11,12 @@ use crate::{
         fields::Fields,
         metadata::{self, Metadata},
         parameters::Parameters,
-        reasoning,
+        reasoning::{self, AskedReasoning},
     },
 };
 use serde_json::Value;
 use skep_api::{ResponseCaller, ResponseReasoning, ResponseSettings};
-use skep_engine::{
-    Affinity, Sampling,
-    chat::{ChatOptions, Reasoning},
-};
+use skep_engine::{Affinity, Model, Sampling, chat::ChatOptions};
 
 pub(crate) use super::text_format::FIELD as FORM_FIELD;
 
@@ -27,6 +24,9 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("prompt", "write the prompt into `instructions` and `input`"),
     ("conversation", "continue a response with `previous_response_id`"),
     ("context_management", "remove it"),
+    ("moderation", "moderate the input and the answer yourself"),
+    ("background_options", "use `background`"),
+    ("image", "the host makes no images"),
     ("messages", "send `input`, or use /v1/chat/completions"),
     ("response_format", "use `text.format`"),
     ("max_tokens", "use `max_output_tokens`"),
@@ -34,10 +34,10 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("n", "send the request several times"),
     ("best_of", "send the request several times"),
 ];
-/// The parts that a response may include in addition. All but log-probabilities are there anyway, or never.
+/// The parts that a response may include in addition. All but the first two are there anyway, or never.
 const INCLUDABLE: [&str; 8] = [
     LOGPROBS,
-    "reasoning.encrypted_content",
+    CARRIED_REASONING,
     "file_search_call.results",
     "web_search_call.results",
     "web_search_call.action.sources",
@@ -45,6 +45,23 @@ const INCLUDABLE: [&str; 8] = [
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 ];
+/// The fields of items and tools that are read, or that the host has sent itself.
+const OF_ITEMS: [&str; 11] = [
+    "type",
+    "role",
+    "content",
+    "id",
+    "status",
+    "call_id",
+    "name",
+    "arguments",
+    "output",
+    "summary",
+    "encrypted_content",
+];
+/// Arguments always satisfy the schema of a tool, whatever `strict` says.
+const OF_TOOLS: [&str; 5] = ["type", "name", "description", "parameters", "strict"];
+const CARRIED_REASONING: &str = "reasoning.encrypted_content";
 const LOGPROBS: &str = "message.output_text.logprobs";
 const MAX_TOP_LOGPROBS: u32 = 20;
 /// The value of `truncation` that drops the oldest items of an input that is too long.
@@ -59,6 +76,8 @@ pub(crate) struct ResponseRequest {
     pub previous: Option<String>,
     pub is_stored: bool,
     pub is_background: bool,
+    /// Whether the client carries the reasoning to later requests itself.
+    pub carries_reasoning: bool,
     pub caller: ResponseCaller,
     /// Names of fields that the host does not know.
     pub ignored: Vec<String>,
@@ -68,7 +87,7 @@ pub(crate) struct ResponseRequest {
     metadata: Metadata,
     /// Whether the oldest items are dropped if the input is too long.
     pub truncates: bool,
-    reasoning: (Reasoning, ResponseReasoning),
+    reasoning: (AskedReasoning, ResponseReasoning),
     format: TextFormat,
     tools: Tools,
     top_logprobs: Option<u32>,
@@ -99,6 +118,8 @@ impl ResponseRequest {
         if let Some(reasoning) = shown_reasoning {
             fields.put("reasoning", reasoning);
         }
+        fields.note_unknown_in_items("input", &[], &OF_ITEMS);
+        fields.note_unknown_in_items("tools", &[], &OF_TOOLS);
         let top_logprobs = fields.take::<u32>("top_logprobs")?;
         if top_logprobs.is_some_and(|top| top > MAX_TOP_LOGPROBS) {
             let message = format!("top_logprobs must be at most {MAX_TOP_LOGPROBS}");
@@ -127,6 +148,7 @@ impl ResponseRequest {
             previous: fields.take("previous_response_id")?,
             is_stored,
             is_background: fields.take("background")?.unwrap_or(false),
+            carries_reasoning: include.iter().any(|name| name == CARRIED_REASONING),
             caller,
             max_output_tokens: fields.take("max_output_tokens")?,
             max_tool_calls: fields.take("max_tool_calls")?,
@@ -155,6 +177,11 @@ impl ResponseRequest {
         Ok(request)
     }
 
+    /// Returns the names of the fields that change nothing with this model.
+    pub(crate) fn ignored_by(&self, model: &Model) -> Vec<String> {
+        self.ignored.iter().cloned().chain(self.reasoning.0.without_effect(model)).collect()
+    }
+
     /// Returns whether it takes long to begin: a constraint is compiled for the answer, or the input may have to be shortened.
     pub(crate) fn begins_slowly(&self) -> bool {
         self.format.constraint.is_some() || !self.tools.specs.is_empty() || self.truncates
@@ -171,7 +198,7 @@ impl ResponseRequest {
             tools: self.tools.specs.clone(),
             tool_choice: self.tools.choice.clone(),
             parallel_tool_calls: self.tools.parallel,
-            reasoning: self.reasoning.0.clone(),
+            reasoning: self.reasoning.0.wanted.clone(),
             output: self.format.constraint.clone(),
             sampling: self.parameters.sampling(defaults)?,
             sampling_overrides: self.parameters.sampling_overrides()?,

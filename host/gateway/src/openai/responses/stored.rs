@@ -33,6 +33,9 @@ pub(crate) struct StoredRequest {
     pub settings: ResponseSettings,
     pub caller: ResponseCaller,
     pub input: Vec<InputItem>,
+    /// Whether the client carries the reasoning to later requests itself.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub carries_reasoning: bool,
 }
 
 impl StoredRequest {
@@ -83,7 +86,7 @@ pub(crate) fn shown(stored: &StoredResponse) -> Result<Response, ApiError> {
         ResponsePhase::Running => {}
         ResponsePhase::Ended { at_ms, end } => match end {
             ResponseEnd::Done(answer) => {
-                response.output = output::of_answer(&stored.id, answer);
+                response.output = output::of_answer(&stored.id, answer, request.carries_reasoning);
                 finish(&mut response, answer.finish, &answer.usage, at_ms / 1000);
             }
             ResponseEnd::Failed { code, message } => {

@@ -1,6 +1,9 @@
 //! Reads `tools` and `tool_choice`.
 
-use crate::{ApiError, openai};
+use crate::{
+    ApiError,
+    openai::{self, tools::Choice},
+};
 use serde_json::{Value, json};
 use skep_engine::chat::{ToolChoice, ToolSpec};
 
@@ -27,30 +30,19 @@ pub(super) fn read(
     let mut specs: Vec<ToolSpec> = specs.collect::<Result<_, _>>()?;
     let shown_choice = choice.unwrap_or_else(|| json!("auto"));
     let choice = match &shown_choice {
-        Value::String(word) => of_word(word)?,
+        Value::String(word) => Choice::of_word(word),
         choice => match (choice["type"].as_str(), choice["name"].as_str()) {
-            (Some("function"), Some(name)) => ToolChoice::Named(name.to_owned()),
-            (Some("allowed_tools"), _) => {
-                let allowed = choice["tools"].as_array().into_iter().flatten();
-                let allowed: Vec<&str> = allowed.filter_map(|tool| tool["name"].as_str()).collect();
-                specs.retain(|tool| allowed.contains(&tool.name.as_str()));
-                of_word(choice["mode"].as_str().unwrap_or("auto"))?
-            }
-            _ => return Err(ApiError::parameter("tool_choice", CHOICES)),
+            (Some("function"), Some(name)) => Some(ToolChoice::Named(name.to_owned()).into()),
+            (Some("allowed_tools"), _) => Choice::of_allowed(choice),
+            _ => None,
         },
     };
+    let choice = choice.ok_or_else(|| ApiError::parameter("tool_choice", CHOICES))?;
+    choice.narrow(&mut specs);
+    let choice = choice.choice;
     // If calls are forced, parallel calls are off by default, because small models repeat calls up to their token limit.
     let parallel = parallel.unwrap_or(choice == ToolChoice::Auto);
     Ok(Tools { specs, choice, parallel, shown: tools, shown_choice })
-}
-
-fn of_word(word: &str) -> Result<ToolChoice, ApiError> {
-    match word {
-        "auto" => Ok(ToolChoice::Auto),
-        "none" => Ok(ToolChoice::None),
-        "required" => Ok(ToolChoice::Required),
-        _ => Err(ApiError::parameter("tool_choice", CHOICES)),
-    }
 }
 
 fn spec(index: usize, tool: &Value) -> Result<ToolSpec, ApiError> {

@@ -31,8 +31,9 @@ pub(crate) struct Events {
 }
 
 impl Events {
-    pub(crate) fn new(response: Response, seen: Option<u64>) -> Self {
-        Events { output: Output::new(&response.id), response, next: 0, seen }
+    /// Creates the events of a response. `carries_reasoning` says whether its client carries the reasoning to later requests.
+    pub(crate) fn new(response: Response, seen: Option<u64>, carries_reasoning: bool) -> Self {
+        Events { output: Output::new(&response.id, carries_reasoning), response, next: 0, seen }
     }
 
     /// Returns the response as far as it has been sent.
@@ -92,10 +93,16 @@ impl Events {
     }
 
     fn failed(&mut self, error: ApiError) -> Vec<ResponseEvent> {
+        stored::fail(&mut self.response, error.code.to_owned(), error.message);
+        self.broken_off(ResponseStatus::Failed)
+    }
+
+    /// Returns the events that end a response before its output is complete.
+    fn broken_off(&mut self, status: ResponseStatus) -> Vec<ResponseEvent> {
         let mut events = Vec::new();
         self.output.close(ResponseStatus::Incomplete, &mut events);
         self.response.output = self.output.items().to_vec();
-        stored::fail(&mut self.response, error.code.to_owned(), error.message);
+        self.response.status = status;
         events.push(ResponseEvent::Failed { response: self.snapshot() });
         events
     }
@@ -344,8 +351,7 @@ impl Writer for FollowWriter {
                     events = self.events.failed(error);
                 }
                 ResponseEnd::Cancelled => {
-                    self.events.response.status = ResponseStatus::Cancelled;
-                    events = vec![ResponseEvent::Failed { response: self.events.snapshot() }];
+                    events = self.events.broken_off(ResponseStatus::Cancelled);
                 }
             },
             Err(error) => {
@@ -381,9 +387,10 @@ mod tests {
             settings: request.settings(None),
             caller: request.caller.clone(),
             input: Vec::new(),
+            carries_reasoning: false,
         };
         let response = without_output("resp_0123456789abcdef0123456789abcdef", None, &stored, 1);
-        FollowWriter::new(Events::new(response, seen))
+        FollowWriter::new(Events::new(response, seen, false))
     }
 
     fn answer() -> BatchAnswer {
@@ -441,7 +448,7 @@ mod tests {
             .map(|item| item["type"].as_str().unwrap())
             .collect();
         assert_eq!(kinds, ["reasoning", "message", "function_call", "function_call"]);
-        let stored = output::of_answer("resp_0123456789abcdef0123456789abcdef", &answer());
+        let stored = output::of_answer("resp_0123456789abcdef0123456789abcdef", &answer(), false);
         assert_eq!(response["output"], serde_json::to_value(stored).unwrap());
         assert_eq!((&response["status"], &response["completed_at"]), (&json!("completed"), &json!(5)));
     }
@@ -459,5 +466,20 @@ mod tests {
         let last = &events.last().unwrap()["response"];
         assert_eq!(last["error"], json!({"code": "busy", "message": "later"}));
         assert_eq!((&last["status"], &last["output"][0]["status"]), (&json!("failed"), &json!("incomplete")));
+    }
+
+    #[test]
+    fn a_cancel_ends_the_item_that_grows() {
+        let mut writer = writer(None);
+        write(&mut writer, Progress::Begun);
+        write(&mut writer, Progress::Said(Said { reasoning: String::new(), text: "half a ".into() }));
+        let events = write(&mut writer, Progress::Ended { at_ms: 1, end: ResponseEnd::Cancelled });
+        assert!(events.iter().any(|event| event["type"] == "response.output_item.done"), "{events:?}");
+        let last = &events.last().unwrap()["response"];
+        assert_eq!(
+            (&last["status"], &last["output"][0]["status"]),
+            (&json!("cancelled"), &json!("incomplete"))
+        );
+        assert_eq!(last["error"], Value::Null);
     }
 }
