@@ -129,7 +129,7 @@ pub(crate) enum Knob {
 }
 
 fn thinking_budget(options: &ChatOptions, most: usize) -> Option<usize> {
-    let Reasoning { enabled, effort, budget } = &options.reasoning;
+    let Reasoning { enabled, effort, budget, .. } = &options.reasoning;
     let wanted = match (enabled, budget) {
         (Some(false), _) | (None, None) => return None,
         (_, Some(budget)) => *budget,

@@ -97,8 +97,15 @@ impl RemoteModel for UpstreamModel {
     }
 
     fn ignores_reasoning(&self, options: &ChatOptions) -> bool {
-        options.reasoning != Reasoning::default()
-            && self.options().reasoning_control == ReasoningControl::None
+        let has_only_variables =
+            Reasoning { variables: Default::default(), ..options.reasoning.clone() } == Reasoning::default();
+        match self.options().reasoning_control {
+            ReasoningControl::None => options.reasoning != Reasoning::default(),
+            ReasoningControl::Template => false,
+            ReasoningControl::Effort | ReasoningControl::Budget => {
+                has_only_variables && !options.reasoning.variables.is_empty()
+            }
+        }
     }
 
     fn check(&self, options: &ChatOptions) -> Result<(), EngineError> {

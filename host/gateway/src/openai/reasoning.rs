@@ -104,9 +104,14 @@ impl AskedReasoning {
             return Vec::new();
         }
         if let Model::Remote(_) = model {
-            let options = ChatOptions { reasoning: self.wanted.clone(), ..ChatOptions::default() };
-            let ignored = self.given.iter().filter(|_| model.ignores_reasoning(&options));
-            return ignored.map(|given| given.field.to_owned()).collect();
+            let ignores =
+                |reasoning| model.ignores_reasoning(&ChatOptions { reasoning, ..ChatOptions::default() });
+            let variables = self.wanted.variables.clone();
+            let fields = ignores(Reasoning { variables: Map::new(), ..self.wanted.clone() });
+            let variables = ignores(Reasoning { variables, ..Reasoning::default() });
+            let fields = self.given.iter().filter(|_| fields).map(|given| given.field.to_owned());
+            let variables = self.wanted.variables.keys().filter(|_| variables);
+            return fields.chain(variables.map(|name| format!("{TEMPLATE}.{name}"))).collect();
         }
         let reasons = model.abilities().reasoning != Some(false);
         let takes_effort = model.reads_variable("reasoning_effort") == Some(true);

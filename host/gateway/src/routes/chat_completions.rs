@@ -192,8 +192,7 @@ impl StartedChat {
             });
             Ok((chats.collect::<Result<Vec<_>, ApiError>>()?, wants_logprobs))
         };
-        let (mut choices, wants_logprobs) =
-            run_on_compute(gateway, tenant, bytes, begin).await?;
+        let (mut choices, wants_logprobs) = run_on_compute(gateway, tenant, bytes, begin).await?;
         let warnings = choices[0].stream().warnings();
         // A refusal is a status, not an event, so the first event is awaited before the response starts.
         let first = choices[0].next().await.unwrap_or(Err(EngineError::Cancelled))?;

@@ -181,8 +181,7 @@ impl PendingResponse {
             self.request.text_bytes()
         };
         if self.request.is_background {
-            let ignored = self.request.ignored.clone();
-            return Ok(headers::ignored(self.queue(model, affinity, bytes, streams).await?, &ignored));
+            return self.queue(model, affinity, bytes, streams).await;
         }
         let observer = caller.observer(&gateway, Surface::Responses, asked, streams);
         let pending = Arc::new(self);
@@ -228,7 +227,7 @@ impl PendingResponse {
                 events.of_chat(event, |tokens| entries(&model, tokens));
             }
         };
-        let response = headers::ignored(headers::warned(response, &warnings), &ignored);
+        let response = headers::warned(response, &warnings);
         Ok(headers::served(response, &served))
     }
 

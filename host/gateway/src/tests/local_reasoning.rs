@@ -1,7 +1,7 @@
 //! Tests of a local model that reasons, through the routes of every API: the reasoning is apart from the answer, whole and in
 //! streams, its budget and its switch are obeyed, and fields that change nothing are named.
 
-use super::fixture::{Answer, Server};
+use super::fixture::{Server, TestResponse};
 use serde_json::{Value, json};
 use skep_engine::{Engine, EngineOptions, LocalModel, SpecialTokens};
 use skep_model::{ChatTemplate, LoadedModel};
@@ -45,12 +45,12 @@ fn with(mut body: Value, more: Value) -> Value {
     body
 }
 
-fn data(answer: &Answer) -> Vec<Value> {
+fn data(answer: &TestResponse) -> Vec<Value> {
     let lines = answer.text.lines().filter_map(|line| line.strip_prefix("data: "));
     lines.filter(|line| *line != "[DONE]").map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-fn ignored(answer: &Answer) -> &str {
+fn ignored(answer: &TestResponse) -> &str {
     answer.headers.get("x-skep-ignored").map(|value| value.to_str().unwrap()).unwrap_or_default()
 }
 

@@ -82,16 +82,18 @@ pub(crate) fn text_body(question: &Question<'_>, text: &str) -> Value {
 
 /// Writes how much the model reasons.
 fn set_reasoning(body: &mut Map<String, Value>, question: &Question<'_>) {
-    let Reasoning { enabled, effort, .. } = &question.options.reasoning;
+    let Reasoning { enabled, effort, variables, .. } = &question.options.reasoning;
     match question.model.reasoning_control {
         ReasoningControl::Effort => {
             let effort = if *enabled == Some(false) { Some("none") } else { effort.as_deref() };
             effort.map(|effort| body.insert("reasoning_effort".to_owned(), effort.into()));
         }
         ReasoningControl::Template => {
-            enabled.map(|enabled| {
-                body.insert("chat_template_kwargs".to_owned(), json!({"enable_thinking": enabled}))
-            });
+            let mut variables = variables.clone();
+            enabled.map(|enabled| variables.insert("enable_thinking".to_owned(), enabled.into()));
+            if !variables.is_empty() {
+                body.insert("chat_template_kwargs".to_owned(), variables.into());
+            }
         }
         ReasoningControl::None | ReasoningControl::Budget => {}
     }

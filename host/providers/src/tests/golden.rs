@@ -121,7 +121,11 @@ fn the_reasoning_that_a_request_asks_for_is_sent_as_its_server_takes_it() {
         fields.map(|field| body[field].take())
     };
     let none = || Value::Null;
-    let low = || Reasoning { enabled: Some(true), effort: Some("low".into()), budget: None };
+    let low = || Reasoning { enabled: Some(true), effort: Some("low".into()), ..Reasoning::default() };
+    let kept = || {
+        let variables = json!({"preserve_thinking": true}).as_object().cloned().unwrap();
+        Reasoning { variables, ..low() }
+    };
     let off = || Reasoning { enabled: Some(false), ..Reasoning::default() };
     let budget = |tokens| Reasoning { budget: Some(tokens), ..Reasoning::default() };
     let thinking = |tokens: usize| json!({"type": "enabled", "budget_tokens": tokens});
@@ -131,6 +135,13 @@ fn the_reasoning_that_a_request_asks_for_is_sent_as_its_server_takes_it() {
         (OpenAi, Effort, low(), [json!("low"), none(), none(), none()]),
         (OpenAi, Effort, off(), [json!("none"), none(), none(), none()]),
         (OpenAi, Template, low(), [none(), json!({"enable_thinking": true}), none(), none()]),
+        (OpenAi, Effort, kept(), [json!("low"), none(), none(), none()]),
+        (
+            OpenAi,
+            Template,
+            kept(),
+            [none(), json!({"preserve_thinking": true, "enable_thinking": true}), none(), none()],
+        ),
         (OpenAi, Template, off(), [none(), json!({"enable_thinking": false}), none(), none()]),
         (Anthropic, Effort, low(), [none(), none(), none(), json!({"effort": "low"})]),
         (Anthropic, Budget, low(), [none(), none(), thinking(2048), none()]),

@@ -471,8 +471,11 @@ mod tests {
     #[test]
     fn a_cancel_ends_the_item_that_grows() {
         let mut writer = writer(None);
-        write(&mut writer, Progress::Begun);
-        write(&mut writer, Progress::Said(Said { reasoning: String::new(), text: "half a ".into() }));
+        write(&mut writer, Progress::Started);
+        write(
+            &mut writer,
+            Progress::Partial(PartialAnswer { reasoning: String::new(), text: "half a ".into() }),
+        );
         let events = write(&mut writer, Progress::Ended { at_ms: 1, end: ResponseEnd::Cancelled });
         assert!(events.iter().any(|event| event["type"] == "response.output_item.done"), "{events:?}");
         let last = &events.last().unwrap()["response"];
