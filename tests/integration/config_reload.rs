@@ -452,11 +452,11 @@ async fn unknown_names_are_warnings_everywhere() {
     assert!(created.status.success() && text(&created.stdout).starts_with("skep_"));
     let said = text(&created.stderr);
     assert!(
-        said.contains("warning: no agent \"conceirge\" is deployed; did you mean \"concierge\"?"),
+        said.contains("warning: agent \"conceirge\" is not deployed; did you mean \"concierge\"?"),
         "{said}"
     );
     assert!(
-        said.contains("no agent \"nope\" is deployed;") && !said.contains("no agent \"concierge\""),
+        said.contains("agent \"nope\" is not deployed;") && !said.contains("agent \"concierge\""),
         "{said}"
     );
     let new = json!({"tenant": "local", "role": "invoke", "agents": ["nope"]});

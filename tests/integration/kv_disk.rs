@@ -19,7 +19,7 @@ fn start(data: &Path, arguments: &[&str]) -> (Host, Process) {
 /// Time after a turn within which its pages are on disk. The checksums of a debug build take longer.
 const WRITTEN_WITHIN: Duration = Duration::from_secs(if cfg!(debug_assertions) { 20 } else { 2 });
 
-/// A text of about a thousand tokens.
+/// Returns a text of about a thousand tokens.
 fn long_text() -> String {
     let rule = |number: u32| {
         format!("Rule {number}: a parcel of {} kg goes to warehouse {}. ", number * 3 % 17, number % 7)

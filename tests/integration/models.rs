@@ -451,7 +451,7 @@ fn the_catalog_says_what_runs_here_and_how_fast() {
     assert!(error.contains("hint: did you mean `qwen3-0.6b`?"), "{error}");
     let given = ["model", "recommend", "--memory", "16", "--bandwidth", "40", "--json"];
     let recommended = cache.json(&given);
-    assert_eq!(recommended["recommended"], "qwen3-4b");
+    assert_eq!(recommended["recommended"], "gpt-oss-20b");
     let fits = recommended["models"].as_array().unwrap();
     assert!(fits.iter().all(|model| model["memory_bytes"].as_u64().unwrap() <= 16_000_000_000));
     let small = fits.iter().find(|model| model["name"] == "qwen3-4b").unwrap();

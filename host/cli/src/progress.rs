@@ -160,7 +160,7 @@ impl Step for Lines {
         }
     }
 
-    /// A log gets no further lines of a step that began without its size.
+    /// Writes nothing, because a log gets no further lines of a step that began without its size.
     fn expect_bytes(&self, _total: u64) {}
 
     fn note(&self, _text: &str) {}

@@ -25,7 +25,7 @@ struct State {
     queued: u64,
     taken: u64,
     wanted: VecDeque<Erasure>,
-    /// What was erased, with the tickets before which it counts.
+    /// Filters of finished erasures, with the tickets before which they count.
     done: Vec<(EraseFilter, u64)>,
 }
 

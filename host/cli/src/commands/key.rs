@@ -124,7 +124,7 @@ enum Absent {
 
 enum Keys {
     OfHost(Box<Client>),
-    InFolder { ring: KeyRing, store: Store },
+    InFolder { ring: Box<KeyRing>, store: Box<Store> },
 }
 
 pub async fn run(command: Command) -> Result<()> {
@@ -209,7 +209,8 @@ impl Keys {
             Err(StoreError::OlderSchema { .. }) => Store::connect(url).await?,
             connected => connected?,
         };
-        Ok(Keys::InFolder { ring: KeyRing::new(store.clone(), Clock::default()), store })
+        let ring = Box::new(KeyRing::new(store.clone(), Clock::default()));
+        Ok(Keys::InFolder { ring, store: Box::new(store) })
     }
 
     async fn in_folder(dir: &Path, absent: Absent) -> Result<Self> {
@@ -235,7 +236,8 @@ impl Keys {
                 store
             }
         };
-        Ok(Keys::InFolder { ring: KeyRing::new(store.clone(), Clock::default()), store })
+        let ring = Box::new(KeyRing::new(store.clone(), Clock::default()));
+        Ok(Keys::InFolder { ring, store: Box::new(store) })
     }
 
     async fn create(self, new: NewApiKey) -> Result<Key> {

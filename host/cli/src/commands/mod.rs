@@ -182,7 +182,7 @@ impl Cli {
             // A database is copied by one long-running statement.
             Command::Backup(_) | Command::Db(_) => "error",
             // The turns of this benchmark fail on purpose.
-            Command::Bench(bench::Command::Neighbours(_)) => "error",
+            Command::Bench(bench::Command::Neighbors(_)) => "error",
             _ => "warn",
         };
         let level = match (self.log.log_level.as_deref(), self.log.verbose) {

@@ -22,7 +22,7 @@ Examples:
   skep usage --by day --since 2026-01-01 --until 2026-01-31 --csv > january.csv
   skep usage --by tenant --json | jq -r '.data[] | [.name, .cost[].amount] | @tsv'")]
 pub struct Args {
-    /// What to group by
+    /// Key to group the usage by
     #[arg(long, default_value = "agent", value_parser = ["agent", "model", "tenant", "day", "key", "session"])]
     by: String,
     /// First day, such as 2026-01-31, or 7d for the last seven days [default: 31d]

@@ -106,7 +106,7 @@ pub(super) fn queued_response(
         settings: request.settings(sampling.as_ref()),
         caller: request.caller.clone(),
         input,
-        carries_reasoning: request.carries_reasoning,
+        carries_reasoning: request.reasoning.is_carried,
     };
     let keep = request.is_stored.then(|| NewResponse {
         id: id.clone(),

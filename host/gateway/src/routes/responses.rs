@@ -280,7 +280,7 @@ impl PendingResponse {
             settings: self.request.settings(Some(&sampling)),
             caller: self.request.caller.clone(),
             input: self.input.clone(),
-            carries_reasoning: self.request.carries_reasoning,
+            carries_reasoning: self.request.reasoning.is_carried,
         })
     }
 
@@ -305,7 +305,7 @@ impl PendingResponse {
             settings: self.request.settings(None),
             caller: self.request.caller.clone(),
             input: self.input.clone(),
-            carries_reasoning: self.request.carries_reasoning,
+            carries_reasoning: self.request.reasoning.is_carried,
         };
         let (text, detached) = (stored::text_for_agent(&self.input)?, self.request.is_background);
         let at = (agent, session.clone());

@@ -13,7 +13,7 @@ const CHAT: &str = "/v1/chat/completions";
 const RESPONSES: &str = "/v1/responses";
 const MESSAGES: &str = "/v1/messages";
 
-/// A template that opens no reasoning, closes it if it is told to, and shows what it got.
+/// A template that opens no reasoning, closes it if a request turns it off, and shows what it got.
 const TEMPLATE: &str = "{% if note is defined %}<|im_start|>note\n{{ note }}<|im_end|>\n{% endif %}\
     {% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
     {% if tools %}<tool_call>{{ tools | length }}{% endif %}{% if add_generation_prompt %}<|im_start|>assistant\n\

@@ -9,7 +9,7 @@ mod health;
 mod interference;
 mod invoke;
 mod load;
-mod neighbours;
+mod neighbors;
 mod routing;
 mod runtime;
 mod soak;
@@ -33,7 +33,8 @@ pub enum Command {
     Engine(engine::Args),
     Invoke(invoke::Args),
     Runtime(runtime::Args),
-    Neighbours(neighbours::Args),
+    #[command(alias = "neighbours")]
+    Neighbors(neighbors::Args),
     Health(health::Args),
     Agents(agents::Args),
     Bill(bill::Args),
@@ -51,7 +52,7 @@ pub async fn run(command: Command) -> Result<()> {
         Command::Engine(args) => tokio::task::block_in_place(|| engine::run(&args)),
         Command::Invoke(args) => invoke::run(args).await,
         Command::Runtime(args) => runtime::run(args).await,
-        Command::Neighbours(args) => neighbours::run(args).await,
+        Command::Neighbors(args) => neighbors::run(args).await,
         Command::Health(args) => health::run(args).await,
         Command::Agents(args) => agents::run(args).await,
         Command::Bill(args) => bill::run(args).await,

@@ -76,8 +76,6 @@ pub(crate) struct ResponseRequest {
     pub previous: Option<String>,
     pub is_stored: bool,
     pub is_background: bool,
-    /// Whether the client carries the reasoning to later requests itself.
-    pub carries_reasoning: bool,
     pub caller: ResponseCaller,
     /// Names of fields that the host does not know.
     pub ignored: Vec<String>,
@@ -87,10 +85,20 @@ pub(crate) struct ResponseRequest {
     metadata: Metadata,
     /// Whether the oldest items are dropped if the input is too long.
     pub truncates: bool,
-    reasoning: (AskedReasoning, ResponseReasoning),
+    pub reasoning: RequestedReasoning,
     format: TextFormat,
     tools: Tools,
     top_logprobs: Option<u32>,
+}
+
+/// The part of a request that concerns reasoning.
+#[derive(Debug)]
+pub(crate) struct RequestedReasoning {
+    asked: AskedReasoning,
+    /// The values that the response repeats.
+    shown: ResponseReasoning,
+    /// Whether the client carries the reasoning to later requests itself.
+    pub is_carried: bool,
 }
 
 impl ResponseRequest {
@@ -148,13 +156,16 @@ impl ResponseRequest {
             previous: fields.take("previous_response_id")?,
             is_stored,
             is_background: fields.take("background")?.unwrap_or(false),
-            carries_reasoning: include.iter().any(|name| name == CARRIED_REASONING),
             caller,
             max_output_tokens: fields.take("max_output_tokens")?,
             max_tool_calls: fields.take("max_tool_calls")?,
             metadata: metadata::checked(fields.take("metadata")?)?.unwrap_or_default(),
             truncates,
-            reasoning: (reasoning::take(&mut fields)?, shown),
+            reasoning: RequestedReasoning {
+                asked: reasoning::take(&mut fields)?,
+                shown,
+                is_carried: include.iter().any(|name| name == CARRIED_REASONING),
+            },
             format,
             tools: tools::read(
                 fields.take("tools")?.unwrap_or_default(),
@@ -179,7 +190,7 @@ impl ResponseRequest {
 
     /// Returns the names of the fields that change nothing with this model.
     pub(crate) fn ignored_by(&self, model: &Model) -> Vec<String> {
-        self.ignored.iter().cloned().chain(self.reasoning.0.without_effect(model)).collect()
+        self.ignored.iter().cloned().chain(self.reasoning.asked.without_effect(model)).collect()
     }
 
     /// Returns whether it takes long to begin: a constraint is compiled for the answer, or the input may have to be shortened.
@@ -198,7 +209,7 @@ impl ResponseRequest {
             tools: self.tools.specs.clone(),
             tool_choice: self.tools.choice.clone(),
             parallel_tool_calls: self.tools.parallel,
-            reasoning: self.reasoning.0.wanted.clone(),
+            reasoning: self.reasoning.asked.wanted.clone(),
             output: self.format.constraint.clone(),
             sampling: self.parameters.sampling(defaults)?,
             sampling_overrides: self.parameters.sampling_overrides()?,
@@ -222,7 +233,7 @@ impl ResponseRequest {
             max_tool_calls: self.max_tool_calls,
             metadata: self.metadata.clone(),
             parallel_tool_calls: self.tools.parallel,
-            reasoning: self.reasoning.1.clone(),
+            reasoning: self.reasoning.shown.clone(),
             service_tier: "default".to_owned(),
             store: self.is_stored,
             temperature: sampling.map(|sampling| sampling.temperature),

@@ -1,4 +1,4 @@
-//! `skep bench neighbours`: how an agent is affected by others that take all they can get.
+//! `skep bench neighbors`: how an agent is affected by others that take all they can get.
 //!
 //! Everything runs in this process, without HTTP and without inference. The hostile agent does one kind of
 //! damage at a time, in several sessions, one turn after the other without a pause.
@@ -34,8 +34,8 @@ const LIMITS: &str = "[limits]\nmemory_mb = 64\ncpu_ms = 500\nhost_calls = 20000
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  skep bench neighbours
-  skep bench neighbours --turns 5000 --attackers 16 --json")]
+  skep bench neighbors
+  skep bench neighbors --turns 5000 --attackers 16 --json")]
 pub struct Args {
     /// Number of turns to measure during each kind of damage
     #[arg(long, value_name = "N", default_value_t = 2_000, value_parser = clap::value_parser!(u32).range(100..=1_000_000))]
