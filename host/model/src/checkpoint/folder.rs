@@ -25,7 +25,9 @@ const MAX_TOKENIZER_BYTES: u64 = 256 << 20;
 const MAX_TEMPLATE_BYTES: u64 = 1 << 20;
 const MAX_SHARDS: usize = 4096;
 /// The files of vocabularies that are read.
-const VOCABULARY_FILES: [&str; 1] = ["tokenizer.json"];
+const VOCABULARY_FILES: [&str; 2] = [TOKENIZER_JSON, TIKTOKEN];
+const TOKENIZER_JSON: &str = "tokenizer.json";
+const TIKTOKEN: &str = "tiktoken.model";
 
 /// The folder and its parsed small files.
 #[derive(Debug)]
@@ -61,7 +63,7 @@ impl Folder {
             path: path.to_owned(),
             problem: "it has no config.json".into(),
         })?;
-        let tokenizer = read_json::<TokenizerParts>(&path.join("tokenizer.json"), MAX_TOKENIZER_BYTES)?;
+        let tokenizer = read_json::<TokenizerParts>(&path.join(TOKENIZER_JSON), MAX_TOKENIZER_BYTES)?;
         Ok(Self {
             path: path.to_owned(),
             config,
@@ -103,10 +105,10 @@ impl Folder {
     }
 
     pub(super) fn tokenizer(&self) -> Result<Option<Tokenizer>, ModelError> {
-        if let Some(bytes) = read_bounded(&self.path.join("tokenizer.json"), MAX_TOKENIZER_BYTES)? {
+        if let Some(bytes) = read_bounded(&self.path.join(TOKENIZER_JSON), MAX_TOKENIZER_BYTES)? {
             return Tokenizer::from_json(&bytes).map(Some);
         }
-        let ranks = read_bounded(&self.path.join("tiktoken.model"), MAX_TOKENIZER_BYTES)?;
+        let ranks = read_bounded(&self.path.join(TIKTOKEN), MAX_TOKENIZER_BYTES)?;
         let config = self.tokenizer_config.as_ref().unwrap_or(&Value::Null);
         ranks.map(|ranks| Tokenizer::from_tiktoken(&ranks, config)).transpose()
     }
