@@ -153,6 +153,7 @@ fn the_load_benchmark_leaks_no_memory_and_no_pages() {
     }
     assert!(count(&report["overload"], "refused") > 0, "{report}");
     assert_eq!(report["kv"]["free_after"], report["kv"]["free_before"]);
-    let grown = count(&report["memory"], "peak_mb").saturating_sub(count(&report["memory"], "start_mb"));
-    assert!(grown < 150, "{grown} MB more than at the start");
+    // The load touched the weights and the workspaces; the overload needs little beside them.
+    let grown = count(&report["memory"], "peak_mb").saturating_sub(count(&report["memory"], "after_mb"));
+    assert!(grown < 64, "{grown} MB more than after the load: {report}");
 }
