@@ -4,6 +4,7 @@
 
 use crate::harness::{Host, repository, shared};
 use serde_json::{Value, json};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 /// Dishes with their counts.
@@ -145,11 +146,13 @@ const SENTENCES: [(&str, Option<(usize, u64)>); 10] = [
 #[tokio::test]
 async fn a_new_agent_rolls_the_requested_dice_and_reports_the_result() {
     let folder = tempfile::tempdir().unwrap();
+    // The dependencies of an agent are compiled once for this test and the guides.
+    let target = Path::new(env!("CARGO_BIN_EXE_skep")).parent().unwrap().with_file_name("guides");
     let run = |arguments: [&str; 2]| {
         let skep = Command::new(env!("CARGO_BIN_EXE_skep"))
             .args(arguments)
             .current_dir(folder.path())
-            .env_remove("CARGO_TARGET_DIR")
+            .env("CARGO_TARGET_DIR", &target)
             .stdin(Stdio::null())
             .output();
         let output = skep.unwrap();
@@ -158,7 +161,7 @@ async fn a_new_agent_rolls_the_requested_dice_and_reports_the_result() {
     run(["new", "my-dice"]);
     run(["build", "my-dice"]);
     let manifest = std::fs::read_to_string(folder.path().join("my-dice/agent.toml")).unwrap();
-    let component = std::fs::read(folder.path().join("my-dice/target/skep/my-dice.wasm")).unwrap();
+    let component = std::fs::read(target.join("skep/my-dice.wasm")).unwrap();
     let host = shared();
     let (status, deployed) = host.deploy(&manifest, component).await;
     assert_eq!(status, 201, "{deployed}");
