@@ -44,7 +44,7 @@ pub struct KvLayer {
 
 impl KvFormat {
     /// Returns the size in bytes of one value of a key or a value vector, without scales.
-    pub fn element_bytes(self) -> usize {
+    pub(crate) fn element_bytes(self) -> usize {
         match self {
             KvFormat::F32 => 4,
             KvFormat::F16 => 2,
