@@ -46,6 +46,7 @@ pub struct Agent {
 }
 
 impl Agent {
+    /// Creates an agent on the default model, without handlers for alarms and events. `#[agent]` calls it.
     #[doc(hidden)]
     pub const fn new(
         name: &'static str,
@@ -56,18 +57,21 @@ impl Agent {
         Self { name, description, tools, turn, model: None, alarm: None, event: None }
     }
 
+    /// Sets the model that the agent uses where it names none.
     #[doc(hidden)]
     pub const fn with_model(mut self, model: &'static str) -> Self {
         self.model = Some(model);
         self
     }
 
+    /// Sets the handler of alarms.
     #[doc(hidden)]
     pub const fn on_alarm(mut self, alarm: AlarmFunction) -> Self {
         self.alarm = Some(alarm);
         self
     }
 
+    /// Sets the handler of events.
     #[doc(hidden)]
     pub const fn on_event(mut self, event: EventFunction) -> Self {
         self.event = Some(event);

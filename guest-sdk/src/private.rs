@@ -28,7 +28,9 @@ use crate::{ToolError, schema};
     note = "return a `Result` with a value that is `Serialize + JsonSchema` and an error that converts into `ToolError`"
 )]
 pub trait ToolReturn {
+    /// Returns the JSON Schema of the value.
     fn schema() -> Value;
+    /// Returns the value as JSON, or the error of the tool.
     fn into_json(self) -> Result<Value, ToolError>;
 }
 

@@ -28,19 +28,23 @@ impl AlignedBytes {
         Ok(AlignedBytes { region: Arc::new(Region::map(len)?), offset: 0, len })
     }
 
+    /// Returns the size in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
+    /// Returns whether the memory has no bytes, as in a matrix that is only described.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
+    /// Returns all bytes; those that were never written are 0.
     pub fn as_slice(&self) -> &[u8] {
         // SAFETY: the bytes are inside the region and initialized, and only this owner has them.
         unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len) }
     }
 
+    /// Returns all bytes for writing.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: as above, borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.as_ptr().cast_mut(), self.len) }

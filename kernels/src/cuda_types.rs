@@ -16,6 +16,7 @@ pub enum Architecture {
 }
 
 impl Architecture {
+    /// All architectures that kernels are compiled for.
     pub const ALL: [Architecture; 6] = [
         Architecture::Sm80,
         Architecture::Sm86,
@@ -77,6 +78,7 @@ pub struct MatrixLayout {
     pub stride: u32,
 }
 
+/// The number format of a matrix that cuBLASLt reads or writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Format {
     Bf16,

@@ -18,6 +18,7 @@ pub enum Isa {
 }
 
 impl Isa {
+    /// All tiers, slowest first.
     pub const ALL: [Isa; 4] = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16];
 
     /// Returns the fastest tier that this machine supports.

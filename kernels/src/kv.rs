@@ -43,7 +43,8 @@ pub struct KvLayer {
 }
 
 impl KvFormat {
-    pub fn element_bytes(self) -> usize {
+    /// Returns the size in bytes of one value of a key or a value vector, without scales.
+    pub(crate) fn element_bytes(self) -> usize {
         match self {
             KvFormat::F32 => 4,
             KvFormat::F16 => 2,
@@ -61,6 +62,7 @@ impl KvFormat {
 }
 
 impl KvLayer {
+    /// Creates the pages of one layer, all zero. Fails if the shape is not supported or there is not enough memory.
     pub fn new(
         format: KvFormat,
         page_count: usize,
@@ -101,10 +103,12 @@ impl KvLayer {
         page_count.checked_mul(kv_heads)?.checked_mul(head.checked_add(2 * format.scale_bytes())?)
     }
 
+    /// Returns the number of key-value heads.
     pub fn kv_heads(&self) -> usize {
         self.kv_heads
     }
 
+    /// Returns the number of values in a head's key, and in its value.
     pub fn head_size(&self) -> usize {
         self.head_size
     }

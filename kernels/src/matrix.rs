@@ -70,10 +70,12 @@ impl PackedMatrix {
         expect_len(op, "the byte length of the weights", expected, self.bytes.len())
     }
 
+    /// Returns the format of the weights.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
+    /// Returns the number of rows, which is the number of outputs of a product.
     pub fn rows(&self) -> usize {
         self.rows
     }
@@ -83,6 +85,7 @@ impl PackedMatrix {
         self.rows.div_ceil(TILE_ROWS)
     }
 
+    /// Returns the number of columns, which is the number of inputs of a product.
     pub fn columns(&self) -> usize {
         self.columns
     }

@@ -13,6 +13,7 @@ use syn::{Visibility, parse_quote, parse2};
 use crate::agent_options::AgentOptions;
 use crate::documentation;
 
+/// Expands `#[agent]`. An error points to the token at fault.
 pub fn expand(attributes: TokenStream, item: TokenStream) -> Result<TokenStream> {
     let options: AgentOptions = parse2(attributes)?;
     let expected = "`#[agent]` must be on a function or, with `instructions`, on a unit struct";

@@ -10,6 +10,7 @@ use syn::{Error, Expr, Ident, Lit, Path, Result, Token, bracketed};
 const KNOWN: &str = "`instructions = \"…\"`, `model = \"…\"`, `temperature = 0.5`, `max_tokens = 200`, `tools = [a, b]`, `host_tools = [\"mcp:files/*\"]`, `on_alarm = f` and \
                      `on_event = f`, each once";
 
+/// The parsed options. An option with its name is a pair, so that errors can point to the name.
 #[derive(Default)]
 pub struct AgentOptions {
     pub instructions: Option<(Ident, Expr)>,

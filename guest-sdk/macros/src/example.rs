@@ -17,6 +17,7 @@ use crate::json::Json;
 const FORM: &str = "an example is `example(user = \"Roll two dice\", call = {\"count\": 2}, result = [3, 4], answer = \"You rolled 3 \
                     and 4.\")`, or without `call` and `result` if the tool is not called";
 
+/// A parsed example, whose values are not checked yet.
 pub struct Example {
     name: Ident,
     user: LitStr,

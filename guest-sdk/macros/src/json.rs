@@ -8,6 +8,7 @@ use syn::parse::{Parse, ParseStream};
 use syn::punctuated::Punctuated;
 use syn::{Error, Ident, Lit, LitStr, Result, Token, braced, bracketed, token};
 
+/// A JSON value. Numbers keep the digits that the author wrote.
 pub enum Json {
     Object(Vec<Property>),
     Array(Vec<Json>),
@@ -15,6 +16,7 @@ pub enum Json {
     Other(String),
 }
 
+/// A name and a value of an object.
 pub struct Property {
     pub name: LitStr,
     pub value: Json,
@@ -69,6 +71,7 @@ impl Parse for Property {
 }
 
 impl Json {
+    /// Returns the value as JSON without white space.
     pub fn text(&self) -> String {
         let joined = |parts: Vec<String>| parts.join(",");
         match self {

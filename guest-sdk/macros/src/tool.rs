@@ -16,6 +16,7 @@ use crate::{documentation, example::Expected, tool_options::ToolOptions};
 /// Attributes of a parameter that belong to the schema of the arguments and not to the function.
 const FIELD_ATTRIBUTES: [&str; 4] = ["doc", "schemars", "serde", "allow"];
 
+/// Expands `#[tool]`. An error points to the token at fault.
 pub fn expand(attributes: TokenStream, item: TokenStream) -> Result<TokenStream> {
     let options: ToolOptions = parse2(attributes)?;
     let mut function: ItemFn = parse2(item)

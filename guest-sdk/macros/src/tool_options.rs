@@ -12,6 +12,7 @@ const MAX_RETRIES: u32 = 10;
 const MAX_TIMEOUT_MS: u32 = 86_400_000;
 const KNOWN: &str = "`read_only`, `destructive`, `idempotent`, `open_world`, `needs_approval`, `timeout_ms = 500` and `retries = 2`, each once, and any number of `example(…)`";
 
+/// The parsed options. An option with its name is kept so that errors can point to it.
 #[derive(Default)]
 pub struct ToolOptions {
     read_only: Option<Ident>,
@@ -96,6 +97,7 @@ fn example(name: Ident, input: ParseStream<'_>) -> Result<Example> {
 }
 
 impl ToolOptions {
+    /// Checks all examples against the tool's arguments, `None` if they are not known to the macro.
     pub fn check_examples(&self, expected: Option<&[Expected]>) -> Result<()> {
         self.examples.iter().try_for_each(|example| example.check(expected))
     }

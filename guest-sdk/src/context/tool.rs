@@ -28,6 +28,7 @@ pub struct Tool {
 }
 
 impl Tool {
+    /// Returns the description of the tool that the host and the model get.
     pub fn definition(&self) -> ToolDefinition {
         ToolDefinition {
             name: self.name.to_owned(),

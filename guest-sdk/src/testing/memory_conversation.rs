@@ -16,8 +16,10 @@ use crate::{
 /// Default number of messages that a compaction keeps.
 const KEEP_RECENT: u32 = 8;
 
+/// A handle of a conversation in the world of a test.
 pub struct MemoryConversation {
     pub world: Rc<RefCell<World>>,
+    /// Name of the conversation within its session.
     pub name: String,
 }
 

@@ -76,6 +76,7 @@ struct Timer {
 }
 
 impl World {
+    /// Creates the world of a new session at time 0, with an empty script. `tools` are the agent's own.
     pub fn new(tools: Vec<ToolDefinition>, model: &'static str) -> Self {
         Self {
             saved: Saved::default(),
@@ -263,6 +264,7 @@ pub struct MemoryHost {
 }
 
 impl MemoryHost {
+    /// Creates a host whose turn changes `world`.
     pub fn new(world: Rc<RefCell<World>>) -> Self {
         Self { world }
     }

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use crate::host::{HostStream, Task};
 use crate::{Generation, InferenceError};
 
+/// A stream of a generation that was made in full before it began.
 pub struct MemoryStream {
     pieces: VecDeque<String>,
     generation: Generation,
@@ -12,6 +13,7 @@ pub struct MemoryStream {
 }
 
 impl MemoryStream {
+    /// Creates a stream of `pieces`, whose text together is that of `generation`.
     pub fn new(pieces: VecDeque<String>, generation: Generation) -> Self {
         Self { pieces, generation, ended: false }
     }

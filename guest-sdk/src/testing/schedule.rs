@@ -60,6 +60,7 @@ pub fn scheduled(
     Ok(Scheduled { id, name: name.to_owned(), timing, data: options.data, due_at_ms, failed: None })
 }
 
+/// Checks a topic as the host does: dotted names of at most 128 bytes that do not begin with `skep.`.
 pub fn check_topic(topic: &str) -> Result<(), EmitError> {
     let is_part =
         |part: &str| !part.is_empty() && part.chars().all(|c| c.is_ascii_alphanumeric() || "-_".contains(c));

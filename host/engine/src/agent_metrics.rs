@@ -68,10 +68,12 @@ impl AgentMetrics {
         }
     }
 
+    /// Counts one request by its outcome. Refused requests count too.
     pub fn count_request(&self, outcome: Outcome) {
         self.requests[outcome as usize].increment(1);
     }
 
+    /// Adds tokens of one kind to the agent's counter.
     pub fn count_tokens(&self, kind: TokenKind, tokens: usize) {
         self.tokens[kind as usize].increment(tokens as u64);
     }

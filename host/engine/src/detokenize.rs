@@ -32,6 +32,7 @@ impl Detokenizer {
         }
     }
 
+    /// Adds a token and returns the text that is now certain. Text that may begin a stop string is held back.
     pub fn push(&mut self, token: u32) -> Delta {
         self.stops.push(&self.decoder.push(token))
     }

@@ -80,6 +80,7 @@ pub(crate) struct EngineLoop {
 }
 
 impl EngineLoop {
+    /// Creates a loop that does nothing before `run` is called on its thread.
     pub fn new(
         executor: Box<dyn Executor>,
         mut scheduler: Scheduler,

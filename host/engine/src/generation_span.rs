@@ -23,6 +23,7 @@ enum Progress {
 }
 
 impl GenerationSpan {
+    /// Opens a span below the caller's current one, with the fields that are known from the request.
     pub fn new(model: &str, request: &GenerateRequest) -> Self {
         let span = info_span!(
             "generation",

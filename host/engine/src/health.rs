@@ -17,10 +17,12 @@ struct Failures {
 }
 
 impl Health {
+    /// Records a step that succeeded, which makes the replica ready again.
     pub fn record_step(&self) {
         self.failures().in_a_row = 0;
     }
 
+    /// Records a step that failed. Several in a row make the replica not ready, for the reason `error`.
     pub fn record_failed_step(&self, error: &str) {
         let mut failures = self.failures();
         failures.in_a_row = failures.in_a_row.saturating_add(1);

@@ -17,6 +17,7 @@ pub(crate) struct KeyedHash {
 pub(crate) struct Digest(u128);
 
 impl KeyedHash {
+    /// Returns a 128-bit digest, which is the same for equal values as long as the engine runs.
     pub fn digest(&self, value: impl Hash) -> Digest {
         let (high, low) = (self.high.hash_one(&value), self.low.hash_one(&value));
         Digest(u128::from(high) << 64 | u128::from(low))

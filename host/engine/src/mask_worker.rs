@@ -48,6 +48,7 @@ pub(crate) enum Pending<'a> {
 }
 
 impl MaskWorker {
+    /// Starts the thread `masks-NAME`, which ends when the worker is dropped.
     pub fn start(name: &str) -> std::io::Result<Self> {
         let (jobs, queue) = channel::<Vec<MaskJob>>();
         let (results, done) = channel();

@@ -186,6 +186,7 @@ pub(crate) struct Observed {
 }
 
 impl Observed {
+    /// Starts the observation of a request with the messages that were `said` in its prompt.
     pub fn begin(
         observer: &dyn Observer,
         model: &str,
@@ -210,12 +211,14 @@ impl Observed {
         self.unreported = unreported;
     }
 
+    /// Passes a part of the answer to the observer. Does nothing after the end.
     pub fn observe(&mut self, observation: Observation<'_>) {
         if let Some(observer) = &mut self.observer {
             observer.observe(observation);
         }
     }
 
+    /// Ends the observation with an error, which may be a cancellation.
     pub fn fail(&mut self, error: &EngineError) {
         self.end(match error {
             EngineError::Cancelled => Ending::Cancelled,
@@ -223,6 +226,7 @@ impl Observed {
         });
     }
 
+    /// Reports the end with the tokens and the attempts of the request. Only the first call has an effect.
     pub fn end(&mut self, ending: Ending<'_>) {
         if let Some(observer) = self.observer.take() {
             let unreported = self.unreported.uses();

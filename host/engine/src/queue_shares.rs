@@ -40,6 +40,7 @@ impl QueueShares {
         true
     }
 
+    /// Frees a slot that `enter` gave to this tenant.
     pub fn leave(&self, tenant: &str) {
         let mut taken = self.lock();
         taken.all -= 1;
@@ -51,6 +52,7 @@ impl QueueShares {
         }
     }
 
+    /// Returns the number of slots that all tenants hold.
     pub fn taken(&self) -> usize {
         self.lock().all
     }

@@ -75,14 +75,17 @@ impl Replica {
         Ok(Replica { view, commands: Some(commands), thread: Some(thread) })
     }
 
+    /// Returns the state that the router sees.
     pub fn view(&self) -> &ReplicaView {
         &self.view
     }
 
+    /// Returns the counters since the start and the current load, without waiting for the loop.
     pub fn stats(&self) -> EngineStats {
         self.view.telemetry.stats()
     }
 
+    /// Returns the distributions of times since the start, without waiting for the loop.
     pub fn times(&self) -> EngineTimes {
         self.view.telemetry.times()
     }

@@ -9,10 +9,12 @@ pub(crate) struct Service {
 }
 
 impl Service {
+    /// Returns the number of all tokens, each counted once.
     pub fn tokens(self) -> usize {
         self.prompt + self.output
     }
 
+    /// Returns the service after `earlier`, which must not exceed this one.
     pub fn since(self, earlier: Service) -> Service {
         Service { prompt: self.prompt - earlier.prompt, output: self.output - earlier.output }
     }

@@ -38,6 +38,7 @@ pub struct TokenStream {
 pub(crate) struct SpentTokens(Arc<AtomicUsize>);
 
 impl SpentTokens {
+    /// Sets the number of tokens so far. Only the engine's loop calls it.
     pub fn set(&self, tokens: usize) {
         self.0.store(tokens, Relaxed);
     }

@@ -103,6 +103,7 @@ impl Drop for QueueSlot {
 }
 
 impl Telemetry {
+    /// Creates the telemetry of a replica whose `pages_total` pages are all free.
     pub fn new(model: &str, replica: usize, pages_total: usize) -> Arc<Self> {
         Arc::new(Telemetry {
             model: model.to_string(),
@@ -131,6 +132,7 @@ impl Telemetry {
         Duration::from_micros(between_us).clamp(Duration::from_millis(50), Duration::from_secs(30))
     }
 
+    /// Returns the counters since the start and the current load.
     pub fn stats(&self) -> EngineStats {
         EngineStats {
             running: self.current.running.load(Relaxed),
@@ -151,6 +153,7 @@ impl Telemetry {
         }
     }
 
+    /// Returns the distributions of times since the start.
     pub fn times(&self) -> EngineTimes {
         let Times { queue, first_token, inter_token, step } = &self.times;
         EngineTimes {
@@ -161,6 +164,7 @@ impl Telemetry {
         }
     }
 
+    /// Records the duration of computing and sampling a step, without its plan and its commit.
     pub fn record_step_time(&self, took: Duration) {
         self.times.step.record(took);
         self.step_metrics().step.record(took.as_secs_f64());
@@ -176,6 +180,7 @@ impl Telemetry {
         }
     }
 
+    /// Sets the load that the router and the gauges see. `pages_free` includes pages that could be evicted.
     pub fn record_load(&self, running: usize, waiting: usize, pages_free: usize, pages_cached: usize) {
         self.current.running.store(running, Relaxed);
         self.current.waiting.store(waiting, Relaxed);
@@ -188,6 +193,7 @@ impl Telemetry {
         metrics.pages_cached.set(pages_cached as f64);
     }
 
+    /// Counts a step with its rows and its sequences.
     pub fn record_step(&self, batch_tokens: usize, sequences: usize) {
         self.totals.steps.fetch_add(1, Relaxed);
         self.totals.step_sequences.fetch_add(sequences as u64, Relaxed);
@@ -237,6 +243,7 @@ impl Telemetry {
 }
 
 impl RequestTelemetry {
+    /// Counts tokens for the replica and for the agent. Forced tokens are also generated tokens.
     pub fn record_tokens(&self, kind: TokenKind, count: usize) {
         let engine = &self.engine;
         let total = match kind {
@@ -255,16 +262,19 @@ impl RequestTelemetry {
         self.agent.count_tokens(kind, count);
     }
 
+    /// Records the time from the submission to the admission.
     pub fn record_queue_time(&self, time: Duration) {
         self.engine.times.queue.record(time);
         self.agent.queue.record(time.as_secs_f64());
     }
 
+    /// Records the time from the submission to the first token.
     pub fn record_first_token(&self, time: Duration) {
         self.engine.times.first_token.record(time);
         self.agent.first_token.record(time.as_secs_f64());
     }
 
+    /// Records the time between two tokens of the answer.
     pub fn record_inter_token(&self, time: Duration) {
         self.engine.times.inter_token.record(time);
         self.agent.inter_token.record(time.as_secs_f64());
@@ -284,6 +294,7 @@ impl RequestTelemetry {
         self.agent.count_request(Outcome::Busy);
     }
 
+    /// Counts a preemption for the replica and for the agent.
     pub fn record_preemption(&self) {
         self.engine.totals.preemptions.fetch_add(1, Relaxed);
         self.agent.preemptions.increment(1);

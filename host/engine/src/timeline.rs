@@ -103,6 +103,7 @@ pub(crate) struct StepTimer {
 }
 
 impl StepTimer {
+    /// Creates a timer whose first step begins now.
     pub fn new(timeline: Option<Arc<Timeline>>, replica: usize) -> Self {
         let now = Instant::now();
         StepTimer { timeline, replica, began: now, since: now, phases: Default::default() }

@@ -50,10 +50,12 @@ pub struct Batch {
 }
 
 impl Batch {
+    /// Returns the number of rows that the step computes, over all sequences.
     pub fn token_count(&self) -> usize {
         self.sequences.iter().map(|sequence| sequence.tokens.len()).sum()
     }
 
+    /// Returns the number of logit rows that the step produces, over all sequences.
     pub fn logit_rows(&self) -> usize {
         self.sequences.iter().map(BatchSequence::logit_rows).sum()
     }

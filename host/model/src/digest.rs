@@ -30,6 +30,7 @@ pub struct ModelDigest {
 }
 
 impl ModelDigest {
+    /// Digests the three parts. Only samples of the weights are read, so that large models start quickly.
     pub fn new(checkpoint: &Checkpoint, tokenizer: &Tokenizer, template: &ChatTemplate) -> Self {
         ModelDigest {
             weights: weights(&checkpoint.tensors().collect::<Vec<_>>()),

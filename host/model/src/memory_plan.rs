@@ -48,6 +48,7 @@ impl MemoryPlan {
         MemoryPlan { weight_bytes: weights.values().sum(), ..sum }
     }
 
+    /// Returns the sum of all uses in bytes. It saturates instead of overflowing.
     pub fn total_bytes(&self) -> u64 {
         let rest = self.activation_bytes.saturating_add(self.graph_bytes).saturating_add(self.kv_bytes);
         self.weight_bytes.saturating_add(rest)

@@ -77,6 +77,7 @@ impl Default for Bounds {
 }
 
 impl Client {
+    /// Creates a client. Its clones share its connections and its bound on running requests.
     pub fn new(options: Options) -> Self {
         let connections = Connections::new(options.resolve, options.addresses);
         Client { inner: Arc::new(Inner { connections, running: Semaphore::new(options.max_running.max(1)) }) }

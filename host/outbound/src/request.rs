@@ -89,18 +89,22 @@ impl Request {
         Ok(self)
     }
 
+    /// Replaces the body. Its size is checked when the request is sent.
     pub fn body(self, body: Vec<u8>) -> Self {
         Request { body, ..self }
     }
 
+    /// Returns the method, one of those that agents may use.
     pub fn method(&self) -> &Method {
         &self.method
     }
 
+    /// Returns the URL, without its fragment.
     pub fn url(&self) -> &Url {
         &self.url
     }
 
+    /// Returns the origin that a policy has to allow.
     pub fn origin(&self) -> &Origin {
         &self.origin
     }

@@ -65,6 +65,7 @@ pub struct UpstreamModelOptions {
 }
 
 impl UpstreamModelOptions {
+    /// Creates options for a model that the server knows by the same name, without limits of its own.
     pub fn new(name: impl Into<String>) -> Self {
         UpstreamModelOptions {
             name: name.into(),
@@ -162,8 +163,10 @@ impl Default for LimitOptions {
     }
 }
 
+/// Maximum times of the parts of a request. Exceeding one fails the attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timeouts {
+    /// Time of establishing a connection.
     pub connect: Duration,
     /// Time from sending a request to the first part of its answer.
     pub first_token: Duration,
@@ -184,6 +187,7 @@ impl Default for Timeouts {
     }
 }
 
+/// How often and when a failed request is sent again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RetryOptions {
     /// Maximum number of attempts for a request, all before any part of an answer was sent.
@@ -207,10 +211,12 @@ impl Default for RetryOptions {
     }
 }
 
+/// When a circuit breaker stops requests to an upstream, and for how long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BreakerOptions {
     /// Number of failures in a row after which nothing is sent for a while.
     pub failures: u32,
+    /// Time for which nothing is sent, before a single trial.
     pub cool_down: Duration,
     /// Each failed trial doubles the cool-down, up to this.
     pub max_cool_down: Duration,

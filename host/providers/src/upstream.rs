@@ -44,6 +44,7 @@ impl Upstream {
         Ok(Upstream(Arc::new(Shared { options, base, http, limits, breaker })))
     }
 
+    /// Returns the options that the upstream was created with.
     pub fn options(&self) -> &UpstreamOptions {
         &self.0.options
     }
@@ -68,6 +69,7 @@ impl Upstream {
 }
 
 impl UpstreamModel {
+    /// Returns the options of this model.
     pub fn options(&self) -> &UpstreamModelOptions {
         &self.shared.options.models[self.index]
     }

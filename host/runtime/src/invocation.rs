@@ -54,6 +54,7 @@ pub enum Origin {
     Tool(ToolOrigin),
 }
 
+/// The schedule that caused a turn.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AlarmOrigin {
     /// Id of the schedule.
@@ -66,10 +67,12 @@ pub struct AlarmOrigin {
     pub missed: u32,
 }
 
+/// The event that caused a turn.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EventOrigin {
     pub id: String,
     pub topic: String,
+    /// The time at which the event was published.
     pub at_ms: u64,
     /// Number of the attempt, starting at 1.
     pub attempt: u32,
@@ -79,8 +82,10 @@ pub struct EventOrigin {
     pub delivery: i64,
 }
 
+/// The call of a tool that caused a turn.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ToolOrigin {
+    /// Name of the tool.
     pub name: String,
     /// Agents that wait for the result, each called by the one before it. Empty if a client makes
     /// the call.

@@ -148,6 +148,7 @@ impl McpToml {
 }
 
 impl UriTemplate {
+    /// Parses a URI in which `{name}` is a variable. The error is a message for its author.
     pub fn parse(text: &str) -> Result<Self, String> {
         let fail = |why: &str| Err(format!("{text:?} is not a valid URI of a resource: {why}"));
         if text.len() > MAX_URI_BYTES {
@@ -197,6 +198,7 @@ impl UriTemplate {
         Ok(UriTemplate { text: text.to_owned(), parts })
     }
 
+    /// Returns the URI as it was written.
     pub fn as_str(&self) -> &str {
         &self.text
     }

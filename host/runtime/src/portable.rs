@@ -21,9 +21,11 @@ pub struct PortableSession {
     pub conversations: Vec<PortableConversation>,
 }
 
+/// A conversation of an exported session.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PortableConversation {
     pub name: String,
+    /// Name of the model that the conversation uses.
     pub model: String,
     /// Digest of the model that produced the transcript's tokens, if known.
     pub digest: Option<ModelDigest>,

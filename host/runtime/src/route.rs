@@ -35,6 +35,7 @@ enum Segment {
 }
 
 impl Route {
+    /// Parses a path such as `/concierge/{session}`. The error is a message for its author.
     pub fn parse(text: &str) -> Result<Self, String> {
         let fail = |why: String| Err(format!("route {text:?} {why}"));
         if text.len() > MAX_BYTES {

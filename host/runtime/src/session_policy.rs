@@ -21,6 +21,7 @@ pub struct SessionsToml {
     pub compaction: Option<CompactionMode>,
 }
 
+/// Handling of a conversation that outgrows the model's context.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CompactionMode {

@@ -72,8 +72,10 @@ pub struct FailedAgent {
     pub reason: String,
 }
 
+/// A session without its contents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionSummary {
+    /// The session's id, without its tenant.
     pub id: String,
     /// Number of committed turns.
     pub turns: u64,
@@ -81,6 +83,7 @@ pub struct SessionSummary {
     pub updated_at_ms: u64,
 }
 
+/// A session with the beginning of its contents, as last committed.
 #[derive(Clone, Debug)]
 pub struct SessionDetail {
     pub summary: SessionSummary,
@@ -93,15 +96,19 @@ pub struct SessionDetail {
     pub has_more: bool,
     /// Sum over all conversations.
     pub usage: Usage,
+    /// Keys of the session's state.
     pub state_keys: Vec<String>,
     /// Size of keys and values.
     pub state_bytes: u64,
 }
 
+/// A conversation without its messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConversationSummary {
     pub name: String,
+    /// Name of the conversation's model.
     pub model: String,
+    /// Number of messages.
     pub messages: u64,
     /// Size in the store.
     pub bytes: u64,
@@ -127,22 +134,17 @@ pub struct TurnDetail {
     pub phase: TurnPhase,
 }
 
+/// The progress of a turn.
 #[derive(Clone, Debug, PartialEq)]
 pub enum TurnPhase {
     /// The turn waits for other turns of its session.
     Waiting,
-    Running {
-        turn: u64,
-    },
-    Done {
-        outcome: Outcome,
-        ended_at_ms: u64,
-    },
-    Failed {
-        code: String,
-        message: String,
-        ended_at_ms: u64,
-    },
+    /// The turn runs as the session's turn with this number.
+    Running { turn: u64 },
+    /// The turn was committed.
+    Done { outcome: Outcome, ended_at_ms: u64 },
+    /// The turn failed; nothing of it was committed.
+    Failed { code: String, message: String, ended_at_ms: u64 },
 }
 
 /// A line logged by an agent.

@@ -21,6 +21,7 @@ pub struct NewApproval {
     pub expires_at_ms: u64,
 }
 
+/// A stored call that waits for a decision, or has one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApprovalRow {
     pub id: String,
@@ -29,25 +30,33 @@ pub struct ApprovalRow {
     /// The turn's id, as clients know it.
     pub turn_id: String,
     pub tool: String,
+    /// The arguments, as JSON.
     pub arguments: String,
     pub created_at_ms: u64,
     pub expires_at_ms: u64,
     /// Whether the turn is still open.
     pub is_open: bool,
+    /// The decision, if there is one.
     pub decision: Option<Decision>,
 }
 
+/// The decision about a call, which never changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decision {
     pub verdict: Verdict,
+    /// The reason that the person gave. A denied call passes it to the model.
     pub reason: Option<String>,
+    /// The name of the caller who decided, or `host` when the time limit passed.
     pub decided_by: String,
     pub decided_at_ms: u64,
 }
 
+/// The result of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
+    /// The call is made.
     Approved,
+    /// The call is refused.
     Denied,
     /// The time limit passed without a decision.
     Expired,
@@ -80,6 +89,7 @@ impl Store {
         .await
     }
 
+    /// Returns the approval with this id, unless its turn was removed.
     pub async fn approval(&self, id: &str) -> Result<Option<ApprovalRow>, StoreError> {
         let sql =
             format!("SELECT {COLUMNS} FROM approvals JOIN turns ON turns.key = turn WHERE approvals.id = ?");

@@ -77,6 +77,7 @@ impl Store {
         .await
     }
 
+    /// Removes the row with this key, if there is one. The caller removes the file.
     pub async fn delete_artifact(&self, key: &str) -> Result<(), StoreError> {
         self.write(key.to_owned(), |connection, key| {
             Box::pin(async move {

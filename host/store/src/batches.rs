@@ -58,8 +58,10 @@ pub struct BatchTerms {
     pub keep_ms: Option<u64>,
 }
 
+/// A request of a new batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewItem {
+    /// The encoded request, which has no meaning here.
     pub request: Vec<u8>,
     /// The client's own name for the item.
     pub reference: Option<String>,
@@ -107,12 +109,18 @@ pub struct ItemRow {
     pub state: ItemState,
 }
 
+/// The state of an item.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ItemState {
+    /// The item waits for room.
     Waiting,
+    /// A host computes the item.
     Running,
+    /// The item succeeded, with this encoded answer.
     Done(Vec<u8>),
+    /// The item failed permanently, with this encoded error.
     Failed(Vec<u8>),
+    /// The item was cancelled before it ended.
     Cancelled,
 }
 
@@ -159,6 +167,7 @@ impl Store {
         .await
     }
 
+    /// Returns a batch, unless it was removed or its items are still being written.
     pub async fn batch(&self, id: &str) -> Result<Option<BatchRow>, StoreError> {
         let key = query_scalar("SELECT key FROM batches WHERE id = ? AND complete")
             .bind(id)
@@ -295,6 +304,7 @@ impl NewItem {
 }
 
 impl ItemCounts {
+    /// Returns the number of items in all states.
     pub fn total(&self) -> u64 {
         self.waiting + self.running + self.done + self.failed + self.cancelled
     }

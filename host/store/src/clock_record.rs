@@ -19,6 +19,7 @@ pub struct ClockRow {
 }
 
 impl Store {
+    /// Returns the record of the previous host, or `None` in a new database.
     pub async fn clock(&self) -> Result<Option<ClockRow>, StoreError> {
         let failed = || StoreError::while_it("read the clock's record");
         let seen: Option<i64> =
@@ -32,6 +33,7 @@ impl Store {
         Ok(Some(ClockRow { seen_ms: seen_ms as u64, skips: rows.iter().map(skip).collect() }))
     }
 
+    /// Replaces the record in one transaction.
     pub async fn put_clock(&self, clock: ClockRow) -> Result<(), StoreError> {
         self.write(clock, |connection, clock| {
             Box::pin(async move {

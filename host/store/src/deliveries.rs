@@ -57,10 +57,14 @@ pub struct Delivery {
     pub restored: bool,
 }
 
+/// The state of a delivery. A delivery that succeeds has none, because its row is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeliveryState {
+    /// The next attempt has not started.
     Waiting,
+    /// An attempt has started.
     Begun,
+    /// No further attempt is made, unless somebody redelivers it.
     Dead,
 }
 

@@ -50,6 +50,7 @@ pub struct DiskUse {
 }
 
 impl Store {
+    /// Counts open turns, undecided calls and dead deliveries at one moment.
     pub async fn open_work(&self) -> Result<OpenWork, StoreError> {
         let (turns, approvals, dead_letters): (i64, i64, i64) = query_as(
             "SELECT

@@ -60,12 +60,16 @@ pub struct ResponseRow {
     pub state: ResponseState,
 }
 
+/// The state of a response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ResponseState {
     /// The answer is being produced: by the turn, or by the batch with the same id.
     Open,
+    /// The response ended with this encoded answer.
     Done(Vec<u8>),
+    /// The response failed with this encoded error.
     Failed(Vec<u8>),
+    /// The response was cancelled before it ended.
     Cancelled,
 }
 

@@ -55,8 +55,10 @@ pub struct ScheduleRow {
     pub error: Option<String>,
 }
 
+/// The state of a schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScheduleState {
+    /// The schedule is not due, or waits for its next attempt.
     Waiting,
     /// Its turn was requested.
     Begun,

@@ -67,11 +67,16 @@ impl TurnRow {
     }
 }
 
+/// The state of a turn. Outcomes and errors are encoded and have no meaning here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TurnState {
+    /// The turn was accepted and has not started.
     Waiting,
+    /// The turn runs as the session's turn with this number.
     Running { number: u64 },
+    /// The turn was committed.
     Done { number: u64, outcome: Vec<u8>, ended_at_ms: u64 },
+    /// The turn failed; nothing of it was committed.
     Failed { error: Vec<u8>, ended_at_ms: u64 },
 }
 
@@ -260,6 +265,7 @@ impl Store {
         row.map(|row| rows::one(&row, "turn", turn_row)).transpose()
     }
 
+    /// Returns the turn, if it is still stored.
     pub async fn turn_by_key(&self, turn: TurnKey) -> Result<Option<TurnRow>, StoreError> {
         let sql = format!("SELECT {COLUMNS} FROM turns WHERE key = ?");
         let row = query(AssertSqlSafe(sql))

@@ -35,6 +35,7 @@ impl AttentionBatch {
         AttentionBatch { sequences, queries_per_token, ranges }
     }
 
+    /// Returns the sequences in the order in which they were given.
     pub fn sequences(&self) -> &[AttentionSequence] {
         &self.sequences
     }

@@ -37,14 +37,17 @@ impl LatentPage {
         if self.scaled { self.latent.div_ceil(SCALE_RUN) } else { 0 }
     }
 
+    /// Returns the offset of the scales in a page, in bytes.
     pub const fn scales_at(&self) -> usize {
         PAGE * self.latent * self.element
     }
 
+    /// Returns the offset of the rotated keys in a page, in bytes.
     pub const fn rotated_at(&self) -> usize {
         self.scales_at() + PAGE * self.scales() * 4
     }
 
+    /// Returns the size of a page in bytes.
     pub const fn bytes(&self) -> usize {
         self.rotated_at() + PAGE * self.rotated * self.rotated_element
     }

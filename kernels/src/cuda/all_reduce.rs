@@ -6,12 +6,14 @@ use crate::device_constants::device_constant;
 
 /// Maximum number of ranks, as in the kernel.
 pub const MAX_RANKS: usize = device_constant!("all_reduce.cu", "MAX_RANKS") as usize;
+/// Maximum number of blocks of a launch, as in the kernel.
 pub const MAX_BLOCKS: u32 = device_constant!("all_reduce.cu", "MAX_BLOCKS");
 const THREADS: u32 = 512;
 /// Size of the signals of each rank, which must be zero at first: for each block a barrier count, and one count for
 /// each rank.
 pub const SIGNAL_BYTES: usize = MAX_BLOCKS as usize * (1 + MAX_RANKS) * 4;
 
+/// The parameters of one rank's launch. `input`, `shares`, `signals`, `chunks` and `ranks` are the same on all ranks.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct AllReduceParams {

@@ -14,6 +14,7 @@ const HEAD_SIZES: [u32; 6] = [16, 32, 64, 96, 128, 256];
 /// Minimum length of a split. Shorter splits cost more to join than they save.
 const MIN_SPLIT: u32 = 128;
 
+/// The parameters of the kernel that attends within splits and writes the state of each.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionDecodeParams {
@@ -21,6 +22,7 @@ pub struct AttentionDecodeParams {
     pub q: Address,
     /// `[pages, page_size, kv_heads, head_size]`
     pub keys: Address,
+    /// `[pages, page_size, kv_heads, head_size]`
     pub values: Address,
     /// u32 `[rows, table_stride]`.
     pub page_tables: Address,
@@ -36,9 +38,11 @@ pub struct AttentionDecodeParams {
     pub scale: f32,
 }
 
+/// The parameters of the kernel that merges the splits of each row.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionMergeParams {
+    /// f32 `[states, heads, head_size + 2]`, as attention wrote them.
     pub states: Address,
     /// u32 `[rows + 1]`: see [`Plan::first_state`].
     pub first_state: Address,
@@ -113,6 +117,7 @@ pub fn blocks_per_split(heads: u32, kv_heads: u32, head_size: u32) -> u32 {
     kv_heads * (heads / kv_heads.max(1)).div_ceil(group)
 }
 
+/// Returns the launch for this number of splits. Fails for head sizes and ratios of heads that no kernel supports.
 pub fn launch(
     params: &AttentionDecodeParams,
     splits: u32,
@@ -132,6 +137,7 @@ pub fn launch(
     Ok(Launch { shared_bytes, ..Launch::new(name, [splits, columns, 1], WARPS * WARP) })
 }
 
+/// Returns the launch that merges the splits of `rows` rows.
 pub fn merge(params: &AttentionMergeParams, rows: u32, activation: Activation) -> Launch {
     let name = format!("attention_merge_{}", activation.suffix());
     Launch::new(name, [rows, params.heads, 1], params.head_size.next_multiple_of(WARP).min(256))

@@ -11,6 +11,7 @@ const PAD: u32 = device_constant!("attention_prefill.cu", "PAD");
 pub const TILE_KEYS: u32 = device_constant!("attention_prefill.cu", "MAX_TILE_KEYS");
 const HEAD_SIZES: [u32; 6] = [16, 32, 64, 96, 128, 256];
 
+/// The parameters of the kernel, whose blocks each handle one tile of queries and one head.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionPrefillParams {
@@ -18,6 +19,7 @@ pub struct AttentionPrefillParams {
     pub q: Address,
     /// `[pages, page_size, kv_heads, head_size]`
     pub keys: Address,
+    /// `[pages, page_size, kv_heads, head_size]`
     pub values: Address,
     /// `[rows, heads, head_size]`
     pub out: Address,
@@ -39,6 +41,7 @@ pub struct AttentionPrefillParams {
     pub scale: f32,
 }
 
+/// The parameters of the kernel that joins the splits of long contexts.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionJoinParams {
@@ -163,6 +166,8 @@ pub fn join(params: &AttentionJoinParams, joins: u32, activation: Activation) ->
     Launch::new(name, [joins, params.heads, 1], params.head_size.next_multiple_of(WARP).min(256))
 }
 
+/// Returns the launch for this number of tiles. Fails for head sizes, ratios of heads and strides that no kernel
+/// supports.
 pub fn launch(
     params: &AttentionPrefillParams,
     tiles: u32,

@@ -72,6 +72,7 @@ impl Blas {
         Ok(Blas { plans, workspace, handle, library, device: device.clone() })
     }
 
+    /// Returns the version of the cuBLASLt library that was opened.
     pub fn version(&self) -> CublasVersion {
         self.library.version()
     }

@@ -101,10 +101,12 @@ impl Device {
         self.backend.ready()
     }
 
+    /// Returns the number of streaming multiprocessors.
     pub fn multiprocessors(&self) -> u32 {
         self.backend.multiprocessors()
     }
 
+    /// Returns the free and the total memory of the device in bytes, which other processes share.
     pub fn memory(&self) -> Result<Memory, KernelError> {
         self.backend.memory()
     }
@@ -234,14 +236,17 @@ impl Device {
 }
 
 impl DeviceBuffer {
+    /// Returns the size in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
+    /// Returns the address of the first byte, for the parameters of kernels.
     pub fn address(&self) -> Address {
         Address(self.address)
     }
 
+    /// Returns the whole buffer as a slice.
     pub fn slice(&self) -> Slice<'_> {
         Slice { address: self.address, bytes: self.bytes, buffer: PhantomData }
     }
@@ -270,11 +275,13 @@ impl Drop for DeviceBuffer {
 }
 
 impl HostBuffer {
+    /// Returns all bytes. A copy into the buffer is visible once the queue is synchronized.
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: the length is the allocated and initialized length.
         unsafe { std::slice::from_raw_parts(self.at, self.bytes) }
     }
 
+    /// Returns all bytes for writing.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, and the borrow is exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.at, self.bytes) }
@@ -291,10 +298,12 @@ impl Drop for HostBuffer {
 }
 
 impl<'a> Slice<'a> {
+    /// Returns the size in bytes.
     pub fn bytes(self) -> usize {
         self.bytes
     }
 
+    /// Returns the address of the first byte, for the parameters of kernels.
     pub fn address(self) -> Address {
         Address(self.address)
     }

@@ -3,6 +3,7 @@
 use super::{Activation, Address, Launch};
 use crate::{DType, KernelError};
 
+/// The parameters of the kernel. Tokens whose row is not in the table give zeros.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct EmbeddingParams {

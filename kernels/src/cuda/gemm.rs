@@ -12,6 +12,7 @@ const STRIDE: u32 = device_constant!("gemm.cu", "TILE_INPUTS") + device_constant
 /// Maximum size of a grid's second dimension.
 const MAX_TILES: u32 = 65_535;
 
+/// Returns the launch for any number of rows. Fails for shapes that the format of the weights does not allow.
 pub fn launch(
     params: &MatmulParams,
     weights: Weights,

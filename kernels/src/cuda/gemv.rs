@@ -10,6 +10,7 @@ const WARPS: u32 = 4;
 /// Maximum number of rows.
 pub const MAX_ROWS: u32 = device_constant!("gemv.cu", "MAX_ROWS");
 
+/// Returns the launch for at most [`MAX_ROWS`] rows. Fails for shapes that the format of the weights does not allow.
 pub fn launch(
     params: &MatmulParams,
     weights: Weights,

@@ -8,6 +8,7 @@ use crate::{DType, KernelError, device_constants::device_constant};
 
 const INT4_GROUP: u32 = device_constant!("formats/blocks.cuh", "Int4", "GROUP");
 
+/// The parameters of `gemv` and `gemm`, which compute `y = x · weightsᵀ + bias`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct MatmulParams {

@@ -59,6 +59,7 @@ const WIDE_HEAD: u32 = device_constant!("device.cuh", "WIDE_HEAD");
 pub struct Address(pub u64);
 
 impl Address {
+    /// The address for a parameter that a kernel does not use.
     pub const NONE: Address = Address(0);
 }
 

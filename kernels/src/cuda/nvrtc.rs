@@ -92,6 +92,7 @@ impl Nvrtc {
         Ok(Nvrtc { functions, version: NvrtcVersion { major, minor }, path, _library: library })
     }
 
+    /// Returns the version of the library that was loaded.
     pub fn version(&self) -> NvrtcVersion {
         self.version
     }

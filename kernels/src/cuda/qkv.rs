@@ -18,6 +18,7 @@ pub enum Pairing {
     Interleaved = 1,
 }
 
+/// The parameters of the kernel. The rows may be of several sequences.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct QkvParams {
@@ -47,6 +48,7 @@ pub struct QkvParams {
     pub epsilon: f32,
 }
 
+/// Returns the launch. Fails unless `head_size` is a multiple of 8 and within the kernel's bound.
 pub fn launch(params: &QkvParams, activation: Activation) -> Result<Launch, KernelError> {
     super::multiple_of_8("qkv", "head_size", params.head_size)?;
     super::at_most("qkv", "head_size", params.head_size, MAX_HEAD_SIZE)?;

@@ -8,6 +8,7 @@ use crate::device_constants::device_constant;
 const CHUNKS: u32 = device_constant!("rms_norm.cu", "CHUNKS");
 const MAX_THREADS: u32 = 1024;
 
+/// The parameters of the kernel: `residual += x`, then `out` is the norm of `residual` times `weight`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct RmsNormParams {
@@ -19,6 +20,7 @@ pub struct RmsNormParams {
     pub weight: Address,
     /// `[rows, width]`.
     pub out: Address,
+    /// A multiple of 8.
     pub width: u32,
     pub epsilon: f32,
 }

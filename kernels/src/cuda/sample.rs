@@ -14,6 +14,7 @@ pub const NONE: u32 = device_constant!("sample.cu", "NO_TOKEN");
 /// Maximum vocabulary, up to which sums of weights fit in 58 bits.
 const MAX_VOCABULARY: u32 = 1 << 18;
 
+/// The parameters of the kernel. A length `..` covers the indices that the rows name.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct SampleParams {
@@ -77,7 +78,9 @@ pub struct Adjustment {
     pub kind: u32,
 }
 
+/// Bit of [`Adjustment::kind`] for a token in the prompt or the output, to which the repetition penalty applies.
 pub const SEEN: u32 = device_constant!("sample.cu", "SEEN");
+/// Bit of [`Adjustment::kind`] for a token that must not be drawn.
 pub const BANNED: u32 = device_constant!("sample.cu", "BANNED");
 
 /// The number format of logits.

@@ -5,6 +5,7 @@ use crate::KernelError;
 
 const THREADS: u32 = 256;
 
+/// The parameters of the kernel: `out = silu(gate) · up`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct SwigluParams {
@@ -16,6 +17,7 @@ pub struct SwigluParams {
     pub width: u32,
 }
 
+/// Returns the launch. `width` must be a multiple of 8.
 pub fn launch(params: &SwigluParams, activation: Activation) -> Result<Launch, KernelError> {
     super::multiple_of_8("swiglu", "width", params.width)?;
     let chunks = u64::from(params.rows) * u64::from(params.width / 8);

@@ -182,10 +182,12 @@ impl DiskTier {
         Ok(tier)
     }
 
+    /// Returns the keys under which pages are named. They belong to this folder.
     pub fn keys(&self) -> &PageNamer {
         &self.shared.keys
     }
 
+    /// Returns the folder of the tier, in which this process alone writes.
     pub fn folder(&self) -> &Path {
         &self.shared.options.folder
     }
@@ -298,6 +300,7 @@ impl DiskTier {
         self.answer(Command::Flush { done }, &written);
     }
 
+    /// Returns the current use and the totals since the start.
     pub fn status(&self) -> TierStatus {
         let shared = &self.shared;
         let totals = &shared.totals;

@@ -5,36 +5,25 @@ use serde::{Deserialize, Serialize};
 use super::message::ToolCall;
 use crate::{Timing, TokenLogprob, Usage};
 
+/// An event of an answer. The events come in order, and an answer that does not fail ends with `Finished`.
 #[derive(Clone, Debug)]
 pub enum ChatEvent {
     /// A route chose the model that answers. It comes first, or not at all.
     Routed(Routed),
-    Started {
-        prompt_tokens: u32,
-        cached_tokens: u32,
-    },
+    /// The model begins. `cached_tokens` of the prompt's tokens were in its KV cache.
+    Started { prompt_tokens: u32, cached_tokens: u32 },
     /// A chunk of the model's reasoning, which is not part of its text.
-    Reasoning {
-        delta: String,
-    },
+    Reasoning { delta: String },
     /// A chunk of text. `logprobs` are those of the tokens that ended in this delta.
-    Text {
-        delta: String,
-        logprobs: Vec<TokenLogprob>,
-    },
-    ToolCallStarted {
-        index: usize,
-        id: String,
-        name: String,
-    },
-    ToolCallArguments {
-        index: usize,
-        delta: String,
-    },
-    ToolCallFinished {
-        index: usize,
-        call: ToolCall,
-    },
+    Text { delta: String, logprobs: Vec<TokenLogprob> },
+    /// The model has begun a call: its name is known, its arguments follow. `index` counts the calls of the answer
+    /// from 0.
+    ToolCallStarted { index: usize, id: String, name: String },
+    /// A chunk of the JSON of a call's arguments.
+    ToolCallArguments { index: usize, delta: String },
+    /// The call is complete.
+    ToolCallFinished { index: usize, call: ToolCall },
+    /// The answer is complete. This is the last event.
     Finished(ChatOutcome),
 }
 
@@ -46,8 +35,10 @@ pub struct Routed {
     pub attempts: u32,
 }
 
+/// The whole of an answer, once it has ended.
 #[derive(Clone, Debug)]
 pub struct ChatOutcome {
+    /// The text without reasoning and without the markup of calls.
     pub text: String,
     /// The model's reasoning, if it is reported separately from the text.
     pub reasoning: String,
@@ -91,12 +82,14 @@ impl ChatOutcome {
     }
 }
 
+/// The reason that an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ChatFinish {
     /// The model or a stop string ended the answer.
     Stop,
     /// A token limit ended the answer, or a stop string inside output that must be whole.
     Length,
+    /// The answer ended with calls, which the caller has to make.
     ToolCalls,
 }
 

@@ -42,10 +42,13 @@ pub enum ImageKind {
     Webp,
 }
 
+/// The resolution at which a remote model reads an image, as OpenAI's field `detail` names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ImageDetail {
+    /// The model reads a small version of the image, which takes fewer tokens.
     Low,
+    /// The model reads the image in detail.
     High,
 }
 
@@ -62,8 +65,10 @@ pub enum ContentPart<'a> {
 }
 
 impl ImageKind {
+    /// All formats that are accepted.
     pub const ALL: [ImageKind; 4] = [ImageKind::Png, ImageKind::Jpeg, ImageKind::Gif, ImageKind::Webp];
 
+    /// Returns the media type that data URLs and requests to upstreams name, such as `image/png`.
     pub fn media_type(self) -> &'static str {
         match self {
             ImageKind::Png => "image/png",
@@ -86,6 +91,7 @@ impl ImageKind {
 }
 
 impl ImageDetail {
+    /// Returns the value of OpenAI's field `detail`.
     pub fn as_str(self) -> &'static str {
         match self {
             ImageDetail::Low => "low",
@@ -126,6 +132,7 @@ impl ImageSource {
 }
 
 impl ImageText {
+    /// Returns the URL or the base64 that the value holds.
     pub fn as_str(&self) -> &str {
         &self.0
     }

@@ -9,16 +9,22 @@ use uuid::Uuid;
 
 use super::image::Image;
 
+/// The speaker of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
+    /// Instructions of the developer, at the start of the conversation.
     System,
+    /// A person, or the program that uses the model.
     User,
+    /// The model.
     Assistant,
+    /// The result of a call that the model made.
     Tool,
 }
 
 impl Role {
+    /// Returns the name that chat templates and the APIs use.
     pub fn as_str(self) -> &'static str {
         match self {
             Role::System => "system",
@@ -29,6 +35,7 @@ impl Role {
     }
 }
 
+/// One message of a conversation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ChatMessage {
     pub role: Role,
@@ -54,14 +61,17 @@ pub struct ChatMessage {
 }
 
 impl ChatMessage {
+    /// Creates a message with instructions.
     pub fn system(content: impl Into<String>) -> Self {
         Self::new(Role::System, content.into())
     }
 
+    /// Creates a message of a person, without images.
     pub fn user(content: impl Into<String>) -> Self {
         Self::new(Role::User, content.into())
     }
 
+    /// Creates a message of the model from its visible text, without calls, reasoning or `raw`.
     pub fn assistant(content: impl Into<String>) -> Self {
         Self::new(Role::Assistant, content.into())
     }
@@ -128,8 +138,10 @@ pub struct ToolSpec {
     pub parameters: Value,
 }
 
+/// A call of a tool that the model wrote.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ToolCall {
+    /// Identifies the call in its conversation, so that the message with its result can name it.
     pub id: String,
     pub name: String,
     /// JSON, as the model wrote it.

@@ -147,6 +147,7 @@ pub struct Opening<'a> {
 }
 
 impl ChatOptions {
+    /// Returns the options that change the beginning of the prompt.
     pub fn opening(&self) -> Opening<'_> {
         Opening { tools: &self.tools, examples: &self.examples, reasoning: Some(&self.reasoning) }
     }

@@ -20,6 +20,7 @@ use super::stream::ChatStream;
 use super::usage_sum::UsageSum;
 use crate::{Cancel, Engine, EngineError, Usage};
 
+/// A conversation with the tokens that the model has seen. It is stored with its session.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Transcript {
     messages: Vec<ChatMessage>,
@@ -38,10 +39,12 @@ fn is_none(count: &usize) -> bool {
 }
 
 impl Transcript {
+    /// Creates an empty conversation.
     pub fn new() -> Self {
         Self::default()
     }
 
+    /// Returns all messages in order, a system message first.
     pub fn messages(&self) -> &[ChatMessage] {
         &self.messages
     }
@@ -61,6 +64,7 @@ impl Transcript {
         }
     }
 
+    /// Appends a message. It is encoded when the next answer begins.
     pub fn push(&mut self, message: ChatMessage) {
         self.messages.push(message);
     }

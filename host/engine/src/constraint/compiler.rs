@@ -85,6 +85,8 @@ struct CacheKey {
 }
 
 impl ConstraintCompiler {
+    /// Creates a compiler with an empty cache for one model. Masks have `vocabulary_size` bits; fails if llguidance
+    /// cannot use the tokenizer.
     pub fn new(
         tokenizer: &Arc<Tokenizer>,
         vocabulary_size: usize,

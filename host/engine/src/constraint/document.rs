@@ -39,6 +39,8 @@ pub(super) struct Document {
 }
 
 impl Document {
+    /// Checks a schema and makes it canonical, without relaxing anything. The error is a message for the schema's
+    /// author.
     pub fn new(schema: &Value, limits: &ParserLimits) -> Result<Self, String> {
         let schema = match schema {
             Value::Bool(true) => &json!({}),
@@ -79,6 +81,7 @@ impl Document {
         RelaxedSchema { pointed_integers: self.draft > Draft::Draft4, ..self.relax(&self.canonical) }
     }
 
+    /// Returns the values that `relaxed`, a form of this document, accepts although the schema may not.
     pub fn unenforced(&self, relaxed: &RelaxedSchema) -> Arc<[UnenforcedValue]> {
         unenforced_paths::unenforced(&self.canonical, &relaxed.lost)
     }

@@ -29,6 +29,7 @@ impl Draft {
         known.iter().find(|(part, _)| named.contains(part)).map_or(Draft::Draft2020, |(_, draft)| *draft)
     }
 
+    /// Returns the keyword that gives a schema its identifier.
     pub fn id_keyword(self) -> &'static str {
         if self == Draft::Draft4 { "id" } else { "$id" }
     }

@@ -46,6 +46,8 @@ enum Kind {
 }
 
 impl Form {
+    /// Checks a constraint and every schema in it. The error is a message for the caller, which names the tool at
+    /// fault.
     pub fn of(constraint: &Constraint, limits: &ParserLimits) -> Result<Form, String> {
         let own = |single| {
             Ok(Form {
@@ -92,6 +94,7 @@ impl Form {
         }
     }
 
+    /// Returns the condition under which the output is complete.
     pub fn ending(&self) -> Ending {
         match &self.kind {
             Kind::Json => Ending::Document,
@@ -134,6 +137,7 @@ impl Form {
         self.documents.iter().zip(parts).flat_map(of_part).collect()
     }
 
+    /// Returns the warnings of all documents; those of parameters name their tool.
     pub fn warnings(&self) -> Arc<[String]> {
         let of_document = |(tool, document): &(Option<String>, Document)| {
             let of_tool = |warning: &String| match tool {
@@ -145,6 +149,7 @@ impl Form {
         self.documents.iter().flat_map(of_document).collect()
     }
 
+    /// Returns the grammar of the whole output. `parts` has one schema for each document, in their order.
     pub fn grammar(&self, parts: &[RelaxedSchema], written: AcceptedSpelling) -> TopLevelGrammar {
         let source = match &self.kind {
             Kind::Own(grammar) => return (**grammar).clone(),

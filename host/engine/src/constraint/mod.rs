@@ -75,6 +75,7 @@ pub(crate) struct TokenMask {
 }
 
 impl TokenMask {
+    /// Returns the words of the mask, which cover the vocabulary: bit `t % 32` of word `t / 32` allows token `t`.
     pub fn words(&self) -> &[u32] {
         &self.set.as_slice()[..self.words]
     }
@@ -84,6 +85,7 @@ impl TokenMask {
         self.set.num_set() - banned.iter().filter(|id| self.set.is_allowed(**id)).count()
     }
 
+    /// Removes a token from the mask. Does nothing if the token is not allowed.
     pub fn exclude(&mut self, token: u32) {
         if self.set.is_allowed(token) {
             self.set.disallow_token(token);
@@ -113,11 +115,13 @@ impl OutputConstraint {
         }
     }
 
+    /// Returns the tokens that may come next: only those that end the output, once nothing else can follow.
     pub fn mask(&mut self) -> Result<TokenMask, EngineError> {
         let set = self.matcher.compute_mask_or_eos().map_err(failed)?;
         Ok(TokenMask { set, words: self.vocabulary_size.div_ceil(32) })
     }
 
+    /// Advances by a token. Fails if the constraint does not allow it.
     pub fn accept(&mut self, token: u32) -> Result<(), EngineError> {
         self.matcher.consume_token(token).map_err(failed)?;
         self.last_token = Some(token);

@@ -18,6 +18,7 @@ pub(super) struct Anchors {
 }
 
 impl Anchors {
+    /// Creates an empty table.
     pub fn new() -> Self {
         Anchors { locations: HashMap::new(), bases: Vec::new() }
     }

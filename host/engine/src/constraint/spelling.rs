@@ -65,6 +65,7 @@ impl AcceptedSpelling {
         }
     }
 
+    /// Returns llguidance's options that accept this spelling. `unicode_escapes` allows `\uXXXX` in strings.
     pub fn options(self, unicode_escapes: bool) -> JsonCompileOptions {
         let (item, key) = match self {
             AcceptedSpelling::Single(Spelling::Spaced) => (", ", ": "),

@@ -187,6 +187,7 @@ impl DiskPages {
         }
     }
 
+    /// Returns whether ended sequences have pages that are not yet copied out of the executor.
     pub fn has_spills(&self) -> bool {
         !self.spills.is_empty()
     }
@@ -276,6 +277,7 @@ impl DiskPages {
         self.promotions.push(Promotion::new(id, (affinity, tokens), (names, read), held, deadline));
     }
 
+    /// Returns whether a waiting request has pages that are being read from the disk.
     pub fn is_reading(&self) -> bool {
         !self.promotions.is_empty()
     }

@@ -37,6 +37,8 @@ pub(super) enum Progress {
 }
 
 impl Promotion {
+    /// Starts with the `held` pages of the prefix, which are in memory, and the read of those after them. `names` are
+    /// the pages of the read in order.
     pub fn new(
         id: SequenceId,
         (affinity, tokens): (&Affinity, &[u32]),
@@ -48,6 +50,7 @@ impl Promotion {
         Promotion { id, affinity, tokens, names, read, waited_for: None, held, deadline }
     }
 
+    /// Returns the pages in memory, which stay locked as long as the promotion exists.
     pub fn held(&self) -> &SequencePages {
         &self.held
     }
@@ -57,6 +60,7 @@ impl Promotion {
         self.names.contains(&name)
     }
 
+    /// Blocks the loop until the next page has arrived, but for at most half a millisecond. `advance` takes the page.
     pub fn wait(&mut self) {
         if self.waited_for.is_none() {
             self.waited_for = Some(self.read.next_within(WAIT));

@@ -28,6 +28,7 @@ pub(super) enum Copied {
 }
 
 impl Spill {
+    /// Names the whole pages of an ended sequence; tokens after the last whole page are dropped.
     pub fn new(ended: EndedPrefix, keys: &PageNamer) -> Self {
         let EndedPrefix { affinity, mut tokens } = ended;
         tokens.truncate(tokens.len() / PAGE_TOKENS * PAGE_TOKENS);
@@ -36,10 +37,12 @@ impl Spill {
         Spill { affinity, tokens, names, tenant, owner, next: 0 }
     }
 
+    /// Returns the number of pages that are not copied yet.
     pub fn pages_left(&self) -> usize {
         self.names.len() - self.next
     }
 
+    /// Returns whether the pages are among those that are being erased.
     pub fn belongs_to(&self, pages: &EraseScope) -> bool {
         pages.includes(&PrefixOwner::of(&self.affinity))
     }

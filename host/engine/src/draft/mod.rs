@@ -49,6 +49,7 @@ pub(crate) struct DraftOutcome {
 }
 
 impl Draft {
+    /// Returns the token ids in the order in which they would follow.
     pub fn ids(&self) -> impl Iterator<Item = u32> {
         self.tokens.iter().map(|token| token.id)
     }

@@ -38,6 +38,7 @@ pub(crate) struct SequencePages {
 }
 
 impl SequencePages {
+    /// Returns the pages in the order of their positions.
     pub fn pages(&self) -> &[PageId] {
         &self.pages
     }
@@ -61,10 +62,12 @@ pub(crate) struct KvCache {
 }
 
 impl KvCache {
+    /// Creates a cache of `page_count` free pages. The digests of cached pages appear in `published`.
     pub fn new(page_count: usize, published: Arc<PublishedPrefixes>) -> Self {
         KvCache { allocator: PageAllocator::new(page_count), tree: PrefixTree::new(published) }
     }
 
+    /// Returns the number of pages, free or not.
     pub fn page_count(&self) -> usize {
         self.allocator.page_count()
     }
@@ -74,6 +77,7 @@ impl KvCache {
         self.allocator.free_count() + self.tree.evictable_pages()
     }
 
+    /// Returns the number of pages in the prefix tree, those that sequences use included.
     pub fn cached_pages(&self) -> usize {
         self.tree.page_count()
     }

@@ -22,6 +22,7 @@ pub(crate) struct PrefixOwner {
 }
 
 impl PrefixOwner {
+    /// Returns the client of a request. Without an agent, it has no session.
     pub fn of(affinity: &Affinity) -> Self {
         let Affinity { tenant, agent, session, .. } = affinity.clone();
         PrefixOwner { tenant, session: agent.as_ref().and(session), agent }
@@ -36,10 +37,12 @@ pub(super) struct PrefixOwners {
 }
 
 impl PrefixOwners {
+    /// Returns whether anyone owns a prefix that ends at this node.
     pub fn has_any(&self, node: NodeId) -> bool {
         self.owners.contains_key(&node)
     }
 
+    /// Records that `owner` has a prefix that ends at this node.
     pub fn add(&mut self, node: NodeId, owner: &PrefixOwner) {
         let owner = match self.nodes.get_key_value(owner) {
             Some((known, _)) => known.clone(),
@@ -48,6 +51,7 @@ impl PrefixOwners {
         self.add_shared(node, owner);
     }
 
+    /// Removes the owner from this node. Does nothing if the owner is not recorded there.
     pub fn remove(&mut self, node: NodeId, owner: &PrefixOwner) {
         let Some(nodes) = self.nodes.get_mut(owner) else { return };
         if !nodes.remove(&node) {

@@ -68,10 +68,12 @@ pub(super) struct PrefixTree {
 }
 
 impl PrefixTree {
+    /// Creates an empty tree that keeps `published` up to date.
     pub fn new(published: Arc<PublishedPrefixes>) -> Self {
         PrefixTree { published, ..PrefixTree::default() }
     }
 
+    /// Returns the number of pages in the tree, locked or not.
     pub fn page_count(&self) -> usize {
         self.page_count
     }
@@ -90,6 +92,7 @@ impl PrefixTree {
         pages.collect()
     }
 
+    /// Returns the number of unlocked pages, all of which could be evicted.
     pub fn evictable_pages(&self) -> usize {
         self.evictable_pages
     }

@@ -31,6 +31,7 @@ impl PublishedPrefixes {
         digests.partition_point(|digest| cached.contains(digest))
     }
 
+    /// Returns the number of cached pages.
     pub fn page_count(&self) -> usize {
         self.digests.read().unwrap_or_else(PoisonError::into_inner).len()
     }

@@ -76,6 +76,7 @@ impl ModelSet {
         self
     }
 
+    /// Returns a handle that does not keep the set and its engines alive.
     pub fn downgrade(&self) -> WeakModelSet {
         WeakModelSet { shared: Arc::downgrade(&self.shared) }
     }
@@ -105,10 +106,12 @@ impl ModelSet {
         names.aliases.iter().filter(|(_, model)| *model == name).map(|(alias, _)| alias.clone()).collect()
     }
 
+    /// Returns whether the name is an alias. A model's own name is not one.
     pub fn is_alias(&self, name: &str) -> bool {
         self.names().aliases.contains_key(name)
     }
 
+    /// Returns the name of the model that requests without a model get.
     pub fn default_name(&self) -> String {
         self.names().default.clone()
     }
@@ -203,6 +206,7 @@ impl ModelSet {
 }
 
 impl WeakModelSet {
+    /// Returns the set, unless all its handles have been dropped.
     pub fn upgrade(&self) -> Option<ModelSet> {
         Some(ModelSet { shared: self.shared.upgrade()? })
     }

@@ -18,6 +18,7 @@ pub(super) struct RouteMember {
 }
 
 impl RouteMember {
+    /// Creates a member with the slot's name. Its context length is unknown, because nothing may be loaded.
     pub fn new(slot: Arc<Slot>, turns: DeviceTurns) -> Self {
         let info = RemoteInfo {
             name: slot.name().to_owned(),

@@ -51,6 +51,7 @@ impl ModelState {
 }
 
 impl ServedModel {
+    /// Returns the model's own name, which is not an alias.
     pub fn name(&self) -> &str {
         match self {
             ServedModel::Local(slot) => slot.name(),
@@ -67,6 +68,7 @@ impl ServedModel {
         std::iter::once(self.name().to_owned()).chain(others).collect()
     }
 
+    /// Returns the model's state now. Models of other servers are always `Remote`.
     pub fn state(&self) -> ModelState {
         match self {
             ServedModel::Local(slot) => slot.state(),
@@ -108,6 +110,7 @@ impl ServedModel {
         }
     }
 
+    /// Returns the Unix time in seconds that listings report; 0 for a model of this process that was never loaded.
     pub fn created_unix_s(&self) -> u64 {
         match self {
             ServedModel::Local(slot) => slot.known().map_or(0, |known| known.created_unix_s),

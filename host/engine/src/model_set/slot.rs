@@ -99,6 +99,7 @@ impl Slot {
         }
     }
 
+    /// Returns the name under which the model is served.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -113,6 +114,7 @@ impl Slot {
         self.known.get().map(|known| known.sampling.clone()).or_else(|| self.declared_sampling.clone())
     }
 
+    /// Returns the state now. It may change before the caller acts on it.
     pub fn state(&self) -> ModelState {
         match &*self.state.borrow() {
             State::Unloaded(_) => ModelState::Unloaded,
@@ -125,6 +127,7 @@ impl Slot {
         }
     }
 
+    /// Returns the engine if the model is loaded, and never waits for a load.
     pub fn engine(&self) -> Option<Engine> {
         match &*self.state.borrow() {
             State::Loaded(engine) => Some(engine.clone()),

@@ -36,6 +36,7 @@ pub(super) struct InvalidInstance {
 }
 
 impl Checks {
+    /// Returns the values that are checked, in the order of their validators.
     pub fn values(&self) -> &[UnenforcedValue] {
         &self.values
     }
@@ -122,6 +123,7 @@ fn flaw_of(error: &ValidationError<'_>, value: &Value, text: &[u8]) -> InvalidIn
 pub(crate) struct ChecksCache(Mutex<Vec<Arc<Checks>>>);
 
 impl ChecksCache {
+    /// Returns the checks of `values`, compiled or from the cache. Fails if a schema cannot be compiled.
     pub fn of(&self, values: &Arc<[UnenforcedValue]>) -> Result<Arc<Checks>, EngineError> {
         if values.is_empty() {
             return Ok(Arc::new(Checks { values: values.clone(), validators: Vec::new() }));

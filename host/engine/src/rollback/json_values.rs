@@ -113,6 +113,7 @@ enum Frame {
 }
 
 impl JsonValues {
+    /// Creates a reader at the start of an output.
     pub fn new(layout: Layout, opener: &Opener) -> Self {
         let region = match layout {
             Layout::Document => Region::Document,

@@ -109,6 +109,7 @@ impl CheckedOutput {
         }
     }
 
+    /// Returns how often the output was rolled back, earlier runs of a resumed request included.
     pub fn rolled_back(&self) -> RolledBack {
         self.rolled_back
     }

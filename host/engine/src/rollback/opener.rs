@@ -17,6 +17,7 @@ pub(super) struct Opener {
 }
 
 impl Opener {
+    /// Returns the texts that this markup puts before calls.
     pub fn of(markup: &CallMarkup) -> Self {
         let text = markup.opener().unwrap_or_default();
         match markup {

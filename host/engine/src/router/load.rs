@@ -42,6 +42,7 @@ pub(crate) struct LoadShare {
 }
 
 impl LoadShare {
+    /// Adds a request with `prefill_tokens` uncached prompt tokens to the load.
     pub fn take(load: &Arc<ReplicaLoad>, prefill_tokens: usize, priority: Priority) -> Self {
         load.sequences.fetch_add(1, Relaxed);
         if priority == Priority::Background {

@@ -63,6 +63,7 @@ struct Memory {
 }
 
 impl Router {
+    /// Creates a router without memory of sessions. `hash` must be the one that the replicas publish prefixes with.
     pub fn new(routing: Routing, hash: KeyedHash, max_queue: usize, replicas: Vec<ReplicaView>) -> Self {
         let memory =
             Memory { sessions: SessionTable::new(MAX_SESSIONS), turn: 0, gone: vec![false; replicas.len()] };

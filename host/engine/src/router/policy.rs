@@ -55,6 +55,7 @@ pub(crate) enum Reason {
 }
 
 impl Reason {
+    /// Returns the value of the label `reason` in the metrics.
     pub fn name(self) -> &'static str {
         match self {
             Reason::Home => "session",

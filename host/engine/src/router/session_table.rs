@@ -21,10 +21,12 @@ struct Home {
 }
 
 impl SessionTable {
+    /// Creates a table that remembers at most `capacity` sessions.
     pub fn new(capacity: usize) -> Self {
         SessionTable { capacity, clock: 0, homes: HashMap::new(), by_use: BTreeMap::new() }
     }
 
+    /// Returns the index of the session's replica. Looking does not count as a use.
     pub fn home(&self, session: Digest) -> Option<usize> {
         self.homes.get(&session).map(|home| home.replica)
     }

@@ -43,12 +43,14 @@ struct Level {
 }
 
 impl ServicePerWeight {
+    /// Compares by tenant first. The lesser one is next.
     pub fn total_cmp(&self, other: &ServicePerWeight) -> Ordering {
         self.tenant.total_cmp(&other.tenant).then(self.agent.total_cmp(&other.agent))
     }
 }
 
 impl Accounts {
+    /// Creates accounts without any service. Changed weights apply to later charges.
     pub fn new(weights: InForce<Weights>) -> Self {
         Accounts { weights, ..Accounts::default() }
     }
@@ -58,6 +60,7 @@ impl Accounts {
         self.agents.values().map(|agents| agents.service.len()).sum()
     }
 
+    /// Returns the service so far; an unknown account has received none.
     pub fn service(&self, tenant: &str, agent: Option<&str>) -> ServicePerWeight {
         let agent = self.agents.get(tenant).map_or(0.0, |agents| agents.service(name(agent)));
         ServicePerWeight { tenant: self.tenants.service(tenant), agent }
@@ -88,6 +91,8 @@ impl Accounts {
         }
     }
 
+    /// Charges service to a tenant and its agent, divided by their weights. An output token costs as much as two of
+    /// the prompt.
     pub fn charge(&mut self, affinity: &Affinity, service: Service) {
         let cost = (service.prompt + OUTPUT_COST * service.output) as f64;
         let (tenant, agent) = (affinity.tenant.as_str(), affinity.agent.as_deref());

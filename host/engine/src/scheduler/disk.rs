@@ -36,6 +36,7 @@ pub(crate) struct EndedPrefix {
 }
 
 impl DiskView {
+    /// Records the computed tokens of a sequence that ends, if the disk is in use and its client was not forgotten.
     pub fn record_end(&mut self, sequence: &Sequence) {
         if self.is_on && !self.forgotten.contains(&sequence.id) {
             let tokens = sequence.tokens[..sequence.settled()].to_vec();
@@ -50,6 +51,7 @@ impl Scheduler {
         self.disk.is_on = true;
     }
 
+    /// Returns the sequences that have ended since the last call.
     pub fn take_ended(&mut self) -> Vec<EndedPrefix> {
         std::mem::take(&mut self.disk.ended)
     }
@@ -80,6 +82,7 @@ impl Scheduler {
         self.disk.held.insert(id);
     }
 
+    /// Lets a held sequence be admitted again.
     pub fn release_hold(&mut self, id: SequenceId) {
         self.disk.held.remove(&id);
     }
@@ -89,6 +92,7 @@ impl Scheduler {
         !self.running.is_empty()
     }
 
+    /// Returns whether the sequence is still in the queue: neither admitted nor removed.
     pub fn is_waiting(&self, id: SequenceId) -> bool {
         self.waiting.next(|sequence| sequence.id != id).is_some()
     }

@@ -87,6 +87,7 @@ impl Prefill {
 pub(crate) type Ending = Result<FinishReason, EngineError>;
 
 impl Scheduler {
+    /// Creates a scheduler without sequences, whose pages are all free. It reports to the replica's `view`.
     pub fn new(
         limits: StepLimits,
         weights: &InForce<Weights>,
@@ -107,22 +108,27 @@ impl Scheduler {
         }
     }
 
+    /// Adds a sequence to the queue. The bound of the queue was checked before.
     pub fn submit(&mut self, sequence: Sequence) {
         self.waiting.push(sequence);
     }
 
+    /// Returns whether there is nothing to compute and nothing waits.
     pub fn is_idle(&self) -> bool {
         self.running.is_empty() && self.waiting.len() == 0
     }
 
+    /// Returns a running sequence. Waiting ones are not found.
     pub fn sequence(&self, id: SequenceId) -> Option<&Sequence> {
         self.running.iter().find(|sequence| sequence.id == id)
     }
 
+    /// Returns a running sequence for a change. Waiting ones are not found.
     pub fn sequence_mut(&mut self, id: SequenceId) -> Option<&mut Sequence> {
         self.running.iter_mut().find(|sequence| sequence.id == id)
     }
 
+    /// Publishes the number of sequences and pages for the router and the metrics.
     pub fn record_load(&self) {
         let (free, cached) = (self.kv.available_pages(), self.kv.cached_pages());
         self.telemetry.record_load(self.running.len(), self.waiting.len(), free, cached);

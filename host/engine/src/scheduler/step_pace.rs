@@ -64,6 +64,7 @@ impl StepPace {
         ((BACKGROUND_SHARE * decode_s / token_s) as usize).max(1)
     }
 
+    /// Records the shape of the step that is about to run, to which the next measured time belongs.
     pub fn begin(&mut self, planned: StepShape) {
         self.planned = planned;
     }

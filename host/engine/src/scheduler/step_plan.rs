@@ -54,6 +54,7 @@ pub(crate) struct PlannedSequence {
 }
 
 impl PlannedSequence {
+    /// Plans `tokens` tokens without a draft.
     pub fn new(id: SequenceId, tokens: usize) -> Self {
         PlannedSequence { id, tokens, draft: Draft::default() }
     }

@@ -38,11 +38,13 @@ struct SessionLane {
 }
 
 impl Waiting {
+    /// Creates an empty queue, with separate accounts for interactive and background work.
     pub fn new(weights: &InForce<Weights>) -> Self {
         let lanes = || Lanes { accounts: Accounts::new(weights.clone()), ..Lanes::default() };
         Waiting { interactive: lanes(), background: lanes() }
     }
 
+    /// Adds a sequence behind the others of its session.
     pub fn push(&mut self, sequence: Sequence) {
         let lanes = self.class(sequence.request.priority);
         let affinity = &sequence.request.affinity;
@@ -105,6 +107,7 @@ impl Waiting {
         self.interactive.accounts.len()
     }
 
+    /// Returns the number of waiting sequences in both classes.
     pub fn len(&self) -> usize {
         self.interactive.len() + self.background.len()
     }

@@ -55,6 +55,7 @@ pub(crate) struct Sequence {
 }
 
 impl Sequence {
+    /// Creates a sequence of which nothing is computed. Its seed is drawn at random unless the request has one.
     pub fn new(id: SequenceId, submission: Submission, context: &Arc<SequenceContext>) -> Self {
         let Submission {
             mut request,
@@ -101,10 +102,12 @@ impl Sequence {
         }
     }
 
+    /// Returns the tokens of the prompt.
     pub fn prompt(&self) -> &[u32] {
         &self.tokens[..self.prompt_len]
     }
 
+    /// Returns the tokens generated so far, reported or not.
     pub fn output(&self) -> &[u32] {
         &self.tokens[self.prompt_len..]
     }
@@ -242,6 +245,7 @@ impl Sequence {
         }
     }
 
+    /// Puts a lent constraint back.
     pub fn return_constraint(&mut self, constraint: Box<OutputConstraint>) {
         self.form.constraint = Constrained::By(constraint);
     }
@@ -294,11 +298,13 @@ impl Sequence {
         self.form.checked.as_ref().map_or_else(Vec::new, |checked| checked.excluded_from(self.output().len()))
     }
 
+    /// Counts draft tokens that were computed but not drawn.
     pub fn record_rejected(&mut self, rejected: usize) {
         self.counts.rejected += rejected;
         self.telemetry.record_tokens(TokenKind::Rejected, rejected);
     }
 
+    /// Records the score of the next prompt token. Does nothing unless the request asks for scores.
     pub fn record_score(&mut self, row: RowOutput) {
         let Some(scores) = &mut self.delivery.scores else { return };
         scores.push(logprob(row));
@@ -310,6 +316,8 @@ impl Sequence {
         self.max_tokens == 0
     }
 
+    /// Ends the sequence with `Finished` as its last event. A stop string in the held text takes precedence over
+    /// `reason`.
     pub fn finish(mut self, reason: FinishReason) {
         self.report_held();
         let rest = self.delivery.text.finish();
@@ -343,6 +351,7 @@ impl Sequence {
         self.emit(Ok(TokenEvent::Finished(finished)));
     }
 
+    /// Ends the sequence with an error as its last event.
     pub fn fail(mut self, error: EngineError) {
         let outcome = match error {
             EngineError::Cancelled => Outcome::Cancelled,
@@ -371,6 +380,7 @@ impl Sequence {
         }
     }
 
+    /// Counts that the sequence lost its pages to others and has to be computed again.
     pub fn record_preemption(&self) {
         self.telemetry.record_preemption();
     }

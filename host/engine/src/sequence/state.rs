@@ -85,6 +85,7 @@ pub(super) struct Reservation {
 }
 
 impl Times {
+    /// Returns the time from the submission to `at`, zero if `at` is earlier.
     pub fn since_submission(&self, at: Instant) -> Duration {
         at.saturating_duration_since(self.submitted)
     }

@@ -52,6 +52,7 @@ pub(crate) struct Speculator {
 }
 
 impl Speculator {
+    /// Creates a speculator. Without speculation, only sequences with a constraint can get drafts.
     pub fn new(speculation: Speculation) -> Self {
         let (limits, lookup) = match speculation {
             Speculation::Off => (DraftLimits::default(), None),
@@ -127,6 +128,7 @@ impl Speculator {
         self.pace.record_step(rows, time);
     }
 
+    /// Forgets the sequences that are not `alive`.
     pub fn retain(&mut self, alive: impl Fn(SequenceId) -> bool) {
         self.histories.retain(|id, _| alive(*id));
         if let Some(lookup) = &mut self.lookup {

@@ -83,10 +83,12 @@ impl Default for Pace {
 }
 
 impl Pace {
+    /// Returns the number of rows up to which steps are measured. Drafts from earlier text do not exceed it.
     pub fn row_limit(&self) -> usize {
         MAX_ROWS
     }
 
+    /// Returns the history of a new sequence, which starts with the engine's own experience.
     pub fn new_history(&self) -> History {
         let prior =
             |acceptance: f64| AcceptanceStats { accepted: acceptance * PRIOR_TOKENS, tried: PRIOR_TOKENS };
@@ -121,6 +123,7 @@ impl Pace {
         counts.take_while(|count| *count <= PROBE_TOKENS).last().unwrap_or(0)
     }
 
+    /// Records the result of any sequence's draft. An accepted token makes drafting be tried again soon.
     pub fn record_draft(&mut self, tried: &[DraftOutcome]) {
         if tried.iter().any(|tried| tried.accepted) {
             self.probe_after = FIRST_PROBE_AFTER;
@@ -132,6 +135,7 @@ impl Pace {
         }
     }
 
+    /// Records the duration of a step. Steps with more rows than are measured are ignored.
     pub fn record_step(&mut self, rows: usize, time: Duration) {
         let Some(average) = self.step_s.get_mut(rows) else { return };
         let time = time.as_secs_f64();
@@ -186,6 +190,7 @@ impl History {
         likely.sum()
     }
 
+    /// Records the result of the sequence's own draft; older results lose weight.
     pub fn record(&mut self, tried: &[DraftOutcome]) {
         for tried in tried {
             let stats = &mut self.0[tried.source as usize];

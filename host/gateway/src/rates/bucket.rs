@@ -46,10 +46,12 @@ impl Rate {
 }
 
 impl Bucket {
+    /// Creates a bucket from which the whole burst can be taken.
     pub fn full(now: Instant) -> Self {
         Bucket { full_at: now }
     }
 
+    /// Returns whether the bucket is full, so that it can be dropped.
     pub fn is_full(self, now: Instant) -> bool {
         self.full_at <= now
     }
@@ -59,11 +61,13 @@ impl Bucket {
         (self.missing(now) + rate.time(1)).saturating_sub(rate.time(rate.burst.get().into()))
     }
 
+    /// Takes `count` now, even if the bucket holds less; later requests then wait longer.
     pub fn take(&mut self, count: u64, rate: Rate, now: Instant) {
         // An amount whose time is too far in the future to be represented is not added.
         self.full_at = self.full_at.max(now).checked_add(rate.time(count)).unwrap_or(self.full_at);
     }
 
+    /// Returns the state for the response headers, rounded down.
     pub fn window(self, rate: Rate, now: Instant) -> Window {
         let missing = self.missing(now);
         let held = rate.time(rate.burst.get().into()).saturating_sub(missing);

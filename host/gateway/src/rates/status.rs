@@ -33,6 +33,7 @@ const TOKENS: [HeaderName; 3] = [
 ];
 
 impl RateStatus {
+    /// Adds the headers `x-ratelimit-*` of each limit that applies.
     pub fn write_headers(&self, headers: &mut HeaderMap) {
         for (names, window) in [(REQUESTS, self.requests), (TOKENS, self.tokens)] {
             let Some(window) = window else { continue };

@@ -93,6 +93,7 @@ impl ChatTemplate {
         self.source.contains("tools")
     }
 
+    /// Returns the template's source, which identifies it.
     pub fn source(&self) -> &str {
         &self.source
     }

@@ -135,6 +135,7 @@ impl Checkpoint {
         Self { path: PathBuf::from(NAME), source: Source::Described, files, tensors, config }.checked()
     }
 
+    /// Returns the checked configuration.
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
@@ -170,6 +171,7 @@ impl Checkpoint {
         Ok(tensor)
     }
 
+    /// Returns whether there is a tensor with this name, in any format.
     pub fn has(&self, name: &str) -> bool {
         self.tensors.contains_key(name)
     }

@@ -89,6 +89,7 @@ pub struct Routing {
     pub scale: f32,
 }
 
+/// The function that turns the products of a router into scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Score {
     /// The softmax over all experts.

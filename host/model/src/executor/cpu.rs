@@ -18,6 +18,7 @@ use crate::error::ModelError;
 use crate::memory_plan::MemoryPlan;
 use crate::sampling::{LogitRow, RowOutput};
 
+/// An executor on the processor, with the weights of one whole model.
 pub struct CpuExecutor {
     rank: Rank<Solo>,
     isa: Isa,

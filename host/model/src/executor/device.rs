@@ -32,10 +32,12 @@ impl Ordinals {
         Some(Ordinals(ordinals))
     }
 
+    /// Returns the ordinals in ascending order.
     pub fn iter(self) -> impl Iterator<Item = usize> {
         (0..=Self::MAX).filter(move |ordinal| self.0 >> ordinal & 1 == 1)
     }
 
+    /// Returns the number of devices in the set.
     pub fn count(self) -> usize {
         self.0.count_ones() as usize
     }

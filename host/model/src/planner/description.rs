@@ -135,6 +135,7 @@ impl Weight {
 }
 
 impl Description {
+    /// Returns the number of decoder layers, without draft layers.
     pub fn layer_count(&self) -> usize {
         self.layers.len()
     }
@@ -161,6 +162,7 @@ impl Description {
         }
     }
 
+    /// Returns the number of parameters and the size of the whole model.
     pub fn totals(&self) -> Totals {
         let mut totals = Totals::default();
         for weight in &self.weights {

@@ -27,9 +27,12 @@ pub struct PlannedDevice {
     pub kind: DeviceKind,
 }
 
+/// The properties of a device that plans depend on, besides its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceKind {
+    /// The processor, whose memory all ranks share.
     Cpu,
+    /// A CUDA device, whose number of streaming multiprocessors determines the size of workspaces.
     Cuda { multiprocessors: u32 },
 }
 

@@ -18,6 +18,7 @@ pub struct TokenDecoder {
 }
 
 impl TokenDecoder {
+    /// Creates a decoder at the start of a sequence. With `skip_special`, special tokens add no text.
     pub fn new(tokenizer: Arc<Tokenizer>, skip_special: bool) -> Self {
         TokenDecoder { tokenizer, skip_special, kept: Arc::default(), held: Vec::new() }
     }

@@ -142,6 +142,7 @@ impl Tokenizer {
         self.token(id).map(|token| token.text.as_str())
     }
 
+    /// Returns the id of a token that the vocabulary spells exactly so.
     pub fn token_id(&self, text: &str) -> Option<u32> {
         self.inner.token_to_id(text)
     }

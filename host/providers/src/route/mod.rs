@@ -51,6 +51,7 @@ enum Attempted {
 }
 
 impl Route {
+    /// Creates a route. Fails without models, for an invalid name, or if a weighted choice has only weights of 0.
     pub fn new(options: RouteOptions) -> Result<Self, OptionsError> {
         check_name("name", &options.name)?;
         if options.members.is_empty() {
@@ -68,6 +69,7 @@ impl Route {
         Ok(Route(Arc::new(Inner { options, info })))
     }
 
+    /// Returns the options that the route was created with.
     pub fn options(&self) -> &RouteOptions {
         &self.0.options
     }

@@ -69,6 +69,7 @@ impl Role {
         }
     }
 
+    /// Returns the role as requests and the database spell it.
     pub fn as_str(self) -> &'static str {
         match self {
             Role::Metrics => "metrics",

@@ -26,6 +26,7 @@ pub struct KeyRing {
 }
 
 impl KeyRing {
+    /// Creates a ring for the keys in `store`, which are read when a request needs them.
     pub fn new(store: Store, clock: Clock) -> Self {
         KeyRing { known: KnownKeys::new(store.clone()), store, clock }
     }

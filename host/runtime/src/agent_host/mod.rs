@@ -248,6 +248,7 @@ impl AgentHost {
         self.host().changes.subscribe()
     }
 
+    /// Returns the active version of an agent. Fails if there is none, or if the agent could not be restarted.
     pub fn agent(&self, name: &str) -> Result<AgentDetail, RuntimeError> {
         Ok(self.host().deployments.agent(name)?.detail())
     }
@@ -340,6 +341,7 @@ impl AgentHost {
         &self.host().reach.requests
     }
 
+    /// Returns the models that agents and clients may name.
     pub fn models(&self) -> &ModelSet {
         self.host().reach.models.set()
     }

@@ -55,6 +55,7 @@ impl AgentHost {
         self.host().reach.egress.vault.list().await
     }
 
+    /// Deletes a secret of one agent, or without `agent` that of all agents. Fails if there is none.
     pub async fn delete_secret(&self, agent: Option<&str>, name: &str) -> Result<(), RuntimeError> {
         let agent = agent.map(AgentName::new).transpose()?;
         self.host().reach.egress.vault.delete(agent.as_ref(), &SecretName::new(name)?).await

@@ -37,6 +37,7 @@ impl AgentHost {
         Ok(rows.into_iter().map(session_summary).collect())
     }
 
+    /// Returns a session as last committed, with its first messages. `session` is the host's id.
     pub async fn session(&self, agent: &str, session: &str) -> Result<SessionDetail, RuntimeError> {
         self.host().deployments.known(agent)?;
         let store = &self.host().store;

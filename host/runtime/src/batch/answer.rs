@@ -51,6 +51,8 @@ pub struct ScoredToken {
 }
 
 impl ScoredToken {
+    /// Converts a token of `engine`. A log-probability that is not finite becomes -9999, because JSON has no
+    /// infinity.
     pub fn of(engine: &Engine, id: u32, score: Option<&TokenLogprob>) -> Self {
         let bytes = |id: u32| engine.tokenizer().token_bytes(id).unwrap_or_default().to_vec();
         let finite = |value: f32| if value.is_finite() { value } else { NEVER };

@@ -89,6 +89,7 @@ pub struct BatchTerms {
     pub keep: Option<Duration>,
 }
 
+/// A request of a new batch.
 #[derive(Clone, Debug)]
 pub struct BatchItem {
     pub request: BatchRequest,
@@ -101,8 +102,10 @@ pub struct BatchItem {
     pub reference: Option<String>,
 }
 
+/// The work of one item.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum BatchRequest {
+    /// A conversation to be answered.
     Chat {
         messages: Vec<ChatMessage>,
         options: Box<ChatOptions>,
@@ -176,16 +179,15 @@ pub struct BatchStatus {
     pub items: ItemCounts,
 }
 
+/// The progress of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BatchPhase {
     /// None of the items has been started.
     Queued,
+    /// Some items have been started, and not all have finished.
     Running,
     /// All items have finished.
-    Ended {
-        at_ms: u64,
-        cancelled: bool,
-    },
+    Ended { at_ms: u64, cancelled: bool },
 }
 
 /// A batch that has ended.
@@ -196,20 +198,23 @@ pub struct BatchResults {
     pub items: Vec<BatchResult>,
 }
 
+/// The result of one item.
 #[derive(Clone, Debug)]
 pub struct BatchResult {
+    /// Position of the request in its batch, starting at 0.
     pub index: u64,
+    /// The client's name for the item.
     pub reference: Option<String>,
     pub outcome: BatchOutcome,
 }
 
+/// The end of an item.
 #[derive(Clone, Debug)]
 pub enum BatchOutcome {
+    /// The item has an answer.
     Done(Box<BatchAnswer>),
     /// The item failed permanently.
-    Failed {
-        code: &'static str,
-        message: String,
-    },
+    Failed { code: &'static str, message: String },
+    /// The item was cancelled before it had an answer.
     Cancelled,
 }

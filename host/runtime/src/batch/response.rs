@@ -55,17 +55,25 @@ impl StoredResponse {
     }
 }
 
+/// The progress of a response.
 #[derive(Clone, Debug)]
 pub enum ResponsePhase {
+    /// The request waits for its batch or its turn to start.
     Queued,
+    /// The answer is being produced.
     Running,
+    /// The response has ended and does not change any more.
     Ended { at_ms: u64, end: ResponseEnd },
 }
 
+/// The end of a response.
 #[derive(Clone, Debug)]
 pub enum ResponseEnd {
+    /// The response has an answer.
     Done(Box<BatchAnswer>),
+    /// The request failed permanently.
     Failed { code: &'static str, message: String },
+    /// The response was cancelled before it had an answer.
     Cancelled,
 }
 

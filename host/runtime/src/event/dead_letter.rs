@@ -17,6 +17,7 @@ pub struct DeadLetter {
     pub error: String,
 }
 
+/// The receiver that a delivery did not reach.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeadLetterTarget {
     /// A session of an agent. The session is `None` if the event does not determine one.

@@ -18,6 +18,7 @@ const HOST: &str = "skep";
 pub struct TopicPattern(String);
 
 impl TopicPattern {
+    /// Parses a pattern of at most 128 bytes. The error is a message for its author.
     pub fn new(pattern: &str) -> Result<Self, String> {
         let parts = |part: &str| part == "*" || is_part(part);
         if pattern.len() > MAX_BYTES || !pattern.split('.').all(parts) {
@@ -29,6 +30,7 @@ impl TopicPattern {
         Ok(TopicPattern(pattern.to_owned()))
     }
 
+    /// Returns the pattern as it was written.
     pub fn as_str(&self) -> &str {
         &self.0
     }

@@ -13,6 +13,7 @@ const RULE: &str = "an agent's name has 1 to 64 of the characters a-z, 0-9 and -
 pub struct AgentName(String);
 
 impl AgentName {
+    /// Checks a name: 1 to 64 of the characters `a-z`, `0-9` and `-`, the first one a letter.
     pub fn new(name: &str) -> Result<Self, RuntimeError> {
         let valid = (1..=64).contains(&name.len())
             && name.starts_with(|c: char| c.is_ascii_lowercase())
@@ -20,6 +21,7 @@ impl AgentName {
         if valid { Ok(Self(name.to_owned())) } else { Err(invalid("agent name", name, RULE)) }
     }
 
+    /// Returns the name as it was written.
     pub fn as_str(&self) -> &str {
         &self.0
     }

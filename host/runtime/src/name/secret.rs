@@ -13,6 +13,7 @@ const RULE: &str = "a secret's name has 1 to 64 of the characters A-Z, 0-9 and _
 pub struct SecretName(String);
 
 impl SecretName {
+    /// Checks a name: 1 to 64 of the characters `A-Z`, `0-9` and `_`, the first one a letter.
     pub fn new(name: &str) -> Result<Self, RuntimeError> {
         let valid = (1..=64).contains(&name.len())
             && name.starts_with(|c: char| c.is_ascii_uppercase())
@@ -20,6 +21,7 @@ impl SecretName {
         if valid { Ok(Self(name.to_owned())) } else { Err(invalid("secret name", name, RULE)) }
     }
 
+    /// Returns the name as it was written.
     pub fn as_str(&self) -> &str {
         &self.0
     }

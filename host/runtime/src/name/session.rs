@@ -18,6 +18,7 @@ pub(crate) struct SessionKey {
 }
 
 impl SessionId {
+    /// Checks an id: 1 to 128 visible ASCII characters, after a tenant and a slash if it has one.
     pub fn new(id: &str) -> Result<Self, RuntimeError> {
         let (tenant, plain) = id.split_once('/').map_or((None, id), |(tenant, plain)| (Some(tenant), plain));
         let valid = tenant.is_none_or(is_prefix)
@@ -28,6 +29,7 @@ impl SessionId {
         if valid { Ok(Self(id.to_owned())) } else { Err(invalid_session(id)) }
     }
 
+    /// Returns the id, including its tenant.
     pub fn as_str(&self) -> &str {
         &self.0
     }

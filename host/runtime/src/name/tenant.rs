@@ -22,6 +22,7 @@ const RULE: &str = "a tenant's name has 1 to 64 of the characters a-z, 0-9 and -
 pub struct Tenant(String);
 
 impl Tenant {
+    /// Checks a name: 1 to 64 of the characters `a-z`, `0-9` and `-`, the first one a letter; `default` is reserved.
     pub fn new(name: &str) -> Result<Self, RuntimeError> {
         if is_name(name) && name != "default" {
             return Ok(Tenant(name.to_owned()));
@@ -35,10 +36,12 @@ impl Tenant {
         Tenant(LOCAL.to_owned())
     }
 
+    /// Returns whether this is the tenant of a host that requires no keys, whose session ids have no prefix.
     pub fn is_local(&self) -> bool {
         self.0 == LOCAL
     }
 
+    /// Returns the name, which is also the principal in the database.
     pub fn as_str(&self) -> &str {
         &self.0
     }

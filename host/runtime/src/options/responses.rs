@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+/// Bounds of the stored responses.
 #[derive(Clone, Debug)]
 pub struct ResponseOptions {
     /// Retention of responses, from their creation.

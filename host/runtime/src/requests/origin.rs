@@ -75,6 +75,7 @@ impl Surface {
         }
     }
 
+    /// Returns the value that the log stores.
     pub fn as_str(self) -> &'static str {
         match self {
             Surface::ChatCompletions => "chat",

@@ -59,19 +59,23 @@ pub struct RequestDetails {
     pub attempts: Vec<LoggedAttempt>,
 }
 
+/// The tokens of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LoggedUsage {
     pub prompt_tokens: u64,
+    /// The part of `prompt_tokens` that came from a cache.
     pub cached_tokens: u64,
     pub completion_tokens: u64,
     /// Whether the tokens are an estimate, because the request was cut off.
     pub estimated: bool,
 }
 
+/// The cost of a request by the prices in the settings.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LoggedCost {
     /// An exact decimal number.
     pub amount: String,
+    /// Code of the currency in ISO 4217, such as `USD`.
     pub currency: String,
 }
 
@@ -108,6 +112,7 @@ pub struct LoggedBody {
     pub error: Option<String>,
 }
 
+/// A message of a prompt, or an answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LoggedMessage {
@@ -116,14 +121,18 @@ pub struct LoggedMessage {
     pub text: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning: Option<String>,
+    /// The name of the tool that answers, or of the speaker.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
+    /// The call that the message of a tool answers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub call_id: Option<String>,
+    /// The calls that the model made in this message.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub calls: Vec<LoggedCall>,
 }
 
+/// A call of a tool that the model made.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LoggedCall {

@@ -25,9 +25,12 @@ pub struct ScheduleSummary {
     pub last_error: Option<String>,
 }
 
+/// The state of a schedule, as an operator sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScheduleState {
+    /// The schedule is not due, or waits for its next attempt.
     Waiting,
+    /// The turn for the time that is due was requested.
     Running,
     /// All attempts have failed. The schedule waits until somebody runs or cancels it.
     Failed,

@@ -36,6 +36,7 @@ use step::{Cuts, DecodeShape, Step};
 /// Minimum number of rows per micro-batch; this many are worth a pass over the weights of a stage.
 const MICRO_BATCH_ROWS: usize = 256;
 
+/// An executor on one or several CUDA devices, each with its part of one model.
 pub struct CudaExecutor {
     /// Dropped before the ranks, whose resources the recordings use.
     recordings: Recordings,
