@@ -1,4 +1,4 @@
-//! OutputFormat values over all ranks, through memory that all of them can access.
+//! Sums values over all ranks, through memory that all of them can access.
 
 use super::{Activation, Address, Launch};
 use crate::KernelError;
