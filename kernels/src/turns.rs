@@ -242,7 +242,8 @@ mod tests {
             (short.join().unwrap(), long.join().unwrap())
         });
         let share = short.as_secs_f64() / (short + long).as_secs_f64();
-        assert!((0.3..0.7).contains(&share), "the short steps got {share:.2} of the time");
+        // By turns of equal number they would get 2 %; the bounds leave room for a busy machine.
+        assert!((0.15..0.85).contains(&share), "the short steps got {share:.2} of the time");
     }
 
     #[test]

@@ -77,6 +77,11 @@ impl KvCache {
         self.allocator.free_count() + self.tree.evictable_pages()
     }
 
+    /// Returns the number of pages that nothing is in.
+    pub fn free_pages(&self) -> usize {
+        self.allocator.free_count()
+    }
+
     /// Returns the number of pages in the prefix tree, those that sequences use included.
     pub fn cached_pages(&self) -> usize {
         self.tree.page_count()
@@ -98,6 +103,11 @@ impl KvCache {
     pub fn cached_prefix(&mut self, tenant: &str, tokens: &[u32]) -> Vec<PageId> {
         let whole = tokens.len() / PAGE_TOKENS * PAGE_TOKENS;
         self.tree.longest_prefix(tenant, &tokens[..whole]).map_or_else(Vec::new, |(_, pages)| pages)
+    }
+
+    /// Marks the longest cached prefix of these tokens as used last.
+    pub fn touch_prefix(&mut self, tenant: &str, tokens: &[u32]) {
+        self.tree.longest_prefix(tenant, &tokens[..tokens.len() / PAGE_TOKENS * PAGE_TOKENS]);
     }
 
     /// Borrows as many of the first `pages` pages of a prefix as are cached.

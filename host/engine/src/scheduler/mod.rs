@@ -17,6 +17,7 @@
 mod accounts;
 mod disk;
 mod drafts;
+mod eviction_order;
 mod prefill_shares;
 mod shared_prefill;
 mod step_pace;
@@ -65,6 +66,8 @@ pub(crate) struct Scheduler {
     meter: Option<Arc<dyn TokenMeter>>,
     telemetry: Arc<Telemetry>,
     disk: DiskView,
+    /// Whether requests came or pages were given back since `order_evictions`.
+    is_eviction_order_old: bool,
 }
 
 /// A running sequence with tokens to compute before it draws one.
@@ -105,12 +108,14 @@ impl Scheduler {
             meter,
             telemetry: view.telemetry.clone(),
             disk: DiskView::default(),
+            is_eviction_order_old: false,
         }
     }
 
     /// Adds a sequence to the queue. The bound of the queue was checked before.
     pub fn submit(&mut self, sequence: Sequence) {
         self.waiting.push(sequence);
+        self.is_eviction_order_old = true;
     }
 
     /// Returns whether there is nothing to compute and nothing waits.
@@ -216,6 +221,7 @@ impl Scheduler {
 
     /// Plans the next step. The plan is empty only if no sequence runs.
     pub fn plan(&mut self) -> Vec<PlannedSequence> {
+        self.order_evictions();
         loop {
             let mut plan = Vec::new();
             let has_interactive = self.running.iter().any(|sequence| !is_background(sequence));
@@ -406,6 +412,7 @@ impl Scheduler {
         let computed = sequence.settled();
         let pages = sequence.give_up_pages();
         self.kv.release(&sequence.request.affinity.tenant, pages, &sequence.tokens[..computed]);
+        self.is_eviction_order_old = true;
         self.settle_owner(sequence.id, &sequence.request.affinity, &sequence.tokens[..computed]);
     }
 

@@ -232,6 +232,36 @@ fn a_request_waits_for_a_running_prefill_of_its_prefix() {
 }
 
 #[test]
+fn pages_that_a_waiting_request_begins_with_are_evicted_last() {
+    let mut harness = Harness::new(16, 1, 64);
+    // Both leave 5 pages, and 6 are free.
+    for letter in ["a", "b"] {
+        harness.submit(greedy(&letter.repeat(80), 1));
+        harness.run();
+    }
+    harness.submit(greedy(&"c".repeat(16), 160));
+    harness.step();
+    let next = harness.submit(greedy(&"a".repeat(112), 1));
+    harness.run();
+    assert_eq!(harness.cached_tokens(next), 80);
+}
+
+#[test]
+fn of_two_waiting_requests_the_first_keeps_its_pages() {
+    let mut harness = Harness::new(16, 1, 64);
+    for letter in ["a", "b"] {
+        harness.submit(greedy(&letter.repeat(80), 1));
+        harness.run();
+    }
+    harness.submit(greedy(&"c".repeat(16), 160));
+    harness.step();
+    let waiting = ["a", "b"].map(|letter| harness.submit(greedy(&letter.repeat(112), 1)));
+    harness.run();
+    let cached = waiting.map(|id| harness.cached_tokens(id));
+    assert!(cached[0] == 80 && cached[1] < 80, "{cached:?}");
+}
+
+#[test]
 fn a_request_does_not_wait_if_computing_is_sooner() {
     let mut harness = Harness::new(200, 8, 64);
     harness.submit(greedy(&format!("{}{}", prompt(16, b'1'), "y".repeat(500)), 4));

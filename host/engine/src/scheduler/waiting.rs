@@ -83,6 +83,11 @@ impl Waiting {
             .find_map(|lanes| lanes.in_order().find(|sequence| !is_held(sequence)))
     }
 
+    /// Returns the first `count` sequences in the order in which they would run, interactive ones before background ones.
+    pub fn first(&self, count: usize) -> Vec<&Sequence> {
+        [&self.interactive, &self.background].into_iter().flat_map(Lanes::in_order).take(count).collect()
+    }
+
     /// Returns all sequences, in no particular order.
     pub fn iter(&self) -> impl Iterator<Item = &Sequence> {
         [&self.interactive, &self.background].into_iter().flat_map(|lanes| {
