@@ -157,6 +157,12 @@ pub(crate) fn check(
     if calls_tools(options) && !model.capabilities.tools {
         return invalid("tools", format!("the upstream model {name} cannot call tools"));
     }
+    if options.continues_answer {
+        let message = format!(
+            "the server of the upstream model {name} decides itself how an answer begins; ask it to go on"
+        );
+        return invalid("continue_final_message", message);
+    }
     if options.top_logprobs.is_some() {
         let message = format!("the upstream model {name} does not support logprobs");
         return invalid("top_logprobs", message);
