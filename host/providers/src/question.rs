@@ -157,7 +157,8 @@ pub(crate) fn check(
     if calls_tools(options) && !model.capabilities.tools {
         return invalid("tools", format!("the upstream model {name} cannot call tools"));
     }
-    if options.continues_answer {
+    // Anthropic's models continue a last message of the assistant without being asked.
+    if options.continues_answer && kind != UpstreamKind::Anthropic {
         let message = format!(
             "the server of the upstream model {name} decides itself how an answer begins; ask it to go on"
         );
