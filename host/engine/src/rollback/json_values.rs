@@ -322,6 +322,9 @@ impl JsonValues {
         complete: &mut Vec<Complete>,
     ) -> bool {
         let Region::Written(arguments) = &self.region else { return false };
+        if step == ArgumentStep::Nothing {
+            return false;
+        }
         let tool = Some(arguments.tool().to_owned());
         let of_tool = wanted.iter().enumerate().filter(|(_, value)| value.tool == tool);
         let known = self.open.len();
