@@ -99,6 +99,8 @@ mod packages;
 mod postgres_server;
 /// Rate limits and weights of a `skep.toml`, on a host that uses it.
 mod rates;
+/// The reasoning of a model that computes.
+mod reasoning;
 /// Token ids and log-probabilities of the default model against an independent implementation.
 mod reference;
 /// Agents in an OCI registry.

@@ -123,7 +123,12 @@ async fn a_form_about_a_call_that_is_declined_or_closed_decides_nothing() {
     let host = shared();
     deploy(host, "toolcall", "mcp-undecided", "").await;
     let url = host.at("/mcp/mcp-undecided");
-    for action in [ElicitationAction::Decline, ElicitationAction::Cancel] {
+    let decisions = [
+        (ElicitationAction::Decline, "approve"),
+        (ElicitationAction::Cancel, "approve"),
+        (ElicitationAction::Decline, "deny"),
+    ];
+    for (action, decision) in decisions {
         let person = connect(&url, Some((action, json!({"decision": "approve"})))).await;
         let asked = person.asked.clone();
         let call = tokio::spawn(async move { person.call("pay", json!({"cents": 7})).await });
@@ -143,10 +148,18 @@ async fn a_form_about_a_call_that_is_declined_or_closed_decides_nothing() {
         };
         // Another client decides, which it could not if the form had.
         let path = format!("/v1/approvals/{id}");
-        let (status, answer) = host.post(&path, json!({"decision": "approve"})).await;
+        let decided = json!({"decision": decision, "reason": "not today"});
+        let (status, answer) = host.post(&path, decided).await;
         assert_eq!(status, 200, "{answer}");
         let paid = call.await.unwrap();
-        assert_eq!((paid.is_error, paid.structured_content), (Some(false), Some(json!({"result": 7}))));
+        match decision {
+            "approve" => assert_eq!(
+                (paid.is_error, paid.structured_content),
+                (Some(false), Some(json!({"result": 7})))
+            ),
+            // Nothing is paid, and the turn continues with the reason.
+            _ => assert!(paid.is_error == Some(true) && text(&paid).contains("not today"), "{paid:?}"),
+        }
         assert_eq!(asked.lock().unwrap().len(), 1, "people are asked once at the client");
         assert!(waiting().await.is_none());
     }

@@ -29,6 +29,9 @@ pub struct ModelFigures {
     pub memory: Vec<MemoryUse>,
     /// One value for each interval, by the name of the figure. A value is `null` if nothing happened in its interval.
     pub columns: BTreeMap<String, Vec<Option<f64>>>,
+    /// The columns of each replica, if there are several.
+    #[serde(default)]
+    pub each_replica: Vec<BTreeMap<String, Vec<Option<f64>>>>,
 }
 
 /// Memory of one kind.
@@ -51,6 +54,9 @@ pub struct EngineSample {
 pub struct ModelSample {
     pub name: String,
     pub values: BTreeMap<String, Option<f64>>,
+    /// The values of each replica, if there are several.
+    #[serde(default)]
+    pub each_replica: Vec<BTreeMap<String, Option<f64>>>,
 }
 
 /// The owners of a model's KV pages.
@@ -71,11 +77,13 @@ pub struct KvPageOwners {
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct KvPageOwner {
     pub tenant: String,
+    /// `None` for pages that several agents share, or that were computed for requests to the model.
     #[schema(required)]
     pub agent: Option<String>,
+    /// `None` for pages that several sessions share.
     #[schema(required)]
     pub session: Option<String>,
-    /// `running` for pages of a running sequence, `cached` for prefixes that the tenant's requests share.
+    /// `running` for pages of a running sequence, `cached` for prefixes that later requests can use.
     pub kind: String,
     pub pages: u64,
 }

@@ -99,7 +99,7 @@ pub use schema_check::{CheckSchema, SchemaCheck, SchemaError, SchemaNote};
 pub use secret::{NewSecret, Secret};
 pub use session::{Conversation, ForkSession, RecentSession, Session, SessionDetail, StateKind, StateValue};
 pub use status::{
-    AgentCounts, DiskStatus, HeldWork, HostStatus, KvPages, LimitStatus, ModelStatus, QueueDepths,
+    AgentCounts, DataPlace, DiskStatus, HeldWork, HostStatus, KvPages, LimitStatus, ModelStatus, QueueDepths,
     SessionCounts,
 };
 pub use timeline::{Timeline, TimelineCall, TurnSummary};

@@ -22,7 +22,8 @@ pub struct HostStatus {
     /// Work that a restored host holds; `None` if it holds nothing.
     #[schema(required)]
     pub held: Option<HeldWork>,
-    /// `None` if the host keeps its data in memory.
+    pub data: DataPlace,
+    /// `None` if the data is not in a folder of the host's machine.
     #[schema(required)]
     pub disk: Option<DiskStatus>,
     pub limits: Vec<LimitStatus>,
@@ -88,6 +89,17 @@ pub struct HeldWork {
     pub deliveries: u64,
     pub schedules: u64,
     pub batches: u64,
+}
+
+/// The place of a host's data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum DataPlace {
+    Folder,
+    /// A server of PostgreSQL.
+    Postgres,
+    /// The memory of the process: the data is lost when the host stops.
+    Memory,
 }
 
 /// Disk usage of the host's data.

@@ -253,8 +253,7 @@ impl Engine {
 
     /// Returns the distributions of the durations of all replicas together.
     pub fn times(&self) -> EngineTimes {
-        let times = self.shared.replicas.iter().map(Replica::times);
-        times.fold(EngineTimes::default(), EngineTimes::plus)
+        self.replica_times().into_iter().fold(EngineTimes::default(), EngineTimes::plus)
     }
 
     /// Returns the owners of the KV pages of each replica. The answer comes between two steps.
@@ -280,6 +279,11 @@ impl Engine {
     /// Returns the statistics of each replica.
     pub fn replica_stats(&self) -> Vec<EngineStats> {
         self.shared.replicas.iter().map(Replica::stats).collect()
+    }
+
+    /// Returns the distributions of the durations of each replica.
+    pub fn replica_times(&self) -> Vec<EngineTimes> {
+        self.shared.replicas.iter().map(Replica::times).collect()
     }
 
     /// Compiles a constraint without generating, so that an invalid one is found before it is needed.

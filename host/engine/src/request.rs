@@ -182,13 +182,12 @@ pub struct ParameterMarkup {
 
 impl CallMarkup {
     /// Returns the text right before the tool of a call, by which calls are found in the output. `None` means that
-    /// the arguments are not one JSON object.
+    /// nothing is found by it.
     pub(crate) fn opener(&self) -> Option<String> {
         match self {
             CallMarkup::Object(markup) => Some(markup.open.clone()),
             CallMarkup::Parts(markup) => {
                 let name = markup.call.iter().position(|part| *part == CallPart::Name)?;
-                markup.call.contains(&CallPart::Arguments).then_some(())?;
                 let mut text = String::new();
                 for part in markup.call[..name].iter().rev() {
                     match part {
@@ -199,6 +198,15 @@ impl CallMarkup {
                 Some(text)
             }
         }
+    }
+
+    /// Returns the way in which arguments are written one by one; `None` if they are JSON.
+    pub(crate) fn parameters(&self) -> Option<&ParameterMarkup> {
+        let CallMarkup::Parts(markup) = self else { return None };
+        markup.call.iter().find_map(|part| match part {
+            CallPart::Parameters(parameters) => Some(parameters),
+            _ => None,
+        })
     }
 }
 

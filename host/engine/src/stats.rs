@@ -47,10 +47,10 @@ pub struct EngineTimes {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PageOwner {
     pub tenant: String,
-    /// The agent and the session of a running sequence that has them.
+    /// The agent and the session that have them; `None` if several have them, or a client without an agent.
     pub agent: Option<String>,
     pub session: Option<String>,
-    /// Whether a running sequence holds the pages. Otherwise they are cached prefixes of the tenant.
+    /// Whether a running sequence holds the pages. Otherwise they are cached prefixes.
     pub is_running: bool,
     pub pages: usize,
 }

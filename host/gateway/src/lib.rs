@@ -134,6 +134,7 @@ struct Gateway {
     mcp: Arc<mcp::Mcp>,
     started: Instant,
     figures: Arc<Figures>,
+    reads: Arc<access::LoggedReads>,
     /// The address that the server listens on. `None` if the routes are served by another program.
     address: Option<SocketAddr>,
     /// The text of the OpenAPI document, once somebody has asked for it.
@@ -150,6 +151,7 @@ impl Gateway {
             mcp,
             started: Instant::now(),
             figures: Arc::default(),
+            reads: Arc::default(),
             address: None,
             openapi: Arc::default(),
         }

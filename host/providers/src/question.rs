@@ -157,6 +157,13 @@ pub(crate) fn check(
     if calls_tools(options) && !model.capabilities.tools {
         return invalid("tools", format!("the upstream model {name} cannot call tools"));
     }
+    // Anthropic's models continue a last message of the assistant without being asked.
+    if options.continues_answer && kind != UpstreamKind::Anthropic {
+        let message = format!(
+            "the server of the upstream model {name} decides itself how an answer begins; ask it to go on"
+        );
+        return invalid("continue_final_message", message);
+    }
     if options.top_logprobs.is_some() {
         let message = format!("the upstream model {name} does not support logprobs");
         return invalid("top_logprobs", message);

@@ -119,7 +119,7 @@ pub use skep_engine::{ModelSet, Timing, Usage};
 pub use skep_outbound::Origins;
 pub use skep_outbound::{ServedTool, ToolHints, ToolServer, ToolServerError};
 pub use skep_store::{
-    DiskUse, Held, ListedSession, LogFilter, OpenWork, QueuedWork, RequestFilter, RequestRange,
+    DataPlace, DiskUse, Held, ListedSession, LogFilter, OpenWork, QueuedWork, RequestFilter, RequestRange,
     SessionCursor, SessionSearch,
 };
 pub use summary::{

@@ -112,7 +112,7 @@ pub use sessions::{
     StateChange, TurnCommit, TurnTrigger,
 };
 pub use snapshot::{Snapshot, known_schema, snapshot};
-pub use sqlite::{Durability, Store};
+pub use sqlite::{DataPlace, Durability, Store};
 pub use token_use::TokenUse;
 pub use turns::{Acceptance, NewTurn, OpenTurn, TURNS_KEPT, TurnFailure, TurnRow, TurnState};
 pub use uploads::{FileRow, NewFile};

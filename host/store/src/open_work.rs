@@ -113,7 +113,7 @@ impl Store {
         })
     }
 
-    /// Returns the disk usage, or `None` for an in-memory database.
+    /// Returns the disk usage, or `None` if the database is not in a folder of this machine.
     pub fn disk_use(&self) -> Option<DiskUse> {
         let path = self.path.as_ref()?;
         let bytes = |path: &Path| std::fs::metadata(path).map_or(0, |found| found.len());

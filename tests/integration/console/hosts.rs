@@ -118,6 +118,9 @@ async fn hostile_texts_are_shown_as_text() {
     let message = json!({"text": HOSTILE, "data": {"model": "far/m"}});
     host.ok("/v1/agents/talker/sessions/s/messages", message).await;
     assert_eq!(host.message("ledger", "s", HOSTILE).await.0, 200);
+    assert_eq!(host.deploy_guest("panic", "breaks", "").await.0, 201);
+    let (status, failed) = host.message("breaks", "s", HOSTILE).await;
+    assert!(status >= 400, "{failed}");
     let url = host.url.clone();
     blocking(move || browser.run("hostile", &url, &[("HOSTILE", HOSTILE)], |_| String::new())).await;
     assert!(upstream.asked().len() > 1, "the playground asked, too");

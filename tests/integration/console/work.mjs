@@ -10,6 +10,17 @@ async function chat() {
   await page.keyboard.press('Enter');
   // The figures stand under the answer when its stream has ended.
   await page.getByText(/tokens\/s|tok\/s/).first().waitFor();
+  // The answer was cut at its limit of tokens, and goes on where it ends: it is still one message, which has become longer.
+  const answers = page.getByRole('article', { name: /^(?!You).*: message$/ });
+  const cut = await answers.last().locator('.chat-message-text').innerText();
+  const asked = page.waitForRequest('**/v1/chat/completions');
+  await page.getByRole('button', { name: 'Go on' }).click();
+  const { messages, continue_final_message: continues } = (await asked).postDataJSON();
+  check(continues && messages.at(-1).role === 'assistant', JSON.stringify(messages));
+  await (await (await asked).response()).finished();
+  await page.locator('.chat-figures').getByText('total').first().waitFor();
+  const whole = await answers.last().locator('.chat-message-text').innerText();
+  check(await answers.count() === 1 && whole.length > cut.length && whole.startsWith(cut.trim()), `“${cut}” became “${whole}”`);
   await page.getByRole('button', { name: 'Code' }).click();
   await page.getByText('/v1/chat/completions').first().waitFor();
   await page.keyboard.press('Escape');

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use indicatif::HumanBytes;
-use skep_api::{DiskStatus, HostStatus, LimitStatus, ModelStatus};
+use skep_api::{DataPlace, DiskStatus, HostStatus, LimitStatus, ModelStatus};
 
 use super::{HostArgs, out};
 use crate::style::{self, Painter};
@@ -49,6 +49,7 @@ fn lines(status: &HostStatus, paint: Painter) -> Vec<String> {
         sessions,
         queues,
         held,
+        data,
         disk,
         limits,
         ..
@@ -106,9 +107,10 @@ fn lines(status: &HostStatus, paint: Painter) -> Vec<String> {
             screen.line("held", &paint.yellow(&held));
         }
     }
-    match disk {
-        None => screen.line("data", "in memory, lost when the host stops"),
-        Some(disk) => screen.line("data", &disk_line(disk, paint)),
+    match (disk, data) {
+        (Some(disk), _) => screen.line("data", &disk_line(disk, paint)),
+        (None, DataPlace::Postgres) => screen.line("data", "on a PostgreSQL server"),
+        (None, _) => screen.line("data", "in memory, lost when the host stops"),
     }
     let near: Vec<&LimitStatus> = limits.iter().filter(|limit| limit.is_near()).collect();
     if near.is_empty() {

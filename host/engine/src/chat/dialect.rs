@@ -5,7 +5,9 @@ use skep_model::{ChatTemplate, SpecialTokens, Tokenizer};
 
 use super::markup::{self, Markup, Reading, harmony};
 use super::options::{ChatOptions, Reasoning};
+use super::prompt::{Begun, Prompt};
 use super::reading::ThinkReader;
+use super::render::Rendering;
 use super::typescript;
 use crate::{Engine, Thinking};
 
@@ -123,7 +125,7 @@ impl Dialect {
     /// Returns the reader of the reasoning in an answer to a prompt, if the model writes any.
     pub(super) fn think_reader(
         &self,
-        prompt: &str,
+        prompt: &Prompt,
         tokenizer: &Tokenizer,
         options: &ChatOptions,
     ) -> Option<ThinkReader> {
@@ -131,6 +133,9 @@ impl Dialect {
         let interrupts = self.interrupts(tokenizer, options).into_iter().map(|(_, text)| text).collect();
         match self.opening(prompt)? {
             Opened::Closed => None,
+            Opened::Open if prompt.begun.is_some() => {
+                Some(ThinkReader::new(tags, interrupts, true).continued())
+            }
             Opened::Open => Some(ThinkReader::new(tags, interrupts, true)),
             Opened::No => Some(ThinkReader::new(tags, interrupts, false)),
         }
@@ -139,7 +144,7 @@ impl Dialect {
     /// Returns the reasoning of an output for the engine, which holds a constraint back until the answer begins.
     pub(super) fn thinking(
         &self,
-        prompt: &str,
+        prompt: &Prompt,
         tokenizer: &Tokenizer,
         options: &ChatOptions,
     ) -> Option<Thinking> {
@@ -197,14 +202,61 @@ impl Dialect {
         Some((typescript::VARIABLE, typescript::declarations(tools)?.into()))
     }
 
+    /// Writes the beginning of an answer after the opening of the assistant's message, and returns the part of the answer in
+    /// which it ends. None of the beginning becomes a special token, except the tags around the reasoning.
+    pub(super) fn write_begun(
+        &self,
+        rendering: &mut Rendering,
+        reasoning: &str,
+        answer: &str,
+    ) -> Option<Begun> {
+        let opened = self.opening_of(&rendering.text);
+        let mut write = |text: &str, is_literal: bool| {
+            let start = rendering.text.len();
+            rendering.text.push_str(text);
+            if is_literal && !text.is_empty() {
+                rendering.literals.push(start..rendering.text.len());
+            }
+        };
+        let Some((begin, end)) = self.tags else {
+            write(answer, true);
+            return Some(Begun::Answer);
+        };
+        let line = if self.writes_lines() { "\n" } else { "" };
+        if !matches!(opened, Some(Opened::Closed)) {
+            let is_open = matches!(opened, Some(Opened::Open));
+            if !is_open && !reasoning.is_empty() {
+                write(&format!("{begin}{line}"), false);
+            }
+            write(reasoning, true);
+            if answer.is_empty() {
+                return (is_open || !reasoning.is_empty()).then_some(Begun::Reasoning);
+            }
+            if is_open || !reasoning.is_empty() {
+                write(&format!("{line}{end}{line}{line}"), false);
+            }
+        }
+        write(answer, true);
+        Some(Begun::Answer)
+    }
+
     /// Returns whether reasoning and answer are separated by an empty line.
     fn writes_lines(&self) -> bool {
         self.markup.is_hermes() || self.markup.name == "qwen3-coder"
     }
 
-    fn opening(&self, prompt: &str) -> Option<Opened> {
+    fn opening(&self, prompt: &Prompt) -> Option<Opened> {
+        match prompt.begun {
+            Some(Begun::Answer) => return Some(Opened::Closed),
+            Some(Begun::Reasoning) => return Some(Opened::Open),
+            None => {}
+        }
+        self.opening_of(&prompt.text)
+    }
+
+    fn opening_of(&self, text: &str) -> Option<Opened> {
         let (begin, end) = self.tags?;
-        let prompt = prompt.trim_end();
+        let prompt = text.trim_end();
         Some(if prompt.ends_with(end) {
             Opened::Closed
         } else if prompt.ends_with(begin) {

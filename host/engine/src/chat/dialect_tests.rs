@@ -427,33 +427,6 @@ async fn a_call_ends_a_reasoning_that_has_no_end() {
     }
 }
 
-#[tokio::test]
-async fn a_call_that_masks_could_not_enforce_is_checked_when_it_is_complete() {
-    let parameters = json!({"type": "object", "properties": {"tags": {"type": "array", "items": {"enum": ["a", "b"]}, "uniqueItems": true}},
-                            "required": ["tags"], "additionalProperties": false});
-    let tools = vec![ToolSpec { name: "paint".into(), description: "Paints.".into(), parameters }];
-    let markup = Markup::named("qwen3-coder").unwrap();
-    for (arguments, is_valid) in [("{\"tags\": [\"a\", \"b\"]}", true), ("{\"tags\": [\"a\", \"a\"]}", false)]
-    {
-        let call = ToolCall { id: String::new(), name: "paint".into(), arguments: arguments.into() };
-        let script = markup.assistant("", &[call]);
-        let options = EngineOptions { markup: Some(markup.name), ..EngineOptions::default() };
-        let template = ChatTemplate::chatml_default();
-        let model =
-            fixture::engine_of(fixture::tokenizer(), SpecialTokens::Literal, template, &[&script], options);
-        let options = ChatOptions { tools: tools.clone(), ..ChatOptions::default() };
-        let answer = chat(&model, &[ChatMessage::user("?")], options).unwrap().outcome().await;
-        match answer {
-            Ok(outcome) => assert!(is_valid && outcome.tool_calls.len() == 1, "{}", outcome.raw),
-            Err(error) => {
-                assert!(!is_valid && error.code() == "schema_unsatisfied", "{error}");
-                let message = error.to_string();
-                assert!(message.contains("`uniqueItems`") && message.contains("`/tags`"), "{message}");
-            }
-        }
-    }
-}
-
 #[test]
 fn a_template_that_declares_types_gets_them_and_json_where_they_cannot_say_it() {
     let template = KIMI_TEMPLATE.replace(

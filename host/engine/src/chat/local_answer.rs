@@ -102,7 +102,7 @@ impl LocalAnswer {
             request.constraint = constraint.or_else(|| free_text::constraint(&options, &dialect));
         }
         request.markup.kept_special = kept_special.clone();
-        request.markup.thinking = dialect.thinking(&prompt.text, &tokenizer, &options);
+        request.markup.thinking = dialect.thinking(&prompt, &tokenizer, &options);
         request.sampling = options.sampling.clone();
         request.seed = options.seed;
         request.max_tokens = options.max_tokens;
@@ -116,7 +116,7 @@ impl LocalAnswer {
         request.deadline = options.deadline;
         let tokens =
             engine.generate(request).map_err(|error| tool_grammar::explain(error, engine, &options))?;
-        let reader = AnswerReader::new(&dialect, &prompt.text, &tokenizer, &options);
+        let reader = AnswerReader::new(&dialect, &prompt, &tokenizer, &options);
         Ok(LocalAnswer {
             tokens,
             tokenizer,

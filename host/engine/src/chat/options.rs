@@ -15,6 +15,8 @@ use crate::{
 
 /// Maximum number of tools. Each tool is text in the prompt and a rule in the grammar.
 const MAX_TOOLS: usize = 128;
+/// The parameter that an error names if an answer cannot be continued.
+pub(super) const CONTINUES: &str = "continue_final_message";
 
 /// The options of an answer. The serialized form records the request without its caller and its urgency.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -32,6 +34,9 @@ pub struct ChatOptions {
     pub reasoning: Reasoning,
     /// The form of the answer if it makes no call.
     pub output: Option<Constraint>,
+    /// Whether the last message, which is the assistant's, is the beginning of the answer.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub continues_answer: bool,
     /// Whether the oldest messages are dropped if the chat is too long for the model.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub drops_oldest: bool,
@@ -83,6 +88,7 @@ impl Default for ChatOptions {
             parallel_tool_calls: true,
             reasoning: Reasoning::default(),
             output: None,
+            continues_answer: false,
             drops_oldest: false,
             unconstrained: false,
             sampling: Sampling::default(),
@@ -193,6 +199,11 @@ impl ChatOptions {
                 "an example must be a message of a user, the assistant or a tool, not a system message"
                     .into();
             return invalid("examples".into(), message);
+        }
+        if self.continues_answer && (self.output.is_some() || self.must_call()) {
+            let message =
+                "an answer that must have a form, or be a call, cannot be continued; leave the form away";
+            return invalid(CONTINUES.into(), message.into());
         }
         match &self.tool_choice {
             ToolChoice::Named(name) if !self.tools.iter().any(|tool| tool.name == *name) => {

@@ -7,8 +7,8 @@
 use skep_model::{SpecialTokens, Tokenizer};
 
 use super::dialect::Dialect;
-use super::message::ChatMessage;
-use super::options::Opening;
+use super::message::{ChatMessage, Role};
+use super::options::{CONTINUES, Opening};
 use super::render::{Renderer, Rendering};
 use crate::{Cancel, Engine, EngineError};
 
@@ -21,6 +21,15 @@ const PIECE_SLACK_TOKENS: usize = 64;
 pub(super) struct Prompt {
     pub(super) text: String,
     pub(super) tokens: Vec<u32>,
+    /// The part of the answer in which the prompt ends, if it has the beginning of one.
+    pub(super) begun: Option<Begun>,
+}
+
+/// The part of an answer that has begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Begun {
+    Reasoning,
+    Answer,
 }
 
 /// Renders and encodes the prompt of a whole conversation, up to where the assistant continues.
@@ -32,7 +41,36 @@ pub(super) fn render_and_encode(
 ) -> Result<Prompt, EngineError> {
     let rendering = Renderer::of(engine, &Dialect::of_engine(engine)).render(messages, opening, "")?;
     let tokens = encode_whole(engine, &rendering, cancel)?;
-    Ok(Prompt { text: rendering.text, tokens })
+    Ok(Prompt { text: rendering.text, tokens, begun: None })
+}
+
+/// Renders and encodes the prompt of a conversation whose last message is the beginning of the assistant's answer.
+pub(super) fn render_and_continue(
+    engine: &Engine,
+    messages: &[ChatMessage],
+    opening: Opening<'_>,
+    cancel: &Cancel,
+) -> Result<Prompt, EngineError> {
+    let dialect = Dialect::of_engine(engine);
+    let refused = |message: &str| {
+        Err(EngineError::InvalidRequest { parameter: CONTINUES.into(), message: message.into() })
+    };
+    let Some((last, before)) = messages.split_last().filter(|(last, _)| last.role == Role::Assistant) else {
+        return refused("the last message must be the assistant's, which is continued");
+    };
+    if !last.tool_calls.is_empty() {
+        return refused("a message with tool calls is complete; send their results");
+    }
+    if dialect.reasons_in_channel() {
+        return refused(
+            "this model writes its answers in channels, which cannot be continued; ask it to go on",
+        );
+    }
+    let mut rendering = Renderer::of(engine, &dialect).render(before, opening, "")?;
+    let reasoning = last.reasoning.as_deref().unwrap_or_default();
+    let begun = dialect.write_begun(&mut rendering, reasoning, &last.content);
+    let tokens = encode_whole(engine, &rendering, cancel)?;
+    Ok(Prompt { text: rendering.text, tokens, begun })
 }
 
 /// Returns the tokens of a conversation as its model gets them. `opens_answer` says whether they end with the beginning of

@@ -26,7 +26,11 @@ pub fn chat(
     options: ChatOptions,
 ) -> Result<ChatStream, EngineError> {
     options.validate()?;
-    let prompt = prompt::render_and_encode(engine, messages, options.opening(), &options.cancel)?;
+    let render = match options.continues_answer {
+        true => prompt::render_and_continue,
+        false => prompt::render_and_encode,
+    };
+    let prompt = render(engine, messages, options.opening(), &options.cancel)?;
     Ok(ChatStream::local(LocalAnswer::start(engine, prompt, options)?))
 }
 

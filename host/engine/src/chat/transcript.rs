@@ -258,7 +258,7 @@ impl Transcript {
                 false => prompt::encode_whole(engine, &rendering, cancel)?,
             }
         };
-        Ok(Prompt { text: rendering.text, tokens })
+        Ok(Prompt { text: rendering.text, tokens, begun: None })
     }
 }
 

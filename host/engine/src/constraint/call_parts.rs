@@ -11,11 +11,10 @@ use super::canonical::standing_alone;
 use super::form::{MAX_CALLS, answer_grammar, literal, nested, regex_literal, slashes_escaped, text_without};
 use super::relaxed::RelaxedSchema;
 use super::spelling::AcceptedSpelling;
-use super::written_value::{WrittenValue, anchored, bounds_text, followed, listed_texts, text_format};
+use super::written_value::{
+    MAX_COUNTED, WrittenValue, anchored, bounds_text, followed, listed_texts, text_format,
+};
 use crate::request::{BeforeCalls, CallPart, ParameterMarkup, PartsMarkup, ToolCallForm};
-
-/// Maximum length of a string that is enforced while it is written as it is.
-const MAX_COUNTED: u64 = 2000;
 
 /// Returns the grammar of an answer with calls.
 pub(super) fn calls(

@@ -17,7 +17,10 @@ use super::relaxed::{CompilerSupport, Relaxations, RelaxedSchema, relaxed};
 use super::schema_keywords::Members;
 use super::spelling::AcceptedSpelling;
 use super::unenforced::UnenforcedValue;
-use super::{canonical, error_location, rule_grammar, schema_bounds, schema_keywords, unenforced_paths};
+use super::{
+    canonical, error_location, rule_grammar, schema_bounds, schema_keywords, unenforced_paths,
+    written_unenforced,
+};
 
 /// Maximum number of locations that are relaxed before the whole document is.
 const MAX_ROUNDS: usize = 6;
@@ -84,6 +87,11 @@ impl Document {
     /// Returns the values that `relaxed`, a form of this document, accepts although the schema may not.
     pub fn unenforced(&self, relaxed: &RelaxedSchema) -> Arc<[UnenforcedValue]> {
         unenforced_paths::unenforced(&self.canonical, &relaxed.lost)
+    }
+
+    /// Returns the same for arguments that are written one by one.
+    pub fn unenforced_arguments(&self, relaxed: &RelaxedSchema) -> Vec<UnenforcedValue> {
+        written_unenforced::unenforced(&self.canonical, &relaxed.lost)
     }
 
     /// Relaxes the parts that the compiler cannot follow when it compiles this document alone. Returns whether

@@ -130,7 +130,12 @@ impl Form {
     /// Returns the values that a mask made of `parts` does not enforce in full.
     pub fn unenforced(&self, parts: &[RelaxedSchema]) -> Arc<[UnenforcedValue]> {
         let of_part = |((tool, document), part): (&(Option<String>, Document), &RelaxedSchema)| {
-            let values = document.unenforced(part);
+            let values = match &self.kind {
+                Kind::Calls(form) if tool.is_some() && form.markup.parameters().is_some() => {
+                    document.unenforced_arguments(part).into()
+                }
+                _ => document.unenforced(part),
+            };
             let named = values.iter().map(|value| UnenforcedValue { tool: tool.clone(), ..value.clone() });
             named.collect::<Vec<_>>()
         };

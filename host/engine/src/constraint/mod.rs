@@ -35,6 +35,8 @@ mod tests;
 mod token_env;
 mod unenforced;
 mod unenforced_paths;
+mod written_argument;
+mod written_unenforced;
 mod written_value;
 
 use std::sync::Arc;
@@ -52,6 +54,7 @@ pub(crate) use references::percent_decoded;
 pub use schema_check::{CheckedValue, SchemaNotes};
 pub(crate) use spelling::Spelling;
 pub(crate) use unenforced::{PathStep, UnenforcedValue};
+pub(crate) use written_argument::written_argument;
 
 /// The parameter that an error names if the constraint is the request's own.
 pub(crate) const PARAMETER: &str = "constraint";

@@ -7,6 +7,8 @@ use super::canonical::target;
 
 /// Maximum number of references that lead from one to the next, and of alternatives within each other.
 const MAX_REFERENCES: usize = 16;
+/// Maximum length of a string that is enforced while it is written as it is.
+pub(super) const MAX_COUNTED: u64 = 2000;
 /// Maximum number of alternatives that are written one by one.
 const MAX_ALTERNATIVES: usize = 32;
 /// The keywords that allow no less than the schema beside them.

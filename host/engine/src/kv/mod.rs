@@ -88,8 +88,8 @@ impl KvCache {
     }
 
     /// Returns the number of cached pages of each tenant.
-    pub fn cached_pages_by_tenant(&self) -> BTreeMap<String, usize> {
-        self.tree.pages_by_tenant()
+    pub fn cached_pages_by_owner(&self) -> BTreeMap<PrefixOwner, usize> {
+        self.tree.pages_by_owner()
     }
 
     /// Borrows the longest cached prefix of whole pages, but never the page that holds the last token. That

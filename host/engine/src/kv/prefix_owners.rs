@@ -27,6 +27,19 @@ impl PrefixOwner {
         let Affinity { tenant, agent, session, .. } = affinity.clone();
         PrefixOwner { tenant, session: agent.as_ref().and(session), agent }
     }
+
+    /// Returns the owner of what no session has alone.
+    pub fn tenant(tenant: &str) -> Self {
+        PrefixOwner { tenant: tenant.to_owned(), agent: None, session: None }
+    }
+
+    /// Returns what this owner and another one of its tenant have in common.
+    pub fn shared_with(self, other: &PrefixOwner) -> Self {
+        let is_one_agent = self.agent == other.agent;
+        let agent = self.agent.filter(|_| is_one_agent);
+        let session = self.session.filter(|session| is_one_agent && other.session.as_ref() == Some(session));
+        PrefixOwner { tenant: self.tenant, agent, session }
+    }
 }
 
 /// The owners of all nodes of a tree.
@@ -37,6 +50,11 @@ pub(super) struct PrefixOwners {
 }
 
 impl PrefixOwners {
+    /// Returns the owners that stand at a node.
+    pub fn of(&self, node: NodeId) -> impl Iterator<Item = &PrefixOwner> {
+        self.owners.get(&node).into_iter().flatten().map(Arc::as_ref)
+    }
+
     /// Returns whether anyone owns a prefix that ends at this node.
     pub fn has_any(&self, node: NodeId) -> bool {
         self.owners.contains_key(&node)

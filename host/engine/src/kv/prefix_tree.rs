@@ -78,18 +78,31 @@ impl PrefixTree {
         self.page_count
     }
 
-    /// Returns the number of pages of each tenant.
-    pub fn pages_by_tenant(&self) -> BTreeMap<String, usize> {
-        let pages = self.roots.iter().map(|(tenant, root)| {
-            let (mut pages, mut pending) = (0, vec![*root]);
-            while let Some(id) = pending.pop() {
-                let node = self.node(id);
-                pages += node.pages.len();
-                pending.extend(node.children.values());
+    /// Returns the number of pages of each owner. Pages of several owners count for what these have in common: an agent, or
+    /// only the tenant.
+    pub fn pages_by_owner(&self) -> BTreeMap<PrefixOwner, usize> {
+        let mut counted = BTreeMap::new();
+        for (tenant, root) in &self.roots {
+            let (mut order, mut at) = (vec![*root], 0);
+            while let Some(id) = order.get(at) {
+                order.extend(self.node(*id).children.values());
+                at += 1;
             }
-            (tenant.clone(), pages)
-        });
-        pages.collect()
+            let mut owners: HashMap<NodeId, PrefixOwner> = HashMap::new();
+            // Nodes come after those that continue them.
+            for id in order.into_iter().rev() {
+                let node = self.node(id);
+                let below = node.children.values().filter_map(|child| owners.remove(child));
+                let all = self.owners.of(id).cloned().chain(below);
+                let owner = all.reduce(|one, other| one.shared_with(&other));
+                let owner = owner.unwrap_or_else(|| PrefixOwner::tenant(tenant));
+                if !node.pages.is_empty() {
+                    *counted.entry(owner.clone()).or_default() += node.pages.len();
+                }
+                owners.insert(id, owner);
+            }
+        }
+        counted
     }
 
     /// Returns the number of unlocked pages, all of which could be evicted.

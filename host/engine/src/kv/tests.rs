@@ -112,10 +112,38 @@ fn pages_are_counted_for_each_tenant() {
     warm(&mut kv, "b", &pages_of_tokens(&[1]));
     let mut own = kv.borrow_prefix("a", &pages_of_tokens(&[1, 2, 5]));
     assert!(kv.grow(&mut own, 3));
-    let counted = kv.cached_pages_by_tenant();
-    assert_eq!(counted.into_iter().collect::<Vec<_>>(), [("a".to_owned(), 4), ("b".to_owned(), 1)]);
+    let counted = kv.cached_pages_by_owner();
+    let tenant = PrefixOwner::tenant;
+    assert_eq!(counted.into_iter().collect::<Vec<_>>(), [(tenant("a"), 4), (tenant("b"), 1)]);
     assert_eq!((own.pages().len(), own.own_pages()), (3, 1));
     kv.release("a", own, &[]);
+}
+
+#[test]
+fn pages_of_sessions_and_those_that_they_share_are_counted_apart() {
+    let mut kv = cache(32);
+    let owner = |agent: &str, session: Option<&str>| PrefixOwner {
+        tenant: "a".to_owned(),
+        agent: Some(agent.to_owned()),
+        session: session.map(str::to_owned),
+    };
+    let mut session = |name: &str, agent: &str, keys: &[u32]| {
+        let tokens = pages_of_tokens(keys);
+        warm(&mut kv, "a", &tokens);
+        kv.own(&owner(agent, Some(name)), &tokens);
+    };
+    session("s", "x", &[1, 2, 3, 4]);
+    session("t", "x", &[1, 2, 5]);
+    session("u", "y", &[1, 7, 8, 9]);
+    let counted = kv.cached_pages_by_owner();
+    let expected = [
+        (PrefixOwner::tenant("a"), 1),
+        (owner("x", None), 1),
+        (owner("x", Some("s")), 2),
+        (owner("x", Some("t")), 1),
+        (owner("y", Some("u")), 3),
+    ];
+    assert_eq!(counted.into_iter().collect::<Vec<_>>(), expected);
 }
 
 #[test]

@@ -55,6 +55,19 @@ impl Checks {
         match check {
             Check::Schema(entry) => self.flaw_by_schema(entry, text),
             Check::FiniteNumber => infinity(text),
+            // The tags that the text is read by are known elsewhere.
+            Check::Argument { .. } | Check::Arguments(_) => None,
+        }
+    }
+
+    /// Returns the errors of a value, each as its pointer and its reason.
+    pub(super) fn errors(&self, entry: usize, value: &Value) -> Vec<(String, String)> {
+        match self.validators[entry].check_all(value) {
+            Ok(()) => Vec::new(),
+            Err(Invalid::Errors(errors)) => {
+                errors.iter().map(|error| (error.instance_path().to_string(), reason_of(error))).collect()
+            }
+            Err(unknown) => vec![(String::new(), unknown.to_string())],
         }
     }
 
@@ -110,12 +123,16 @@ fn flaw_of(error: &ValidationError<'_>, value: &Value, text: &[u8]) -> InvalidIn
         (None, Some(key)) => end_of_key(text, &pointer, key),
         (None, None) => end_of(text, &pointer),
     };
+    InvalidInstance { pointer, reason: reason_of(error), end }
+}
+
+fn reason_of(error: &ValidationError<'_>) -> String {
     let mut reason = format!("`{}`: {}", error.kind().keyword(), error.masked());
     if let Some((cut, _)) = reason.char_indices().nth(LONGEST_REASON) {
         reason.truncate(cut);
         reason.push('…');
     }
-    InvalidInstance { pointer, reason, end }
+    reason
 }
 
 /// The validators of the constraints that were used last.

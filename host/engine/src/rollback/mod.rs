@@ -9,7 +9,10 @@
 mod checks;
 mod instance;
 mod json_values;
+#[cfg(test)]
+mod json_values_tests;
 mod opener;
+mod written_arguments;
 
 use std::sync::Arc;
 
@@ -90,7 +93,7 @@ impl CheckedOutput {
     /// Creates the state of an output. `rolled_back` is what the resumed run had rolled back.
     pub fn new(checks: Arc<Checks>, constraint: Option<&Constraint>, rolled_back: RolledBack) -> Self {
         let (layout, opener) = match constraint {
-            Some(Constraint::ToolCalls(form)) => (layout(&form.before), Opener::of(&form.markup)),
+            Some(Constraint::ToolCalls(form)) => (layout(&form.before), Opener::of(form)),
             _ => (Layout::Document, Opener::default()),
         };
         CheckedOutput {
@@ -208,7 +211,11 @@ impl CheckedOutput {
     fn check(&mut self, complete: Vec<Complete>) -> Result<RollbackDecision, EngineError> {
         for complete in complete {
             let text = &self.bytes[complete.found.start..complete.end];
-            if let Some(flaw) = self.checks.flaw(complete.found.check, text) {
+            let flaw = match &self.opener.arguments {
+                Some(tags) => tags.flaw(&self.checks, &complete.found, text),
+                None => self.checks.flaw(complete.found.check, text),
+            };
+            if let Some(flaw) = flaw {
                 return self.retreat(&complete, flaw).map(RollbackDecision::RollBack);
             }
         }

@@ -1,10 +1,13 @@
 //! The texts by which calls are found in an output.
 
+use std::sync::Arc;
+
+use super::written_arguments::ArgumentTags;
 use crate::CallMarkup;
-use crate::request::CallPart;
+use crate::request::{CallPart, ToolCallForm};
 
 /// The beginning of a call.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Opener {
     /// The first text of an answer that consists of calls.
     pub start: String,
@@ -14,16 +17,16 @@ pub(super) struct Opener {
     pub answer: String,
     /// Whether the text is followed by the name of the tool, and the arguments are an object of their own.
     pub names_tool: bool,
+    /// The tags of arguments that are written one by one.
+    pub arguments: Option<Arc<ArgumentTags>>,
 }
 
 impl Opener {
-    /// Returns the texts that this markup puts before calls.
-    pub fn of(markup: &CallMarkup) -> Self {
-        let text = markup.opener().unwrap_or_default();
-        match markup {
-            CallMarkup::Object(_) => {
-                Opener { start: text.clone(), text, answer: String::new(), names_tool: false }
-            }
+    /// Returns the texts that the markup of this form puts before calls.
+    pub fn of(form: &ToolCallForm) -> Self {
+        let text = form.markup.opener().unwrap_or_default();
+        match &form.markup {
+            CallMarkup::Object(_) => Opener { start: text.clone(), text, ..Opener::default() },
             CallMarkup::Parts(parts) => {
                 let written = |part: &CallPart| match part {
                     CallPart::Text(text) | CallPart::Token(_, text) => Some(text.clone()),
@@ -31,7 +34,8 @@ impl Opener {
                 };
                 let start = parts.before.iter().chain(&parts.call).find_map(written);
                 let answer = parts.before_text.iter().filter_map(written).collect();
-                Opener { start: start.unwrap_or_default(), text, answer, names_tool: true }
+                let arguments = ArgumentTags::of(parts, &form.tools).map(Arc::new);
+                Opener { start: start.unwrap_or_default(), text, answer, names_tool: true, arguments }
             }
         }
     }

@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 
 use skep_model::PageId;
 
-use crate::kv::{KvCache, SequencePages, pages_for};
+use crate::kv::{KvCache, PrefixOwner, SequencePages, pages_for};
 use crate::router::ReplicaView;
 use crate::sequence::Sequence;
 use crate::sequence_id::SequenceId;
@@ -139,13 +139,13 @@ impl Scheduler {
         self.telemetry.record_load(self.running.len(), self.waiting.len(), free, cached);
     }
 
-    /// Returns the owners of the pages: the cached prefixes of each tenant, and what running sequences hold beside them.
+    /// Returns the owners of the pages: the cached prefixes of each session, and what running sequences hold beside them.
     pub fn page_owners(&self) -> Vec<PageOwner> {
-        let cached = self.kv.cached_pages_by_tenant().into_iter();
-        let cached = cached.map(|(tenant, pages)| PageOwner {
+        let cached = self.kv.cached_pages_by_owner().into_iter();
+        let cached = cached.map(|(PrefixOwner { tenant, agent, session }, pages)| PageOwner {
             tenant,
-            agent: None,
-            session: None,
+            agent,
+            session,
             is_running: false,
             pages,
         });

@@ -12,7 +12,13 @@ use axum::{
     http::{Extensions, Method, StatusCode, request::Parts},
 };
 use skep_runtime::tenant_of;
-use std::{fmt::Write, net::IpAddr};
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    fmt::Write,
+    net::IpAddr,
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
+};
 
 /// The logged actions by method and route: the action's name, and whether it is logged for all callers or only for
 /// admins.
@@ -38,7 +44,21 @@ const AUDITED_ACTIONS: &[(Method, &str, &str, LoggedFor)] = &[
         "session.read",
         LoggedFor::OtherTenants,
     ),
-    (Method::GET, "/v1/requests/{id}", "request.read", LoggedFor::Admins),
+    (Method::GET, "/v1/agents/{agent}/sessions/{session}/turns", "session.read", LoggedFor::OtherTenants),
+    (
+        Method::GET,
+        "/v1/agents/{agent}/sessions/{session}/turns/{turn}/timeline",
+        "session.read",
+        LoggedFor::OtherTenants,
+    ),
+    (Method::GET, "/v1/agents/{agent}/logs", "logs.read", LoggedFor::AdminsWithKeys),
+    (Method::GET, "/v1/logs", "logs.read", LoggedFor::AdminsWithKeys),
+    (Method::GET, "/v1/approvals", "approvals.read", LoggedFor::AdminsWithKeys),
+    (Method::GET, "/v1/schedules", "schedules.read", LoggedFor::AdminsWithKeys),
+    (Method::GET, "/v1/events", "events.read", LoggedFor::AdminsWithKeys),
+    (Method::GET, "/v1/webhooks/dead-letters", "dead_letters.read", LoggedFor::AdminsWithKeys),
+    (Method::GET, "/v1/requests", "requests.read", LoggedFor::ReadersOfBodies),
+    (Method::GET, "/v1/requests/{id}", "request.read", LoggedFor::Everyone),
     (Method::POST, "/v1/approvals/{id}", "approval.decide", LoggedFor::Everyone),
     (Method::DELETE, "/v1/agents/{agent}/schedules/{id}", "schedule.cancel", LoggedFor::Everyone),
     (Method::POST, "/v1/agents/{agent}/schedules/{id}/run", "schedule.run", LoggedFor::Everyone),
@@ -64,6 +84,43 @@ enum LoggedFor {
     Admins,
     /// Logs reads of another tenant's content, which only admins can make.
     OtherTenants,
+    /// Logs reads of lists with content of every tenant. Without keys, there is only one tenant.
+    AdminsWithKeys,
+    /// Logs reads and searches of prompts and answers.
+    ReadersOfBodies,
+}
+
+/// The reads that were logged in the last minute. A page of the console reads the same again every few seconds, and one line
+/// a minute says as much.
+#[derive(Default)]
+pub(crate) struct LoggedReads(Mutex<HashMap<Read, Instant>>);
+
+/// A read that is logged: its key, the name of the action, and its subject.
+type Read = (Option<String>, &'static str, String);
+
+const REPEATED: Duration = Duration::from_secs(60);
+/// Maximum number of reads that are remembered; past it, all are forgotten.
+const REMEMBERED: usize = 4096;
+
+impl LoggedReads {
+    /// Returns whether a read is the first of its minute.
+    fn is_new(&self, read: Read) -> bool {
+        let now = Instant::now();
+        let mut reads = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if reads.len() >= REMEMBERED {
+            reads.retain(|_, logged| now.duration_since(*logged) < REPEATED);
+        }
+        if reads.len() >= REMEMBERED {
+            reads.clear();
+        }
+        match reads.entry(read) {
+            Entry::Occupied(logged) if now.duration_since(*logged.get()) < REPEATED => false,
+            entry => {
+                entry.insert_entry(now);
+                true
+            }
+        }
+    }
 }
 
 /// Details that a handler adds to the audit line.
@@ -91,25 +148,37 @@ impl AuditedAction {
         parts: &Parts,
         caller: &Caller,
         parameters: Option<&RawPathParams>,
+        reads: &LoggedReads,
     ) -> Option<AuditedAction> {
         let route = parts.extensions.get::<MatchedPath>()?.as_str();
         let known = AUDITED_ACTIONS.iter().find(|(known, path, ..)| *known == parts.method && *path == route);
         let is_logged = |of| match of {
             LoggedFor::Everyone => true,
             LoggedFor::Admins => caller.is_admin(),
+            LoggedFor::AdminsWithKeys => caller.is_admin() && caller.key().is_some(),
+            LoggedFor::ReadersOfBodies => {
+                let query = parts.uri.query().unwrap_or_default();
+                query.split('&').any(|pair| pair.starts_with("q=") || pair == "bodies=true")
+            }
             LoggedFor::OtherTenants => parameters.is_some_and(|parameters| {
                 let session = parameters.iter().find(|(name, _)| *name == "session");
                 session.is_some_and(|(_, session)| tenant_of(session) != caller.tenant.as_str())
             }),
         };
         let (.., name, _) = known.filter(|(.., of)| is_logged(*of))?;
+        let subject = parameters.map(subject).unwrap_or_default();
+        let requester = caller.requester();
+        let is_read = parts.method == Method::GET;
+        if is_read && !reads.is_new((requester.key.clone(), name, subject.clone())) {
+            return None;
+        }
         Some(AuditedAction {
             name,
-            requester: caller.requester(),
+            requester,
             role: caller.role(),
             client: parts.extensions.get::<ClientAddress>().map(|client| client.0),
             request_id: parts.extensions.get::<RequestId>().map(|id| id.0.clone()),
-            subject: parameters.map(subject).unwrap_or_default(),
+            subject,
             status: None,
             details: None,
         })
@@ -187,7 +256,10 @@ mod tests {
         }
         assert_eq!(
             known,
-            AUDITED_ACTIONS.iter().filter(|(.., of)| *of == LoggedFor::Everyone).count(),
+            AUDITED_ACTIONS
+                .iter()
+                .filter(|(method, .., of)| *method != Method::GET && *of == LoggedFor::Everyone)
+                .count(),
             "an entry of AUDITED_ACTIONS is not a route"
         );
     }

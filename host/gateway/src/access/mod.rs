@@ -12,7 +12,7 @@ pub(crate) mod roles;
 mod session_path;
 mod web_pages;
 
-pub(crate) use audit::{Details, audit_decision};
+pub(crate) use audit::{Details, LoggedReads, audit_decision};
 pub(crate) use web_pages::guard;
 
 use crate::{
@@ -91,7 +91,7 @@ async fn caller_by_key(gateway: &Gateway, headers: &HeaderMap) -> Result<Caller,
 
 /// Passes a request to its handler if the caller may make it, and writes its audit line.
 pub(crate) async fn authorize(State(gateway): State<Gateway>, request: Request, next: Next) -> Response {
-    let (request, act) = act_of(request).await;
+    let (request, act) = act_of(&gateway, request).await;
     let mut response = match admit(&gateway, request).await {
         Ok((request, status)) => {
             let mut response = next.run(request).await;
@@ -107,13 +107,13 @@ pub(crate) async fn authorize(State(gateway): State<Gateway>, request: Request, 
 }
 
 /// Returns the audit action of a request, if it has one.
-async fn act_of(request: Request) -> (Request, Option<AuditedAction>) {
+async fn act_of(gateway: &Gateway, request: Request) -> (Request, Option<AuditedAction>) {
     let (mut parts, body) = request.into_parts();
     let Some(Identity(Ok(caller))) = parts.extensions.get::<Identity>().cloned() else {
         return (Request::from_parts(parts, body), None);
     };
     let parameters = RawPathParams::from_request_parts(&mut parts, &()).await.ok();
-    let act = AuditedAction::of(&parts, &caller, parameters.as_ref());
+    let act = AuditedAction::of(&parts, &caller, parameters.as_ref(), &gateway.reads);
     (Request::from_parts(parts, body), act)
 }
 

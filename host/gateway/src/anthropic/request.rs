@@ -203,17 +203,16 @@ impl MessageRequest {
         for (index, turn) in self.messages.iter().enumerate() {
             turn.read(index, &mut messages)?;
         }
-        match self.messages.last() {
-            None => Err(ApiError::parameter("messages", "messages is empty; send at least one message")),
-            Some(last) if last.is_of_assistant() => {
-                let message = "the last message is of the assistant; beginning its answer is not supported";
-                Err(ApiError::parameter(format!("messages[{}]", self.messages.len() - 1), message))
-            }
-            Some(_) => {
-                image::check_all(&messages, 1)?;
-                Ok(messages)
-            }
+        if self.messages.is_empty() {
+            return Err(ApiError::parameter("messages", "messages is empty; send at least one message"));
         }
+        image::check_all(&messages, 1)?;
+        Ok(messages)
+    }
+
+    /// Returns whether the last message is the beginning of the answer.
+    pub(crate) fn begins_answer(&self) -> bool {
+        self.messages.last().is_some_and(Turn::is_of_assistant)
     }
 
     pub(crate) fn tools(&self) -> Result<Vec<ToolSpec>, ApiError> {
@@ -253,6 +252,7 @@ impl MessageRequest {
             tools: self.tools()?,
             tool_choice,
             parallel_tool_calls,
+            continues_answer: self.begins_answer(),
             output: self.output()?,
             sampling: self.sampling()?.over(defaults),
             sampling_overrides: self.sampling()?,
@@ -386,9 +386,16 @@ mod tests {
             let error = options(extra.clone()).unwrap_err();
             assert_eq!(error.param.as_deref(), Some(param), "{extra}: {}", error.message);
         }
-        let assistant = json!([{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]);
-        let error = read(json!({"messages": assistant})).unwrap().messages().unwrap_err();
-        assert_eq!(error.param.as_deref(), Some("messages[1]"));
+    }
+
+    #[test]
+    fn a_last_message_of_the_assistant_begins_the_answer() {
+        let user = json!({"role": "user", "content": "x"});
+        let assistant = json!({"role": "assistant", "content": "y"});
+        for (messages, begins) in [(json!([user, assistant]), true), (json!([user, assistant, user]), false)]
+        {
+            assert_eq!(options(json!({"messages": messages})).unwrap().continues_answer, begins);
+        }
     }
 
     #[test]

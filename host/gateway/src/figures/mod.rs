@@ -3,7 +3,7 @@
 mod sample;
 
 use crate::Gateway;
-use sample::{Before, COLUMNS, Values};
+use sample::{COLUMNS, ModelTotals, ModelValues, Values};
 use skep_api::{EngineFigures, EngineSample, MemoryUse, ModelFigures, ModelSample, marker};
 use skep_engine::Engine;
 use skep_runtime::AgentHost;
@@ -26,7 +26,7 @@ const FOLLOWED: usize = 64;
 /// The figures of one interval, by model.
 pub(crate) struct Sample {
     at_ms: u64,
-    models: Vec<(Arc<str>, Values)>,
+    models: Vec<(Arc<str>, ModelValues)>,
 }
 
 /// The samples of the last hour, and those to come.
@@ -46,7 +46,7 @@ impl Figures {
     pub(crate) async fn run(self: Arc<Self>, host: AgentHost) {
         let mut ticks = tokio::time::interval(INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut before: BTreeMap<Arc<str>, Before> = BTreeMap::new();
+        let mut before: BTreeMap<Arc<str>, ModelTotals> = BTreeMap::new();
         let mut since = Instant::now();
         loop {
             ticks.tick().await;
@@ -57,7 +57,7 @@ impl Figures {
             let mut models = Vec::with_capacity(engines.len());
             for engine in &engines {
                 let name: Arc<str> = engine.info().name.as_str().into();
-                let state = Before::of(engine);
+                let state = ModelTotals::of(engine);
                 // The first sample of a model has nothing to be compared with.
                 if let Some(before) = before.get(&name) {
                     models.push((name.clone(), state.since(before, took)));
@@ -108,13 +108,14 @@ impl Figures {
 
 impl Sample {
     pub(crate) fn described(&self) -> EngineSample {
+        let named = |values: &Values| {
+            let values = COLUMNS.iter().zip(values);
+            values.map(|(name, value)| ((*name).to_owned(), written(*value))).collect()
+        };
         let models = self.models.iter().map(|(name, values)| ModelSample {
             name: name.to_string(),
-            values: COLUMNS
-                .iter()
-                .zip(values)
-                .map(|(name, value)| ((*name).to_owned(), written(*value)))
-                .collect(),
+            values: named(&values.whole),
+            each_replica: values.replicas.iter().map(named).collect(),
         });
         EngineSample { at_ms: self.at_ms, models: models.collect() }
     }
@@ -122,14 +123,18 @@ impl Sample {
 
 fn model(engine: &Engine, kept: &[Arc<Sample>]) -> ModelFigures {
     let info = engine.info();
-    let values: Vec<Option<&Values>> = kept
+    let values: Vec<Option<&ModelValues>> = kept
         .iter()
         .map(|sample| sample.models.iter().find(|(name, _)| **name == *info.name).map(|(_, values)| values))
         .collect();
-    let columns = COLUMNS.iter().enumerate().map(|(index, name)| {
-        let column = values.iter().map(|values| values.and_then(|values| written(values[index])));
-        ((*name).to_owned(), column.collect())
+    // A model that was loaded again may have had another number of replicas.
+    let replicas = if info.replicas > 1 { info.replicas } else { 0 };
+    let each_replica = (0..replicas).map(|replica| {
+        let of_replica = values.iter().map(|values| values.and_then(|values| values.replicas.get(replica)));
+        columns(&of_replica.collect::<Vec<_>>())
     });
+    let whole: Vec<Option<&Values>> =
+        values.iter().map(|values| values.map(|values| &values.whole)).collect();
     let memory = [
         ("weights", info.memory.weight_bytes),
         ("activations", info.memory.activation_bytes),
@@ -144,8 +149,18 @@ fn model(engine: &Engine, kept: &[Arc<Sample>]) -> ModelFigures {
         context_length: info.context_length as u64,
         page_tokens: engine.page_tokens() as u64,
         memory: memory.map(|(kind, bytes)| MemoryUse { kind: kind.to_owned(), bytes }).collect(),
-        columns: columns.collect(),
+        columns: columns(&whole),
+        each_replica: each_replica.collect(),
     }
+}
+
+/// Returns the values of each interval in columns.
+fn columns(values: &[Option<&Values>]) -> BTreeMap<String, Vec<Option<f64>>> {
+    let columns = COLUMNS.iter().enumerate().map(|(index, name)| {
+        let column = values.iter().map(|values| values.and_then(|values| written(values[index])));
+        ((*name).to_owned(), column.collect())
+    });
+    columns.collect()
 }
 
 /// Returns a value with four significant digits, or `None` for one that is not a number.
@@ -171,6 +186,30 @@ mod tests {
         }
         let kept = figures.kept();
         assert_eq!((kept.len(), kept[0].at_ms, kept[KEPT - 1].at_ms), (KEPT, 5, KEPT as u64 + 4));
+    }
+
+    #[tokio::test]
+    async fn each_of_several_replicas_has_figures_of_its_own() {
+        let engine = crate::tests::fixture::tiny_replicas(2);
+        let before = ModelTotals::of(&engine);
+        let mut request = skep_engine::GenerateRequest::new(vec![5; 40]);
+        request.max_tokens = Some(9);
+        request.ignore_eos = true;
+        let mut tokens = engine.generate(request).unwrap();
+        while futures::StreamExt::next(&mut tokens).await.is_some() {}
+        let values = ModelTotals::of(&engine).since(&before, INTERVAL);
+        let figures = Figures::default();
+        figures.add(Sample { at_ms: 1, models: vec![(engine.info().name.as_str().into(), values)] });
+        let kept: Vec<_> = figures.kept().iter().cloned().collect();
+        let model = model(&engine, &kept);
+        let generated =
+            |columns: &BTreeMap<String, Vec<Option<f64>>>| columns["generated_tokens_s"][0].unwrap();
+        let each: Vec<f64> = model.each_replica.iter().map(generated).collect();
+        assert_eq!((each.iter().sum::<f64>(), generated(&model.columns)), (9.0, 9.0));
+        assert!(each.contains(&0.0), "one replica did all the work: {each:?}");
+        assert_eq!(kept[0].described().models[0].each_replica.len(), 2);
+        let alone = crate::tests::fixture::tiny_engine("alone");
+        assert!(ModelTotals::of(&alone).since(&ModelTotals::of(&alone), INTERVAL).replicas.is_empty());
     }
 
     #[test]

@@ -32,17 +32,44 @@ pub(super) const COLUMNS: [&str; 22] = [
 /// The values in the order of [`COLUMNS`]. What did not happen is not a number.
 pub(super) type Values = [f32; COLUMNS.len()];
 
+/// The values of a model in one interval.
+pub(super) struct ModelValues {
+    pub whole: Values,
+    /// The values of each replica, if there are several.
+    pub replicas: Vec<Values>,
+}
+
 /// The totals of a model at the end of an interval.
+pub(super) struct ModelTotals {
+    whole: Before,
+    replicas: Vec<Before>,
+}
+
+impl ModelTotals {
+    pub(super) fn of(engine: &Engine) -> Self {
+        let whole = Before { stats: engine.stats(), times: engine.times() };
+        let replicas = engine.replica_stats().into_iter().zip(engine.replica_times());
+        let replicas: Vec<Before> = replicas.map(|(stats, times)| Before { stats, times }).collect();
+        ModelTotals { whole, replicas: if replicas.len() > 1 { replicas } else { Vec::new() } }
+    }
+
+    /// Returns the figures since `before`, which was `took` ago.
+    pub(super) fn since(&self, before: &ModelTotals, took: Duration) -> ModelValues {
+        let replicas = self.replicas.iter().zip(&before.replicas);
+        ModelValues {
+            whole: self.whole.since(&before.whole, took),
+            replicas: replicas.map(|(now, before)| now.since(before, took)).collect(),
+        }
+    }
+}
+
+/// The totals of a model or of one replica at the end of an interval.
 pub(super) struct Before {
     stats: EngineStats,
     times: EngineTimes,
 }
 
 impl Before {
-    pub(super) fn of(engine: &Engine) -> Self {
-        Before { stats: engine.stats(), times: engine.times() }
-    }
-
     /// Returns the figures since `before`, which was `took` ago.
     pub(super) fn since(&self, before: &Before, took: Duration) -> Values {
         let (stats, then) = (&self.stats, &before.stats);

@@ -37,6 +37,8 @@ const OF_MESSAGES: [&str; 10] = [
 /// Arguments always satisfy the schema of a tool, whatever `strict` says.
 const OF_FUNCTIONS: [&str; 6] = ["type", "function", "name", "description", "parameters", "strict"];
 const MAX_TOP_LOGPROBS: u32 = 20;
+const CONTINUES: &str = "continue_final_message";
+const OPENS: &str = "add_generation_prompt";
 /// Fields of a model's answer, which an agent decides itself.
 const NOT_OF_AGENTS: [&str; 22] = [
     "tool_choice",
@@ -69,6 +71,8 @@ pub(crate) struct ChatBody {
     tools: Vec<ToolBody>,
     tool_choice: Choice,
     parallel_tool_calls: bool,
+    /// Whether the last message is the beginning of the answer.
+    continues: bool,
     reasoning: AskedReasoning,
     output: Option<Form>,
     logprobs: bool,
@@ -94,6 +98,14 @@ impl ChatBody {
         fields.note_unknown_in_items("messages", &[], &OF_MESSAGES);
         fields.note_unknown_in_items("tools", &[], &OF_FUNCTIONS);
         fields.note_unknown_in_items("tools", &["function"], &OF_FUNCTIONS);
+        let continues = fields.take("continue_final_message")?.unwrap_or(false);
+        // The two fields exclude each other, so clients send both.
+        if continues && fields.take("add_generation_prompt")?.unwrap_or(false) {
+            return Err(ApiError::parameter(
+                OPENS,
+                format!("{OPENS} must be false where {CONTINUES} is true"),
+            ));
+        }
         let max_completion_tokens = fields.take("max_completion_tokens")?;
         let parameters = Parameters::take(&mut fields)?;
         let tool_choice = tools::choice(fields.take("tool_choice")?)?;
@@ -106,6 +118,7 @@ impl ChatBody {
             tools: fields.take("tools")?.unwrap_or_default(),
             tool_choice,
             parallel_tool_calls,
+            continues,
             reasoning: reasoning::take(&mut fields)?,
             output: response_format::take(&mut fields)?,
             logprobs: fields.take("logprobs")?.unwrap_or(false),
@@ -163,6 +176,7 @@ impl ChatBody {
             tools,
             tool_choice: self.tool_choice.choice.clone(),
             parallel_tool_calls: self.parallel_tool_calls,
+            continues_answer: self.continues,
             reasoning: self.reasoning.wanted.clone(),
             output: self.output.as_ref().map(|form| form.constraint.clone()),
             sampling: self.parameters.sampling(defaults)?,
@@ -213,6 +227,7 @@ impl ChatBody {
             ("tools", !self.tools.is_empty()),
             ("response_format", self.output.is_some()),
             ("logprobs", self.logprobs),
+            (CONTINUES, self.continues),
             ("n", self.parameters.choices()? != 1),
         ];
         match refused.iter().find(|(_, given)| *given) {

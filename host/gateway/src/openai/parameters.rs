@@ -20,7 +20,7 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("stop_token_ids", "use stop"),
     ("bad_words", "use logit_bias"),
     ("use_beam_search", "remove it"),
-    ("continue_final_message", "use /v1/completions to continue a text"),
+    ("continue_final_message", "send the text to /v1/completions as the prompt"),
     ("prompt_logprobs", "use /v1/completions with echo and logprobs"),
 ];
 /// Tiers of service that are what every request gets.

@@ -46,6 +46,10 @@ struct ChatFields {
     max_completion_tokens: Option<u32>,
     /// The only modality is `text`.
     modalities: Option<Vec<String>>,
+    /// Whether the last message, which is the assistant's, is the beginning of the answer. The answer is what follows it.
+    continue_final_message: Option<bool>,
+    /// Must be false where `continue_final_message` is true, and is ignored elsewhere.
+    add_generation_prompt: Option<bool>,
 }
 
 /// Fields that ask for reasoning. A more specific one takes precedence.

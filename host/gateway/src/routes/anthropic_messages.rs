@@ -16,8 +16,8 @@ use axum::{
 };
 use skep_api::{AnthropicError, AnthropicEvent, AnthropicMessage, AnthropicTokenCount};
 use skep_engine::{
-    Cancel, Model,
-    chat::{Opening, Transcript},
+    Cancel, EngineError, Model, SpecialTokens,
+    chat::{ChatMessage, Opening, Transcript},
 };
 use skep_runtime::Surface;
 use std::sync::Arc;
@@ -91,10 +91,18 @@ pub(crate) async fn count_tokens(
     let ignored = request.ignored_by(&model);
     let count = move |cancel: &Cancel| {
         let tools = request.tools()?;
+        let mut messages = request.messages()?;
+        let begun = match model.engine() {
+            Some(engine) if request.begins_answer() => {
+                let begun = messages.pop().unwrap_or_else(|| ChatMessage::assistant("")).content;
+                engine.tokenizer().encode(&begun, SpecialTokens::Literal).map_err(EngineError::from)?.len()
+            }
+            _ => 0,
+        };
         let mut transcript = Transcript::new();
-        request.messages()?.into_iter().for_each(|message| transcript.push(message));
+        messages.into_iter().for_each(|message| transcript.push(message));
         let opening = Opening { tools: &tools, examples: &[], reasoning: Some(request.reasoning()) };
-        let input_tokens = model.prompt_tokens(&transcript, opening, cancel)? as u64;
+        let input_tokens = (model.prompt_tokens(&transcript, opening, cancel)? + begun) as u64;
         Ok(AnthropicTokenCount { input_tokens })
     };
     let count = run_on_compute(&gateway, caller.tenant.as_str(), LONG, count).await?;

@@ -3,7 +3,7 @@
 use crate::{ApiError, Gateway};
 use axum::{Json, extract::State};
 use skep_api::{
-    AgentCounts, DiskStatus, HeldWork, HostStatus, KvPages, LimitStatus, ModelStatus, QueueDepths,
+    AgentCounts, DataPlace, DiskStatus, HeldWork, HostStatus, KvPages, LimitStatus, ModelStatus, QueueDepths,
     SessionCounts, marker,
 };
 use skep_engine::{Engine, EngineStats};
@@ -20,7 +20,7 @@ pub(crate) async fn show(State(gateway): State<Gateway>) -> Result<Json<HostStat
     let host = &gateway.host;
     let report = host.load().await?;
     let held = host.held().await?;
-    let HostLoad { work, waiting_messages, dead_letters, disk, is_disk_low, mut limits } = report;
+    let HostLoad { work, waiting_messages, dead_letters, data, disk, is_disk_low, mut limits } = report;
     let models = host.models().engines().map(|engine| model_status(&engine)).collect();
     for engine in host.models().engines() {
         limits.extend(limits_of(&engine));
@@ -48,6 +48,11 @@ pub(crate) async fn show(State(gateway): State<Gateway>) -> Result<Json<HostStat
             batch_requests: work.batch_requests,
         },
         held: held.map(|held| held_work(held, work.held_sessions)),
+        data: match data {
+            skep_runtime::DataPlace::Folder => DataPlace::Folder,
+            skep_runtime::DataPlace::Postgres => DataPlace::Postgres,
+            skep_runtime::DataPlace::Memory => DataPlace::Memory,
+        },
         disk: disk.map(|disk| disk_status(disk, is_disk_low)),
         limits: limits.into_iter().map(limit_status).collect(),
     }))

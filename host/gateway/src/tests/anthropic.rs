@@ -79,6 +79,29 @@ async fn the_answers_of_both_apis_are_the_same() {
 }
 
 #[tokio::test]
+async fn a_message_begins_where_the_request_ends() {
+    let server = Server::start().await;
+    let body = json!({"model": "tiny", "max_tokens": 20, "temperature": 0, "messages": [
+        {"role": "user", "content": "hello, is it you?"}, {"role": "assistant", "content": "It is me, and"}]});
+    let message = server.ok(MESSAGES, &body).await.json();
+    let chat = server
+        .ok("/v1/chat/completions", &{
+            let mut chat = body.clone();
+            chat["continue_final_message"] = json!(true);
+            chat
+        })
+        .await
+        .json();
+    assert_eq!(message["content"][0]["text"], chat["choices"][0]["message"]["content"]);
+    let counted = server.ok("/v1/messages/count_tokens", &body).await.json();
+    assert_eq!(counted["input_tokens"], chat["usage"]["prompt_tokens"]);
+    let mut asked = body.clone();
+    asked["messages"][1]["role"] = json!("user");
+    let other = server.ok(MESSAGES, &asked).await.json();
+    assert_ne!(other["content"], message["content"], "a message of the user is answered");
+}
+
+#[tokio::test]
 async fn a_streamed_message_is_the_whole_message_in_pieces() {
     let server = Server::start().await;
     let whole = server.ok(MESSAGES, &hello(json!({}))).await.json();

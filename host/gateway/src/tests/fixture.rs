@@ -123,6 +123,11 @@ pub fn tiny_engine(name: &str) -> Engine {
     Engine::start(model, EngineOptions::default()).unwrap()
 }
 
+/// Starts a model with this many replicas.
+pub fn tiny_replicas(count: usize) -> Engine {
+    Engine::start_replicas((0..count).map(|_| tiny_model()).collect(), EngineOptions::default()).unwrap()
+}
+
 /// Returns a model with random weights and a byte tokenizer, with room for prompts that describe tools.
 fn tiny_model() -> LoadedModel {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures");

@@ -179,6 +179,56 @@ async fn a_budget_and_a_switch_end_the_reasoning() {
 }
 
 #[tokio::test]
+async fn the_last_message_is_continued_where_it_ends() {
+    let server = server(&["it is.", " far.\n</think>\n\nYes.", "it is."]).await;
+    let continued = |last: Value, more: Value| {
+        let messages = json!([{"role": "user", "content": "Is Rome far?"}, last]);
+        let body =
+            json!({"messages": messages, "continue_final_message": true, "add_generation_prompt": false});
+        chat(with(body, more))
+    };
+    let opened = "<|im_start|>user\nIs Rome far?<|im_end|>\n<|im_start|>assistant\n";
+    for (last, more, begun, reasoning, content) in [
+        (
+            json!({"role": "assistant", "content": "Yes, ", "reasoning_content": "Rome is far."}),
+            json!({"thinking": {"type": "enabled", "budget_tokens": 1}}),
+            Some("<think>\nRome is far.\n</think>\n\nYes, "),
+            None,
+            "it is.",
+        ),
+        (
+            json!({"role": "assistant", "content": "", "reasoning_content": "Rome is"}),
+            json!({}),
+            Some("<think>\nRome is"),
+            Some(" far."),
+            "Yes.",
+        ),
+        // A tag that the caller writes into the answer is text.
+        (json!({"role": "assistant", "content": "<think> "}), json!({}), None, None, "it is."),
+    ] {
+        let answer = server.ok(CHAT, &continued(last, more)).await.json();
+        let message = &answer["choices"][0]["message"];
+        assert_eq!(message["content"], content, "{answer}");
+        assert_eq!(message.get("reasoning").and_then(Value::as_str), reasoning, "{answer}");
+        let Some(begun) = begun else { continue };
+        let prompt =
+            json!({"model": "thinker", "prompt": format!("{opened}{begun}"), "add_special_tokens": false});
+        let count = &server.ok("/tokenize", &prompt).await.json()["count"];
+        assert_eq!(&answer["usage"]["prompt_tokens"], count, "{begun}");
+    }
+    let user = json!({"role": "user", "content": "Yes, "});
+    let assistant = json!({"role": "assistant", "content": "Yes, "});
+    for (last, more, parameter) in [
+        (user, json!({}), "continue_final_message"),
+        (assistant.clone(), json!({"response_format": {"type": "json_object"}}), "continue_final_message"),
+        (assistant, json!({"add_generation_prompt": true}), "add_generation_prompt"),
+    ] {
+        let refused = server.post(CHAT, &continued(last, more)).await;
+        assert_eq!((refused.status.as_u16(), &refused.json()["error"]["param"]), (400, &json!(parameter)));
+    }
+}
+
+#[tokio::test]
 async fn calls_come_after_the_reasoning() {
     let server = server(&[CALLS, CALLS, CALLS]).await;
     let schema = json!({"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"],

@@ -15,7 +15,7 @@ mod described;
 mod drain;
 mod events;
 mod fields;
-mod fixture;
+pub(crate) mod fixture;
 mod heavy;
 mod local_reasoning;
 mod mcp;

@@ -269,6 +269,49 @@ async fn operator_actions_are_logged_with_the_caller_and_the_result() {
 }
 
 #[tokio::test]
+async fn reading_the_content_of_tenants_is_logged_once_a_minute() {
+    let server = guarded().await;
+    let admin = key(&server, "local", Role::Admin, None).await;
+    let invoke = key(&server, "acme", Role::Invoke, None).await;
+    let log = Log::start();
+    let acme = "/v1/agents/echo/sessions/acme%2Fs";
+    let reads = [
+        ("session.read", acme.to_owned(), "agent=echo session=acme/s"),
+        ("session.read", format!("{acme}/turns/t"), "agent=echo session=acme/s turn=t"),
+        ("session.read", format!("{acme}/turns/t2/timeline"), "agent=echo session=acme/s turn=t2"),
+        ("logs.read", "/v1/agents/echo/logs".to_owned(), "agent=echo"),
+        ("logs.read", "/v1/logs".to_owned(), ""),
+        ("approvals.read", "/v1/approvals".to_owned(), ""),
+        ("schedules.read", "/v1/schedules".to_owned(), ""),
+        ("events.read", "/v1/events".to_owned(), ""),
+        ("dead_letters.read", "/v1/webhooks/dead-letters".to_owned(), ""),
+        ("requests.read", "/v1/requests?limit=3&bodies=true".to_owned(), ""),
+        ("request.read", "/v1/requests/7".to_owned(), "id=7"),
+    ];
+    for (act, path, subject) in &reads {
+        let answer = ask(&server, &admin, Method::GET, path, Value::Null).await;
+        let line = log.take_one("skep::audit");
+        assert_eq!((&line["act"], &line["subject"]), (&json!(act), &json!(subject)), "{line}");
+        assert_eq!(
+            (&line["status"], &line["role"]),
+            (&json!(answer.status.as_u16()), &json!("admin")),
+            "{line}"
+        );
+    }
+    for (_, path, _) in &reads {
+        ask(&server, &admin, Method::GET, path, Value::Null).await;
+    }
+    // An admin's own sessions, records without prompts, and what a tenant reads of its own.
+    for path in ["/v1/agents/echo/sessions/s/turns", "/v1/requests?limit=3"] {
+        ask(&server, &admin, Method::GET, path, Value::Null).await;
+    }
+    for path in ["/v1/agents/echo/sessions/s/turns", "/v1/approvals", "/v1/logs"] {
+        ask(&server, &invoke, Method::GET, path, Value::Null).await;
+    }
+    assert!(log.take("skep::audit").is_empty());
+}
+
+#[tokio::test]
 async fn a_host_without_keys_logs_the_actions_of_every_caller() {
     let access = AccessOptions { keys_required: false, ..AccessOptions::default() };
     let server = Server::with(GatewayOptions { access, ..GatewayOptions::default() }).await;

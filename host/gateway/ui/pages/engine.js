@@ -59,12 +59,14 @@ export default function Engine({ caller, query }) {
 const Placeholder = () => html`<div class="chart-grid">${CHARTS.slice(0, 6).map(({ title }) => html`<div class="card" key=${title}><${Skeleton} lines=${6} height="216px" /></div>`)}</div>`;
 
 function Model({ model, history, spanS, caller }) {
-  const { columns } = model;
+  const [replica, setReplica] = useState(null);
+  const columns = model.each_replica[replica] ?? model.columns;
   const now = history.at.at(-1);
   const from = now - spanS * 1000;
-  const cut = useMemo(() => cutOut(history, columns, spanS, spanS > 900 ? 5 : 1), [history.version, model.name, spanS]);
+  const cut = useMemo(() => cutOut(history, columns, spanS, spanS > 900 ? 5 : 1), [history.version, model.name, replica, spanS]);
   return html`<div class="engine-model">
-    <p class="row engine-facts"><strong>${model.name}</strong><${Badge}>${model.device}<//>${model.replicas > 1 && html`<${Badge}>${model.replicas} replicas<//>`}
+    <p class="row engine-facts"><strong>${model.name}</strong><${Badge}>${model.device}<//>${model.each_replica.length > 1 && html`<select aria-label="Replica" value=${replica ?? ''} onChange=${({ currentTarget: { value } }) => setReplica(value === '' ? null : Number(value))}>
+        <option value="">All ${model.each_replica.length} replicas</option>${model.each_replica.map((_, n) => html`<option key=${n} value=${n}>Replica ${n + 1}</option>`)}</select>`}
       <${Badge}>context ${number(model.context_length)}<//><${Badge}>${number(model.page_tokens)} tokens a page<//></p>
     <${Now} columns=${columns} />
     <div class="chart-grid">${CHARTS.map(({ title, series, ...chart }) => html`<div class="card" key=${title}><${Chart} title=${title} sync="engine" at=${cut.at} from=${from} to=${now} ...${chart}

@@ -32,11 +32,11 @@ const format = (name) => (name.endsWith('bytes') ? bytes : number);
 
 function Limits() {
   const status = usePolled((signal) => api.get('/v1/status', { signal }), [], { everyMs: 3000 });
-  return html`<${Loaded} resource=${status}>${({ limits, sessions, queues, disk, uptime_s: up, version }) => html`<div class="stack wide-gap">
+  return html`<${Loaded} resource=${status}>${({ limits, sessions, queues, data, disk, uptime_s: up, version }) => html`<div class="stack wide-gap">
     <${Section} title="Limits of the host" about="How much of each is used now.">
       <div class="limit-meters">${limits.map(({ name, used, limit }) => html`<div key=${name} title=${name}><${Meter} label=${WORDS[name] ?? name} used=${used} limit=${limit} format=${format(name)} /></div>`)}</div><//>
     <${Section} title="Work"><${Facts} rows=${[['Sessions', number(sessions.total)], ['Turns that run', number(sessions.active_turns)], ['Wait for an approval', number(sessions.waiting_for_approval)], ['Messages in the queue', number(queues.messages)],
       ['Events', number(queues.events)], ['Webhooks', number(queues.webhooks)], ['Dead letters', number(queues.dead_letters)], ['Batches', number(queues.batches)], ['Requests of batches', number(queues.batch_requests)], ['Schedules and timers', number(queues.alarms)]]} /><//>
-    <${Section} title="Host"><${Facts} rows=${[['Version', version], ['Up for', duration(up * 1000)], ['Database', disk ? bytes(disk.database_bytes + disk.wal_bytes) : 'in memory'], ['Free on the disk', disk?.free_bytes !== null && disk?.free_bytes !== undefined ? html`<span class=${disk.is_low ? 'bad-text' : ''}>${bytes(disk.free_bytes)}</span>` : null]]} /><//>
+    <${Section} title="Host"><${Facts} rows=${[['Version', version], ['Up for', duration(up * 1000)], ['Database', disk ? bytes(disk.database_bytes + disk.wal_bytes) : data === 'postgres' ? 'PostgreSQL' : 'in memory'], ['Free on the disk', disk?.free_bytes !== null && disk?.free_bytes !== undefined ? html`<span class=${disk.is_low ? 'bad-text' : ''}>${bytes(disk.free_bytes)}</span>` : null]]} /><//>
   </div>`}<//>`;
 }

@@ -2,7 +2,7 @@
 
 use super::AgentHost;
 use crate::{RuntimeError, event::MAX_WAITING_DELIVERIES};
-use skep_store::{DiskUse, OpenWork, QueuedWork};
+use skep_store::{DataPlace, DiskUse, OpenWork, QueuedWork};
 use std::time::Duration;
 use tokio::time::timeout;
 
@@ -16,7 +16,8 @@ pub struct HostLoad {
     /// Number of messages that wait for their turn to start.
     pub waiting_messages: u64,
     pub dead_letters: u64,
-    /// `None` if the database is in memory.
+    pub data: DataPlace,
+    /// `None` if the database is not in a folder of this machine.
     pub disk: Option<DiskUse>,
     /// Whether the disk has less free space than the operator wants to be warned about.
     pub is_disk_low: bool,
@@ -68,6 +69,7 @@ impl AgentHost {
             work,
             waiting_messages: (admission.open_turns() as u64).saturating_sub(work.running_turns),
             dead_letters,
+            data: host.store.place(),
             disk,
             is_disk_low: free.is_some_and(|free| free < self.inner.disk_warning_bytes),
             limits: limits.to_vec(),

@@ -42,6 +42,16 @@ pub enum Durability {
     Power,
 }
 
+/// The place of the data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DataPlace {
+    Folder,
+    /// A server of PostgreSQL.
+    Postgres,
+    /// The memory of the process.
+    Memory,
+}
+
 /// The handling of a schema that is older than this build's.
 #[derive(Clone, Copy)]
 enum SchemaMode {
@@ -148,6 +158,15 @@ impl Store {
 
     pub(crate) fn is_in_memory(&self) -> bool {
         self.path.is_none() && self.readers.dialect() == Dialect::Sqlite
+    }
+
+    /// Returns where the data is.
+    pub fn place(&self) -> DataPlace {
+        match self.readers.dialect() {
+            Dialect::Postgres => DataPlace::Postgres,
+            Dialect::Sqlite if self.is_in_memory() => DataPlace::Memory,
+            Dialect::Sqlite => DataPlace::Folder,
+        }
     }
 
     /// Returns the longest time that a transaction has held up other writes since the store was opened.

@@ -56,6 +56,7 @@ fn blank(name: String) -> ModelFigures {
         page_tokens: 0,
         memory: Vec::new(),
         columns: BTreeMap::new(),
+        each_replica: Vec::new(),
     }
 }
 
@@ -66,7 +67,10 @@ mod tests {
 
     fn sample(name: &str, at_ms: u64, value: f64) -> EngineSample {
         let values = BTreeMap::from([("running".to_owned(), Some(value))]);
-        EngineSample { at_ms, models: vec![ModelSample { name: name.to_owned(), values }] }
+        EngineSample {
+            at_ms,
+            models: vec![ModelSample { name: name.to_owned(), values, each_replica: Vec::new() }],
+        }
     }
 
     #[test]

@@ -20,6 +20,7 @@ use super::markup::Reading;
 use super::message::ToolSpec;
 use super::options::ChatOptions;
 use super::parsed::ParsedEvent;
+use super::prompt::Prompt;
 use super::tool_parser::ToolParser;
 use calls::CallReader;
 use harmony::HarmonyReader;
@@ -42,7 +43,12 @@ enum Calls {
 
 impl AnswerReader {
     /// Creates the reader of an answer to a prompt.
-    pub(super) fn new(dialect: &Dialect, prompt: &str, tokenizer: &Tokenizer, options: &ChatOptions) -> Self {
+    pub(super) fn new(
+        dialect: &Dialect,
+        prompt: &Prompt,
+        tokenizer: &Tokenizer,
+        options: &ChatOptions,
+    ) -> Self {
         let tools = options.calls_tools().then_some(options.tools.as_slice());
         let calls = match (&dialect.markup.reading, tools) {
             (Reading::Harmony, tools) => Calls::Harmony(Box::new(HarmonyReader::new(tools.is_some()))),

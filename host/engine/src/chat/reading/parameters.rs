@@ -1,16 +1,15 @@
 //! Arguments that are written one by one, each a name and a value between tags.
 //!
-//! Invariant: a value that the tool's schema describes as a string is one, whatever it looks like. A value that may be
-//! something else is JSON if it can be, and a string if not.
+//! Invariant: the reader finds the end of every value that the grammar of its markup allows.
 
 use serde_json::{Map, Value};
 use skep_model::spelled_json;
 
 use crate::chat::markup::HeadForm;
 use crate::chat::message::ToolSpec;
+use crate::constraint::written_argument;
 
 const MAX_NAME_BYTES: usize = 256;
-const MAX_REFERENCES: usize = 16;
 
 /// The tags of one form.
 struct Tags {
@@ -199,91 +198,10 @@ impl ParameterReader {
         if self.arguments.contains_key(name) {
             return String::new();
         }
-        let value = match is_text {
-            Some(true) => Value::String(text.to_owned()),
-            Some(false) => json(text).unwrap_or_else(|| Value::String(text.to_owned())),
-            None => self.value(name, text),
-        };
+        let value = written_argument(&self.schema, name, is_text, text);
         let before = if self.arguments.is_empty() { "{" } else { ", " };
         let part = format!("{before}{}: {}", Value::from(name), spelled_json(&value));
         self.arguments.insert(name.to_owned(), value);
         part
     }
-
-    /// Returns the value of an argument that does not say whether it is a string.
-    fn value(&self, name: &str, text: &str) -> Value {
-        let described = self.schema.get("properties").and_then(|properties| properties.get(name));
-        let schema = described.or_else(|| self.schema.get("additionalProperties")).unwrap_or(&Value::Null);
-        let types = types_of(schema, &self.schema, 0);
-        let fits = |value: &Value| {
-            types.as_ref().is_none_or(|types| {
-                let kind = kind_of(value);
-                types.contains(&kind) || kind == "integer" && types.contains(&"number")
-            })
-        };
-        if types.as_ref().is_some_and(|types| types == &["string"]) {
-            return Value::String(text.to_owned());
-        }
-        match json(text) {
-            // What is quoted may be a string with quotes or JSON; schemas without types leave it open.
-            Some(value) if fits(&value) => value,
-            Some(value) if types.as_ref().is_some_and(|types| !types.contains(&"string")) => value,
-            _ => Value::String(text.to_owned()),
-        }
-    }
-}
-
-/// Reads JSON, or what Python writes in its place.
-fn json(text: &str) -> Option<Value> {
-    match text.trim() {
-        "True" => Some(Value::Bool(true)),
-        "False" => Some(Value::Bool(false)),
-        "None" => Some(Value::Null),
-        text => serde_json::from_str(text).ok(),
-    }
-}
-
-fn kind_of(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "null",
-        Value::Bool(_) => "boolean",
-        Value::Number(number) if number.is_f64() => "number",
-        Value::Number(_) => "integer",
-        Value::String(_) => "string",
-        Value::Array(_) => "array",
-        Value::Object(_) => "object",
-    }
-}
-
-/// Returns the types that a schema allows; `None` if it does not say.
-fn types_of<'a>(schema: &'a Value, root: &'a Value, depth: usize) -> Option<Vec<&'a str>> {
-    if depth > MAX_REFERENCES {
-        return None;
-    }
-    if let Some(reference) = schema.get("$ref").and_then(Value::as_str) {
-        return types_of(root.pointer(reference.strip_prefix('#')?)?, root, depth + 1);
-    }
-    if let Some(value) = schema.get("const") {
-        return Some(vec![kind_of(value)]);
-    }
-    if let Some(values) = schema.get("enum").and_then(Value::as_array) {
-        let mut kinds: Vec<&str> = values.iter().map(kind_of).collect();
-        kinds.dedup();
-        return Some(kinds);
-    }
-    match schema.get("type") {
-        Some(Value::String(kind)) => return Some(vec![kind.as_str()]),
-        Some(Value::Array(kinds)) => return kinds.iter().map(Value::as_str).collect(),
-        _ => {}
-    }
-    let choices = schema.get("anyOf").or_else(|| schema.get("oneOf")).and_then(Value::as_array)?;
-    let mut all = Vec::new();
-    for choice in choices {
-        for kind in types_of(choice, root, depth + 1)? {
-            if !all.contains(&kind) {
-                all.push(kind);
-            }
-        }
-    }
-    Some(all)
 }

@@ -43,6 +43,12 @@ impl ThinkReader {
         ThinkReader { begin, end, interrupts, state, events: ParsedEvents::default() }
     }
 
+    /// Makes the reader of a reasoning whose beginning is in the prompt, so that white space belongs to it.
+    pub(in crate::chat) fn continued(mut self) -> Self {
+        self.state = State::Within { begun: true, held: String::new() };
+        self
+    }
+
     pub(super) fn push(&mut self, delta: &str) -> Vec<ParsedEvent> {
         for (at, c) in delta.char_indices() {
             if matches!(self.state, State::Over) {

@@ -12,7 +12,7 @@ export function useHistory() {
   const [version, draw] = useState(0);
   useEffect(() => {
     if (!loaded.data) return;
-    kept.current = { at: [...loaded.data.at_ms], models: loaded.data.models.map((model) => ({ ...model, columns: copy(model.columns) })) };
+    kept.current = { at: [...loaded.data.at_ms], models: loaded.data.models.map((model) => ({ ...model, columns: copy(model.columns), each_replica: (model.each_replica ?? []).map(copy) })) };
     draw((n) => n + 1);
   }, [loaded.data]);
   const frame = useRef(0);
@@ -41,13 +41,19 @@ function add(history, { at_ms: at, models }) {
   const drop = history.at.length > KEPT;
   if (drop) history.at.shift();
   for (const model of history.models) {
-    const values = models.find(({ name }) => name === model.name)?.values;
-    for (const [name, column] of Object.entries(model.columns)) {
-      column.push(values?.[name] ?? null);
-      if (drop) column.shift();
-    }
+    const sample = models.find(({ name }) => name === model.name);
+    append(model.columns, sample?.values, drop);
+    model.each_replica.forEach((columns, n) => append(columns, sample?.each_replica?.[n], drop));
   }
   return models.length === history.models.length && models.every(({ name }) => history.models.some((model) => model.name === name));
+}
+
+/** Adds values to the ends of columns. */
+function append(columns, values, drop) {
+  for (const [name, column] of Object.entries(columns)) {
+    column.push(values?.[name] ?? null);
+    if (drop) column.shift();
+  }
 }
 
 /**

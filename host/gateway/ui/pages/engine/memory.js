@@ -39,7 +39,8 @@ const nameOf = ({ tenant, agent, session }) => [tenant, agent ?? 'models', sessi
 
 function Owner({ owner }) {
   const { tenant, agent, session } = owner;
-  if (!agent || !session) return html`${tenant} / ${agent ?? html`<span class="muted">requests to the model</span>`}`;
+  if (!agent) return html`${tenant} / <span class="muted">${owner.kind === 'cached' ? 'shared, or for requests to the model' : 'requests to the model'}</span>`;
+  if (!session) return html`${tenant} / ${agent} / <span class="muted">shared by its sessions</span>`;
   return html`${tenant} / ${agent} / <${Link} href=${paths.session(agent, tenant === 'local' ? session : `${tenant}/${session}`)}>${session}<//>`;
 }
 
@@ -69,4 +70,4 @@ export function Memory({ memory }) {
   </div>`;
 }
 
-const KINDS = { weights: 'Weights', kv: 'KV cache', activations: 'Activations', workspace: 'Workspace' };
+const KINDS = { weights: 'Weights', kv: 'KV cache', activations: 'Activations', graphs: 'CUDA graphs' };

@@ -55,7 +55,7 @@ const addTool = (tool) => change(({ tools }) => ({ tools: [...tools, { id: newId
 const addWeather = () => addTool({ name: 'get_weather', description: 'Returns the weather of a city.', schema: JSON.stringify(WEATHER, null, 2) });
 
 function Tools({ state }) {
-  const { tools, toolChoice } = state;
+  const { tools, toolChoice, panes } = state;
   if (!tools.length) {
     return html`<${Empty} icon="tool" title="No tools yet" action=${html`<div class="row"><${Button} icon="plus" onClick=${() => addTool({ name: 'my_tool', schema: JSON.stringify({ type: 'object', properties: {} }, null, 2) })}>Add a tool<//>
         <${Button} kind="quiet" onClick=${addWeather}>Use an example<//></div>`}>
@@ -66,12 +66,12 @@ function Tools({ state }) {
     <${Field} label="Tool choice">${(id) => html`<select id=${id} value=${toolChoice} onChange=${(event) => change({ toolChoice: event.currentTarget.value })}>
       <option value="auto">The model decides</option><option value="required">Call at least one</option><option value="none">Call none</option>
       ${names.map((name) => html`<option key=${name} value=${`tool:${name}`}>Call ${name}</option>`)}</select>`}<//>
-    ${tools.map((tool) => html`<${Tool} key=${tool.id} tool=${tool} />`)}
+    ${tools.map((tool) => html`<${Tool} key=${tool.id} tool=${tool} model=${panes[0].model} />`)}
     <div class="row"><${Button} small icon="plus" onClick=${() => addTool({ name: `tool_${tools.length + 1}`, schema: JSON.stringify({ type: 'object', properties: {} }, null, 2) })}>Add a tool<//></div>
   </div>`;
 }
 
-function Tool({ tool }) {
+function Tool({ tool, model }) {
   const [isOpen, open] = useState(true);
   const isBadName = !/^[a-zA-Z0-9_-]{1,64}$/.test(tool.name);
   return html`<fieldset class="tool">
@@ -82,7 +82,7 @@ function Tool({ tool }) {
     ${isOpen && html`<div class="stack">
       <${Field} label="Name" error=${isBadName && 'Letters, digits, _ and -, up to 64.'}>${(id, note) => html`<input id=${id} class="mono" aria-describedby=${note} value=${tool.name} spellcheck=${false} onInput=${(event) => setTool(tool.id, { name: event.currentTarget.value })} />`}<//>
       <${Field} label="Description">${(id) => html`<input id=${id} value=${tool.description} placeholder="Tells the model when to call it" onInput=${(event) => setTool(tool.id, { description: event.currentTarget.value })} />`}<//>
-      <${SchemaEditor} label="Schema of the arguments" value=${tool.schema} rows=${8} onChange=${(schema) => setTool(tool.id, { schema })} />
+      <${SchemaEditor} label="Schema of the arguments" model=${model} value=${tool.schema} rows=${8} onChange=${(schema) => setTool(tool.id, { schema })} />
     </div>`}
   </fieldset>`;
 }
@@ -96,7 +96,7 @@ function Output({ state }) {
       ${KINDS.map(([value, label]) => html`<option key=${value} value=${value}>${label}</option>`)}</select>`}<//>
     ${kind === 'text' && html`<p class="muted">The model writes what it likes. With a form, the host lets it write nothing else.</p>`}
     ${kind === 'json_object' && html`<p class="muted">The answer is some JSON object.</p>`}
-    ${kind === 'json_schema' && html`<${SchemaEditor} label="Schema of the answer" value=${text} onChange=${set} example=${PERSON} rows=${16} />`}
+    ${kind === 'json_schema' && html`<${SchemaEditor} label="Schema of the answer" model=${state.panes[0].model} value=${text} onChange=${set} example=${PERSON} rows=${16} />`}
     ${kind === 'regex' && html`<${Field} label="Regular expression" hint="The whole answer matches it.">${(id, note) => html`<input id=${id} class="mono" aria-describedby=${note} spellcheck=${false} placeholder="[A-Z][a-z]+ \\d{4}" value=${text} onInput=${(event) => set(event.currentTarget.value)} />`}<//>`}
     ${kind === 'grammar' && html`<${Field} label="Grammar" hint="In llguidance’s dialect of Lark.">${(id, note) => html`<textarea id=${id} class="mono" aria-describedby=${note} rows="10" spellcheck=${false} placeholder=${'start: "yes" | "no"'} value=${text} onInput=${(event) => set(event.currentTarget.value)} />`}<//>`}
     ${kind !== 'text' && state.tools.some(({ on }) => on) && html`<p class="muted"><${Badge} tone="info">Tools<//> are on too: the form holds for the answer, not for calls.</p>`}

@@ -3,15 +3,14 @@ import { html, useEffect, useLayoutEffect, useRef, useState } from '../../lib/ht
 import { Link, paths } from '../../lib/router.js';
 import { Badge, Button, Empty, StateBadge } from '../../parts/index.js';
 import { MessageItem } from './message.js';
-import { run, running, stop } from './run.js';
-import { append, changePane, chooseModel, isAgent, newSession, userMessage } from './state.js';
+import { continueLast, run, running, stop } from './run.js';
+import { changePane, chooseModel, isAgent, newSession } from './state.js';
 
 export function Pane({ pane, models, caller, plain, onClose, isOnly }) {
   const busy = running.use().has(pane.id);
   const agent = isAgent(pane.model);
   const model = models.find(({ id }) => id === pane.model);
   const last = pane.messages.at(-1);
-  const goOn = () => { append(pane.id, userMessage('Go on where you stopped.')); run(pane.id); };
   const runFrom = (message) => {
     const at = pane.messages.findIndex(({ id }) => id === message.id);
     changePane(pane.id, { messages: pane.messages.slice(0, message.role === 'user' ? at + 1 : at) });
@@ -33,7 +32,7 @@ export function Pane({ pane, models, caller, plain, onClose, isOnly }) {
       ${!pane.messages.length && html`<${Empty} icon="playground" title=${agent ? `Say something to ${pane.model.slice(6)}` : 'Ask something'}>
         ${agent ? model?.description || 'The agent keeps the conversation in a session of its own.' : 'Write a message below. Settings, tools and the form of the answer stand beside it.'}<//>`}
       ${pane.messages.map((message, n) => html`<${MessageItem} key=${message.id} ...${{ message, caller, plain, busy, paneId: pane.id, session: pane.session, editable: !agent, isLast: n === pane.messages.length - 1, onRun: () => run(pane.id), onRunFrom: runFrom }} />`)}
-      ${canGoOn && html`<div class="row pane-next"><${Button} icon="play" onClick=${goOn}>Go on<//></div>`}
+      ${canGoOn && html`<div class="row pane-next"><${Button} icon="play" onClick=${() => continueLast(pane.id)}>Go on<//></div>`}
       ${!busy && last?.role === 'user' && pane.messages.length > 0 && html`<div class="row pane-next"><${Button} icon="play" onClick=${() => run(pane.id)}>Answer<//></div>`}
     <//>
     <div class="sr-only" role="status" aria-live="polite">${busy ? 'The answer is being written.' : last?.role === 'assistant' && last.state === 'done' ? `The answer is complete: ${last.text.slice(0, 300)}` : ''}</div>

@@ -15,6 +15,9 @@ export const OPTIONS = [
 
 export const EFFORTS = ['none', 'minimal', 'low', 'medium', 'high', 'xhigh', 'max'];
 
+/** The field that asks for the rest of the last message. */
+export const CONTINUES = 'continue_final_message';
+
 /** Parses JSON and returns `{value}` or `{error}` in words. */
 export function parse(text) {
   if (!text?.trim()) return { error: 'It is empty.' };
@@ -22,12 +25,18 @@ export function parse(text) {
 }
 
 /** Returns `{body}` of a chat completion for a pane, or `{error}` that says which part cannot be sent. */
-export function chatBody(state, pane, { stream = true } = {}) {
+export function chatBody(state, pane, { stream = true, continues = false } = {}) {
   const { options, output } = state;
   const messages = [];
   if (state.system.trim()) messages.push({ role: 'system', content: state.system });
   for (const message of pane.messages) messages.push(...wireMessages(message));
   const body = { model: pane.model, messages };
+  if (continues) {
+    const { text, reasoning } = pane.messages.at(-1);
+    if (!text) messages.push({ role: 'assistant', content: '' });
+    if (reasoning) messages.at(-1).reasoning_content = reasoning;
+    Object.assign(body, { [CONTINUES]: true, add_generation_prompt: false });
+  }
   for (const { name } of OPTIONS) if (options[name] !== undefined && options[name] !== '') body[name] = Number(options[name]);
   if (options.reasoning_effort) body.reasoning_effort = options.reasoning_effort;
   const stops = (options.stop ?? '').split('\n').filter(Boolean);

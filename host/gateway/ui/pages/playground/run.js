@@ -1,8 +1,8 @@
 // Runs a pane: sends its conversation, reads the stream, and changes the answer at most once a frame.
 import { api, ApiError, errorOf, url } from '../../lib/api.js';
 import { createStore } from '../../lib/store.js';
-import { append, changeMessage, changePane, isAgent, messageOf, newId, paneOf, playground } from './state.js';
-import { chatBody } from './request.js';
+import { append, changeMessage, changePane, isAgent, messageOf, newId, paneOf, playground, userMessage } from './state.js';
+import { chatBody, CONTINUES } from './request.js';
 
 /** The ids of the panes that run. */
 export const running = createStore(new Map());
@@ -21,18 +21,41 @@ export const stopAll = () => { for (const each of running.get().values()) each.a
 export async function run(paneId) {
   if (running.get().has(paneId)) return;
   const pane = paneOf(paneId);
-  const control = new AbortController();
-  mark(paneId, control);
   const id = newId();
   append(paneId, { id, role: 'assistant', text: '', reasoning: '', calls: [], model: pane.model, state: 'streaming' });
+  await write(pane, id, (answer, signal) => (isAgent(pane.model) ? askAgent(pane, answer, signal) : askModel(pane, answer, signal)));
+}
+
+/** Continues the last answer of a pane where it ends. A model that cannot do that is asked to go on. */
+export async function continueLast(paneId) {
+  if (running.get().has(paneId)) return;
+  const pane = paneOf(paneId);
+  const last = pane.messages.at(-1);
+  const { state, finish, figures } = last;
+  changeMessage(paneId, last.id, { state: 'streaming', finish: null, error: null, figures: null });
+  const refused = await write(pane, last.id, (answer, signal) => askModel(pane, answer, signal, { continues: true }),
+    ({ param }) => param === CONTINUES);
+  if (!refused) return;
+  changeMessage(paneId, last.id, { state, finish, figures });
+  append(paneId, userMessage('Go on where you stopped.'));
+  await run(paneId);
+}
+
+/** Lets `ask` write the message with this id. Returns whether the host refused it with an error that `expects` names. */
+async function write(pane, id, ask, expects = () => false) {
+  const { id: paneId } = pane;
+  const control = new AbortController();
+  mark(paneId, control);
   const answer = liveMessage(paneId, id);
   try {
-    if (isAgent(pane.model)) await askAgent(pane, answer, control.signal);
-    else await askModel(pane, answer, control.signal);
+    await ask(answer, control.signal);
     answer.set({ state: answer.get().error ? 'failed' : 'done' });
+    return false;
   } catch (error) {
     if (control.signal.aborted) answer.set({ state: 'stopped' });
+    else if (expects(error)) return true;
     else answer.set({ state: 'failed', error: plainError(error) });
+    return false;
   } finally {
     answer.measure();
     answer.flush();
@@ -73,8 +96,8 @@ function liveMessage(paneId, id) {
   };
 }
 
-async function askModel(pane, answer, signal) {
-  const { body, error } = chatBody(playground.get(), { ...pane, messages: pane.messages });
+async function askModel(pane, answer, signal, { continues = false } = {}) {
+  const { body, error } = chatBody(playground.get(), pane, { continues });
   if (error) throw new ApiError(0, 'not_sent', error);
   await api.stream('/v1/chat/completions', {
     body, signal,

@@ -5,10 +5,11 @@ import { useDebounced } from '../../lib/hooks.js';
 import { Markdown } from '../../lib/markdown.js';
 import { Button, Field, Icon } from '../../parts/index.js';
 import { parse } from './request.js';
+import { isAgent } from './state.js';
 
-/** `value` is the text; `example` fills it. */
-export function SchemaEditor({ label, value, onChange, example, rows = 10, hint }) {
-  const verdict = useVerdict(value);
+/** `value` is the text; `example` fills it; the schema is checked for the model. */
+export function SchemaEditor({ label, model, value, onChange, example, rows = 10, hint }) {
+  const verdict = useVerdict(value, model);
   const format = () => { const { value: schema } = parse(value); if (schema !== undefined) onChange(JSON.stringify(schema, null, 2)); };
   return html`<div class="schema-editor">
     <${Field} label=${label} hint=${hint} extra=${html`<span class="row">
@@ -22,7 +23,7 @@ export function SchemaEditor({ label, value, onChange, example, rows = 10, hint 
 }
 
 /** Asks the host about the schema a moment after the last key. Returns `{tone, text, notes}`. */
-export function useVerdict(text) {
+export function useVerdict(text, model) {
   const settled = useDebounced(text, 250);
   const [verdict, set] = useState({ tone: 'none', text: '', notes: [] });
   useEffect(() => {
@@ -30,7 +31,7 @@ export function useVerdict(text) {
     const { value: schema, error } = parse(settled);
     if (error) { set({ tone: 'bad', text: error, notes: [] }); return undefined; }
     const stop = new AbortController();
-    api.post('/v1/schemas/check', { schema }, { signal: stop.signal }).then((check) => {
+    api.post('/v1/schemas/check', { schema, ...(model && !isAgent(model) ? { model } : {}) }, { signal: stop.signal }).then((check) => {
       const notes = check.notes ?? [];
       if (check.error) set({ tone: 'bad', text: check.error.message, notes });
       else if (!check.enforced) set({ tone: 'warn', text: 'The host cannot hold an answer to this schema.', notes });
@@ -38,7 +39,7 @@ export function useVerdict(text) {
       else set({ tone: notes.length ? 'warn' : 'ok', text: notes.length ? 'Enforced while the model writes, but look at this:' : 'Enforced while the model writes.', notes });
     }, (failure) => { if (!stop.signal.aborted) set({ tone: 'warn', text: `Not checked: ${failure.message}`, notes: [] }); });
     return () => stop.abort();
-  }, [settled]);
+  }, [settled, model]);
   return verdict;
 }
 
