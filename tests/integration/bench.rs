@@ -120,25 +120,13 @@ fn an_interactive_model_is_measured_beside_a_busy_one_with_and_without_turns() {
     let model = tempfile::tempdir().unwrap();
     tiny_model(model.path());
     let path = model.path().to_str().unwrap();
-    let (output, report) = bench(&[
-        "interference",
-        "--model",
-        path,
-        "--beside",
-        path,
-        "--device",
-        "cpu",
-        "--threads",
-        "1",
-        "--decodes",
-        "1",
-        "--generate",
-        "40",
-    ]);
+    let arguments = ["--device", "cpu", "--threads", "1", "--decodes", "1"];
+    let (output, report) =
+        bench(&[["interference", "--model", path, "--beside", path].as_slice(), &arguments].concat());
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    // Three rounds of 40 tokens in each setting.
+    // Three rounds of 1,000 tokens in each setting.
     for setting in ["alone", "with_turns", "without_turns"] {
-        assert!(report[setting]["count"].as_u64() >= Some(100), "{setting}: {report}");
+        assert!(report[setting]["count"].as_u64() >= Some(2_000), "{setting}: {report}");
         assert!(report[setting]["p50_ms"].as_f64() > Some(0.0), "{setting}: {report}");
     }
     for rate in ["busy_alone", "busy_with_turns", "busy_without_turns"] {

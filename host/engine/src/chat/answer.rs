@@ -12,6 +12,7 @@ pub enum ChatEvent {
     Started {
         prompt_tokens: u32,
         cached_tokens: u32,
+        cache_write_tokens: u32,
     },
     /// A chunk of the model's reasoning, which is not part of its text.
     Reasoning {
