@@ -115,6 +115,25 @@ fn every_kind_of_attack_is_stopped_by_its_own_limit() {
     assert!(report["alone"]["p99_us"].as_f64().unwrap() > 0.0);
 }
 
+#[test]
+fn an_interactive_model_is_measured_beside_a_busy_one_with_and_without_turns() {
+    let model = tempfile::tempdir().unwrap();
+    tiny_model(model.path());
+    let path = model.path().to_str().unwrap();
+    let arguments = ["--device", "cpu", "--threads", "1", "--decodes", "1"];
+    let (output, report) =
+        bench(&[["interference", "--model", path, "--beside", path].as_slice(), &arguments].concat());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    // Three rounds of 1,000 tokens in each setting.
+    for setting in ["alone", "with_turns", "without_turns"] {
+        assert!(report[setting]["count"].as_u64() >= Some(2_000), "{setting}: {report}");
+        assert!(report[setting]["p50_ms"].as_f64() > Some(0.0), "{setting}: {report}");
+    }
+    for rate in ["busy_alone", "busy_with_turns", "busy_without_turns"] {
+        assert!(report[format!("{rate}_tok_per_s")].as_f64() > Some(0.0), "{rate}: {report}");
+    }
+}
+
 /// Runs `skep bench tools` on the CPU.
 fn bench_tools(arguments: &[&str]) -> (Output, Value) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_skep"));

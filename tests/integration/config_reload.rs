@@ -444,7 +444,12 @@ async fn unknown_names_are_warnings_everywhere() {
     let up = Up::run(folder, &["--config", "skep.toml"]);
     let log = up.log();
     assert!(expected.iter().all(|warning| log.contains(warning)), "{log}");
+    // A running host knows its agents, too.
+    let later =
+        "[grants] tools: \"agent:later/*\" grants tools of the agent \"later\", which is not deployed";
+    assert!(log.contains(later), "{log}");
     let (_, again) = up.host.post("/v1/config/reload", json!(null)).await;
+    let expected: Vec<&str> = expected.into_iter().chain([later]).collect();
     assert_eq!(again["warnings"], json!(expected), "{again}");
 
     assert_eq!(up.host.deploy_guest("relay", "concierge", "model = \"small\"").await.0, 201);
@@ -478,5 +483,20 @@ async fn unknown_names_are_warnings_everywhere() {
         "{answer}"
     );
     let answer = up.reload(&toml).await;
+    assert_eq!(answer["warnings"], json!(expected), "{answer}");
+
+    // Agents that are not deployed, and tenants that look like misspelled ones.
+    assert_eq!(up.host.post("/v1/keys", json!({"tenant": "acme", "role": "invoke"})).await.0, 201);
+    let more = format!(
+        "{toml}[tenants.acmee]\nweight = 2\n[tenants.other]\nweight = 2\n[agents.conceirge]\nweight = 2\n\
+         [[route]]\nname = \"smart\"\n[[route.models]]\nmodel = \"small\"\ntenants = [\"acm\", \"acme\", \"other\"]\n"
+    );
+    let answer = up.reload(&more).await;
+    let misspelled = [
+        "[agents.conceirge] is for an agent that is not deployed; did you mean \"concierge\"?",
+        "[tenants.acmee]: no tenant has this name; did you mean \"acme\"?",
+        "[[route]] smart: no tenant has the name \"acm\"; did you mean \"acme\"?",
+    ];
+    let expected: Vec<&str> = expected.into_iter().chain(misspelled).collect();
     assert_eq!(answer["warnings"], json!(expected), "{answer}");
 }

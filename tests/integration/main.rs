@@ -119,6 +119,8 @@ mod sessions;
 mod sharding;
 /// The structure of the crates.
 mod structure;
+/// The deletion of a tenant with everything that belongs to it.
+mod tenants;
 /// Published vocabularies against the libraries of their families.
 mod tokenizers;
 /// Traces over OTLP, and the request ids of the log.

@@ -1,4 +1,4 @@
-//! An upstream with OpenAI's API that answers as a test says.
+//! An upstream with OpenAI's API, or with Anthropic's, that answers as a test says.
 
 use axum::{
     Router,
@@ -57,6 +57,7 @@ impl ScriptedUpstream {
         let routes = Router::new()
             .route("/v1/chat/completions", post(answer))
             .route("/v1/completions", post(answer))
+            .route("/v1/messages", post(answer))
             .layer(DefaultBodyLimit::max(64 << 20))
             .with_state(shared);
         tokio::spawn(async move { axum::serve(listener, routes).await });

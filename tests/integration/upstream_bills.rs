@@ -103,6 +103,79 @@ async fn answers_that_never_match_their_schema_are_billed() {
     assert_eq!((&usage["prompt_tokens"], &usage["completion_tokens"]), (&json!(27), &json!(9)), "{logged}");
 }
 
+/// Returns Anthropic's answer "Hi" to a prompt of 100 tokens, of which 40 came from the cache and 50 were written to it.
+fn message() -> Response {
+    let usage = json!({"input_tokens": 10, "cache_read_input_tokens": 40, "cache_creation_input_tokens": 50, "output_tokens": 1});
+    let events = [
+        json!({"type": "message_start", "message": {"usage": usage}}),
+        json!({"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}),
+        json!({"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "Hi"}}),
+        json!({"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 2}}),
+        json!({"type": "message_stop"}),
+    ];
+    let event = |event: &Value| format!("event: {}\ndata: {event}\n\n", event["type"].as_str().unwrap());
+    let text: String = events.iter().map(event).collect();
+    ([("content-type", "text/event-stream")], text).into_response()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tokens_that_a_provider_wrote_to_its_cache_have_a_price_of_their_own() {
+    let upstream = ScriptedUpstream::start(|_| message()).await;
+    let url = upstream.url.strip_suffix("/v1").unwrap();
+    let price = "input = 1\ncached_input = 0.1\noutput = 10\ncurrency = \"USD\"\nfrom = \"2020-01-01\"\n";
+    let far = format!(
+        "[requests]\nlog = \"metadata\"\n[tenants.local]\nmoney_per_day = \"1 USD\"\n[grants]\nmodels = [\"*\", \"far/*\"]\n\
+         [[upstream]]\nname = \"far\"\nkind = \"anthropic\"\nurl = \"{url}\"\n\
+         [[upstream.models]]\nname = \"priced\"\ncontext_length = 1000\n[upstream.models.prices]\n{price}cache_write = 2\n\
+         [[upstream.models]]\nname = \"partly\"\ncontext_length = 1000\n[upstream.models.prices]\n{price}"
+    );
+    let host = Host::start_with(options(&far));
+    for model in ["far/priced", "far/partly"] {
+        let answer = host.ok("/v1/chat/completions", question(model)).await;
+        let prompt = &answer["usage"]["prompt_tokens_details"];
+        assert_eq!(prompt, &json!({"cached_tokens": 40, "cache_write_tokens": 50}), "{answer}");
+    }
+    let lines = billed(&host, 2).await;
+    // 10 × 1 + 40 × 0.1 + 50 × 2 + 2 × 10 = 134 millionths.
+    assert_eq!(counts(line(&lines, "far/priced")), (1, 100, 2, 0, "0.000134".to_owned()));
+    assert_eq!(line(&lines, "far/priced")["unknown_cost"], Value::Null);
+    // Without a price for what was written, only 10 × 1 + 40 × 0.1 + 2 × 10 = 34 millionths are known.
+    let partly = line(&lines, "far/partly");
+    assert_eq!(counts(partly), (1, 100, 2, 0, "0.000034".to_owned()));
+    assert_eq!(partly["cache_write_input_tokens"], 50);
+    assert_eq!(
+        partly["unknown_cost"],
+        json!({"models": ["far/partly"], "requests": 0, "input_tokens": 50, "cached_input_tokens": 0,
+            "cache_write_input_tokens": 50, "output_tokens": 0})
+    );
+    let logged = loop {
+        let logged = host.get("/v1/requests").await.1["data"].as_array().unwrap().clone();
+        if logged.len() == 2 {
+            break logged;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    };
+    let of = |model: &str| logged.iter().find(|record| record["model"]["answered"] == model).unwrap();
+    assert_eq!(of("far/priced")["cost"]["amount"], "0.000134");
+    assert_eq!(
+        (&of("far/partly")["cost"], &of("far/partly")["usage"]["cache_write_tokens"]),
+        (&Value::Null, &json!(50))
+    );
+    // A budget in money cannot go on with a cost that is unknown.
+    host.ok("/v1/chat/completions", question("far/priced")).await;
+    let (status, refused) = host.post("/v1/chat/completions", question("far/partly")).await;
+    assert_eq!((status, &refused["error"]["code"]), (403, &json!("price_unknown")), "{refused}");
+    assert!(refused["error"]["message"].as_str().unwrap().contains("`cache_write`"), "{refused}");
+    // Clients of Anthropic's API see the counts as the provider sent them.
+    let asked =
+        json!({"model": "far/priced", "max_tokens": 20, "messages": [{"role": "user", "content": "Count."}]});
+    let usage = host.ok("/v1/messages", asked).await["usage"].clone();
+    assert_eq!(
+        usage,
+        json!({"input_tokens": 10, "cache_creation_input_tokens": 50, "cache_read_input_tokens": 40, "output_tokens": 2})
+    );
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_that_its_client_abandons_before_it_was_checked_is_an_estimate() {
     let upstream = ScriptedUpstream::start(|_| stalled(&[json!({"content": "{\"n\": 1, "})])).await;

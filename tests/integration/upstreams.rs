@@ -35,6 +35,7 @@ fn host_beside(near: &Host) -> Host {
          [[route.models]]\nmodel = \"gone/m\"\n[[route.models]]\nmodel = \"near/{MODEL}\"\n\
          [[route]]\nname = \"home\"\n\
          [[route.models]]\nmodel = \"gone/m\"\n[[route.models]]\nmodel = \"{MODEL}\"\n\
+         [ai.models]\n\"@cf/vendor/near\" = \"near/{MODEL}\"\n\"@cf/vendor/smart\" = \"smart\"\n\
          [prices.\"near/{MODEL}\"]\ninput = 0.60\ncached_input = 0.10\noutput = 3.00\ncurrency = \"USD\"\nfrom = \"2020-01-01\"\n"
     )))
 }
@@ -108,6 +109,21 @@ async fn a_model_of_another_host_answers_as_it_does_there() {
         .filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str().map(str::to_owned))
         .collect();
     assert_eq!(text, content(&there));
+
+    // Clients of Workers AI reach the model and a route by the names that the file gives them.
+    for name in ["@cf/vendor/near", "@cf/vendor/smart"] {
+        let path = format!("/ai/run/{name}");
+        let mut asked = question("");
+        asked.as_object_mut().unwrap().remove("model");
+        let native = host.ok(&path, asked).await;
+        assert_eq!(native["result"]["response"], json!(content(&there)), "{name}");
+        let mut asked = question("ignored");
+        asked["max_completion_tokens"] = asked["max_tokens"].take();
+        asked.as_object_mut().unwrap().remove("max_tokens");
+        let shaped = host.ok(&path, asked).await;
+        assert_eq!(content(&shaped["result"]), content(&there), "{name}");
+        assert_eq!(shaped["result"]["model"], remote.as_str(), "{name}");
+    }
 
     // A plain text is continued in the same way.
     let text = |model: &str| json!({"model": model, "prompt": "The capital of France is", "max_tokens": 8, "temperature": 0, "echo": true});

@@ -36,6 +36,7 @@ mod schema_check;
 mod secret;
 mod session;
 mod status;
+mod tenant;
 mod timeline;
 mod tokens;
 mod turn;
@@ -83,7 +84,7 @@ pub use model::{ChangeModel, Model, ModelAction, ModelCapabilities, ModelDetails
 pub use page::{
     ApprovalList, BatchPage, ClientFilePage, DeadLetterPage, EventPage, KeyList, List, LogLineList,
     McpServerList, ModelList, Page, RecentSessionPage, SchedulePage, SecretList, SessionPage, StateValuePage,
-    TurnSummaryPage, VersionList, WebhookPage,
+    TenantList, TurnSummaryPage, VersionList, WebhookPage,
 };
 pub use request_log::{
     ModelRequest, ModelRequestPage, RequestAgent, RequestAttempt, RequestCall, RequestCost, RequestMessage,
@@ -102,6 +103,7 @@ pub use status::{
     AgentCounts, DataPlace, DiskStatus, HeldWork, HostStatus, KvPages, LimitStatus, ModelStatus, QueueDepths,
     SessionCounts,
 };
+pub use tenant::{DeletedTenant, Tenant};
 pub use timeline::{Timeline, TimelineCall, TurnSummary};
 pub use tokens::{Detokenize, Detokenized, Tokens};
 pub use turn::{AcceptedTurn, ToolCall, TotalTime, Turn, TurnError, TurnState, TurnStatus, TurnTiming};

@@ -2,7 +2,7 @@
 
 use crate::{
     AgentVersion, Approval, Batch, ClientFile, DeadLetter, Event, Key, LogLine, McpServer, Model,
-    RecentSession, Schedule, Secret, Session, StateValue, TurnSummary, WebhookState, marker,
+    RecentSession, Schedule, Secret, Session, StateValue, Tenant, TurnSummary, WebhookState, marker,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -56,6 +56,8 @@ pub type RecentSessionPage = Page<RecentSession>;
 pub type SchedulePage<J = Value> = Page<Schedule<J>>;
 /// All secrets, without their values.
 pub type SecretList = List<Secret>;
+/// All tenants.
+pub type TenantList = List<Tenant>;
 /// A page of the sessions of an agent.
 pub type SessionPage = Page<Session>;
 /// A page of the values of a session's state.

@@ -120,6 +120,10 @@ pub struct RequestUsage {
     /// Tokens of the prompt, cached ones included.
     pub prompt_tokens: u64,
     pub cached_tokens: u64,
+    /// Tokens of the prompt that an upstream wrote to its cache.
+    #[serde(default)]
+    #[schema(required)]
+    pub cache_write_tokens: u64,
     pub completion_tokens: u64,
     /// Whether the tokens are an estimate, because the request was cut off.
     pub estimated: bool,

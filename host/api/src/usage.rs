@@ -22,6 +22,10 @@ pub struct Usage {
 pub struct PromptTokens {
     /// Prompt tokens that did not have to be computed.
     pub cached_tokens: u64,
+    /// Prompt tokens that an upstream wrote to its cache, which are not part of `cached_tokens`. It is missing if there
+    /// are none.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub cache_write_tokens: u64,
 }
 
 /// Parts of the generated tokens.

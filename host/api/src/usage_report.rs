@@ -46,12 +46,16 @@ pub struct UsageLine {
     pub input_tokens: u64,
     /// Tokens of prompts that were in the prefix cache.
     pub cached_input_tokens: u64,
+    /// Tokens of prompts that upstreams wrote to their caches. `cached_input_tokens` does not include them.
+    #[serde(default)]
+    #[schema(required)]
+    pub cache_write_input_tokens: u64,
     pub output_tokens: u64,
     /// The part of these counts that is an estimate, because requests were cut off.
     pub estimated: EstimatedUsage,
     /// The cost by currency. It does not include `unknown_cost`.
     pub cost: Vec<UsageCost>,
-    /// Usage whose cost is unknown, because its model had no price on its day.
+    /// Usage whose cost is unknown, because its model had no price on its day, or none for what it wrote to a cache.
     #[schema(required)]
     pub unknown_cost: Option<UnknownCost>,
 }
@@ -81,5 +85,8 @@ pub struct UnknownCost {
     pub requests: u64,
     pub input_tokens: u64,
     pub cached_input_tokens: u64,
+    #[serde(default)]
+    #[schema(required)]
+    pub cache_write_input_tokens: u64,
     pub output_tokens: u64,
 }

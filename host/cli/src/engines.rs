@@ -33,7 +33,6 @@ pub fn open_engine_as(
     progress: &dyn Progress,
 ) -> Result<Engine> {
     let resolved = catalog::resolve(name_or_path, progress)?;
-    let recommended = catalog::recommended_sampling(name_or_path);
     let name = name.map_or_else(|| resolved.name.clone(), str::to_owned);
     let model = catalog::ResolvedModel { name, ..resolved };
     let step = progress.begin(&format!("loading {}", model.name), None);
@@ -48,7 +47,7 @@ pub fn open_engine_as(
         error => anyhow!(error).context(format!("cannot load {}", model.path.display())),
     })?;
     for replica in &mut loaded {
-        replica.sampling = replica.sampling.take().or_else(|| recommended.clone());
+        replica.sampling = catalog::default_sampling(name_or_path, replica.sampling.take());
     }
     report_fallback(&model.name, loaded.first().and_then(|model| model.fallback.as_deref()));
     let shown = loaded.first().map(|model| Markup::of_template(model.template.source()).name);

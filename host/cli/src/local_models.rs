@@ -132,7 +132,7 @@ fn sampling_before_load(source: &str) -> Option<Sampling> {
     // A file that cannot be read is reported by the load.
     let path = catalog::path_without_pull(source).ok().flatten();
     let in_files = path.and_then(|path| Checkpoint::open(&path).ok()?.sampling().ok()?);
-    in_files.or_else(|| catalog::recommended_sampling(source))
+    catalog::default_sampling(source, in_files)
 }
 
 /// Reports the progress of a load to the operator and to requests that wait for the model.

@@ -62,7 +62,7 @@ impl ModelOptions {
 
     /// Returns the name that requests use. `None` means that there is no such model, which loading it reports.
     pub fn served_name(&self) -> Option<String> {
-        self.name.clone().or_else(|| catalog::name_of(&self.source))
+        self.name.clone().or_else(|| catalog::name_of(&self.source).ok())
     }
 }
 

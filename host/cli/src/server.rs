@@ -113,6 +113,9 @@ pub async fn start_with(
             .await
             .with_context(|| format!("deploying {name}"))?;
     }
+    for warning in settings::unknown_to_host(&options, &host).await {
+        tracing::warn!("{warning}");
+    }
     let model_names = InForce::new(options.model_names.clone());
     let gateway_options = options.gateway.clone();
     let parts = Parts {

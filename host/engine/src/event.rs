@@ -98,6 +98,9 @@ pub struct Usage {
     pub prompt_tokens: u32,
     /// Tokens of the prompts that were not computed, because their KV pages were there.
     pub cached_tokens: u32,
+    /// Tokens of the prompts that another server wrote to its cache, if it bills them at a price of their own. They are
+    /// not part of `cached_tokens`.
+    pub cache_write_tokens: u32,
     /// Sampled and forced tokens.
     pub completion_tokens: u32,
     /// The part of `completion_tokens` that is reasoning, with the marks around it.
@@ -128,6 +131,7 @@ impl Usage {
         let sums = [
             (&mut self.prompt_tokens, other.prompt_tokens),
             (&mut self.cached_tokens, other.cached_tokens),
+            (&mut self.cache_write_tokens, other.cache_write_tokens),
             (&mut self.completion_tokens, other.completion_tokens),
             (&mut self.reasoning_tokens, other.reasoning_tokens),
             (&mut self.forced_tokens, other.forced_tokens),

@@ -69,6 +69,7 @@ pub enum Observation<'a> {
     Started {
         prompt_tokens: u32,
         cached_tokens: u32,
+        cache_write_tokens: u32,
     },
     Reasoning(&'a str),
     Text(&'a str),

@@ -94,7 +94,7 @@ fn observe(observed: &mut Observed, event: &Result<TokenEvent, EngineError>) {
     match event {
         Ok(TokenEvent::Started { prompt_tokens, cached_tokens }) => {
             let (prompt_tokens, cached_tokens) = (*prompt_tokens, *cached_tokens);
-            observed.observe(Observation::Started { prompt_tokens, cached_tokens });
+            observed.observe(Observation::Started { prompt_tokens, cached_tokens, cache_write_tokens: 0 });
         }
         Ok(TokenEvent::PromptLogprobs(_)) => {}
         Ok(TokenEvent::Token(token)) => observed.observe(Observation::Text(&token.text)),

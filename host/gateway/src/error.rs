@@ -180,6 +180,7 @@ impl From<RuntimeError> for ApiError {
             | RuntimeError::ConversationNotFound { .. }
             | RuntimeError::SecretNotFound { .. }
             | RuntimeError::KeyNotFound { .. }
+            | RuntimeError::TenantNotFound { .. }
             | RuntimeError::TurnNotFound { .. }
             | RuntimeError::BatchNotFound { .. }
             | RuntimeError::ResponseNotFound { .. }
@@ -198,6 +199,7 @@ impl From<RuntimeError> for ApiError {
             | RuntimeError::WaitingForApproval { .. }
             | RuntimeError::HeldSinceRestore { .. }
             | RuntimeError::TurnDropped { .. }
+            | RuntimeError::TenantInUse { .. }
             | RuntimeError::NothingHeld
             | RuntimeError::HostFull { .. } => StatusCode::CONFLICT,
             RuntimeError::KeyRefused { .. } => StatusCode::UNAUTHORIZED,

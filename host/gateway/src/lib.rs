@@ -247,8 +247,8 @@ fn routes(options: &GatewayOptions) -> OpenApiRouter<Gateway> {
         agents, ai_batches, ai_run, anthropic_messages, approvals, batches, caller, chat_completions,
         completions, config, engine, events, files, health, held, keys, kv, listings, logs, mcp_servers,
         messages, model_changes, models, openapi_document, requests, responses, schedules, schemas, secrets,
-        session_exports, sessions, status, stored_responses, timelines, tokenize, turns, usage, versions,
-        webhooks,
+        session_exports, sessions, status, stored_responses, tenants, timelines, tokenize, turns, usage,
+        versions, webhooks,
     };
     let deploy_limit = DefaultBodyLimit::max(options.max_component_bytes.saturating_add(1 << 20));
     let file_limit = DefaultBodyLimit::max(files::MAX_FILE_BYTES + (64 << 10));
@@ -314,6 +314,8 @@ fn routes(options: &GatewayOptions) -> OpenApiRouter<Gateway> {
         .routes(routes!(secrets::set, secrets::delete))
         .routes(routes!(keys::list, keys::create))
         .routes(routes!(keys::revoke))
+        .routes(routes!(tenants::list))
+        .routes(routes!(tenants::delete))
         .routes(routes!(caller::show))
         .routes(routes!(console::sign_in::sign_in, console::sign_in::sign_out))
         .routes(routes!(usage::report))

@@ -30,7 +30,7 @@ const TAGS: [(&str, &str); 17] = [
     ("responses", "Responses of models and agents, which can be stored and continued"),
     ("mcp", "The Model Context Protocol"),
     ("secrets", "Values that agents can send without seeing them"),
-    ("keys", "API keys"),
+    ("keys", "API keys and tenants"),
     ("usage", "The use of models and what it costs"),
     ("requests", "The log of requests to models"),
     ("host", "The host itself"),

@@ -79,7 +79,7 @@ impl Listener for Live<'_> {
         }
         let Some(event) = event else { return };
         let usage = assembly.usage(self.prompt_tokens);
-        self.sink.start(usage.prompt_tokens, usage.cached_tokens).await;
+        self.sink.start(&usage).await;
         self.sink.send(event).await;
     }
 }
@@ -351,6 +351,7 @@ impl Asking {
         for (kind, tokens) in [
             ("prompt", usage.prompt_tokens),
             ("cached", usage.cached_tokens),
+            ("cache_write", usage.cache_write_tokens),
             ("completion", usage.completion_tokens),
         ] {
             let labels = [
@@ -378,7 +379,7 @@ async fn send_rest(
     timing: Timing,
 ) -> ChatOutcome {
     let Checked { answer: AssembledAnswer { text, calls, finish, mut usage, .. }, cut_off } = checked;
-    sink.start(usage.prompt_tokens, usage.cached_tokens).await;
+    sink.start(&usage).await;
     if !text_is_sent && !text.is_empty() {
         sink.send(ChatEvent::Text { delta: text.clone(), logprobs: Vec::new() }).await;
     }

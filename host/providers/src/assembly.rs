@@ -78,9 +78,11 @@ impl Assembly {
             (Some(counted), true) => counted,
             (counted, _) => counted.unwrap_or(0).max(narrow(estimate)),
         };
+        let cached_tokens = self.count.cached.unwrap_or(0).min(prompt_tokens);
         Usage {
             prompt_tokens,
-            cached_tokens: self.count.cached.unwrap_or(0).min(prompt_tokens),
+            cached_tokens,
+            cache_write_tokens: self.count.cache_write.unwrap_or(0).min(prompt_tokens - cached_tokens),
             completion_tokens,
             reasoning_tokens: self.count.reasoning.unwrap_or(0).min(completion_tokens),
             ..Usage::default()

@@ -32,6 +32,8 @@ pub(crate) struct CallPart {
 pub(crate) struct Count {
     pub prompt: Option<u32>,
     pub cached: Option<u32>,
+    /// Tokens of the prompt that were written to the server's cache.
+    pub cache_write: Option<u32>,
     pub completion: Option<u32>,
     pub reasoning: Option<u32>,
 }
@@ -41,6 +43,7 @@ impl Count {
     pub(crate) fn update(&mut self, newer: Count) {
         self.prompt = newer.prompt.or(self.prompt);
         self.cached = newer.cached.or(self.cached);
+        self.cache_write = newer.cache_write.or(self.cache_write);
         self.completion = newer.completion.or(self.completion);
         self.reasoning = newer.reasoning.or(self.reasoning);
     }

@@ -11,7 +11,7 @@ use std::{
 
 use futures::Stream;
 use skep_engine::{
-    EngineError,
+    EngineError, Usage,
     chat::{ChatEvent, ChatOutcome, RemoteStream, ToolCall},
 };
 use tokio::sync::mpsc;
@@ -45,9 +45,10 @@ where
 
 impl EventSink {
     /// Sends `Started`, unless it was sent before.
-    pub(crate) async fn start(&mut self, prompt_tokens: u32, cached_tokens: u32) {
+    pub(crate) async fn start(&mut self, usage: &Usage) {
         if self.progress == Progress::Nothing {
-            self.send(ChatEvent::Started { prompt_tokens, cached_tokens }).await;
+            let Usage { prompt_tokens, cached_tokens, cache_write_tokens, .. } = *usage;
+            self.send(ChatEvent::Started { prompt_tokens, cached_tokens, cache_write_tokens }).await;
         }
     }
 
@@ -125,8 +126,9 @@ mod tests {
     #[tokio::test]
     async fn events_come_in_order_and_the_result_last() {
         let mut events = stream(|mut sink| async move {
-            sink.start(3, 1).await;
-            sink.start(3, 1).await;
+            let usage = Usage { prompt_tokens: 3, cached_tokens: 1, ..Usage::default() };
+            sink.start(&usage).await;
+            sink.start(&usage).await;
             assert!(!sink.has_sent_anything());
             for delta in ["a", "b"] {
                 tokio::task::yield_now().await;

@@ -43,8 +43,8 @@ mod workers_ai;
 pub use key::{FixedKey, Key, KeySource};
 pub use metric::METRICS;
 pub use options::{
-    AnswerBounds, BreakerOptions, Capabilities, LimitOptions, OptionsError, Prices, ReasoningControl,
-    RetryOptions, StructuredOutput, Timeouts, UpstreamKind, UpstreamModelOptions, UpstreamOptions,
+    AnswerBounds, BreakerOptions, Capabilities, LimitOptions, OptionsError, ReasoningControl, RetryOptions,
+    StructuredOutput, Timeouts, UpstreamKind, UpstreamModelOptions, UpstreamOptions,
 };
-pub use route::{Choice, Conditions, Member, Route, RouteOptions};
+pub use route::{Choice, Conditions, CostEstimate, Member, Route, RouteOptions};
 pub use upstream::{Upstream, UpstreamModel};

@@ -126,21 +126,6 @@ pub enum ReasoningControl {
     Template,
 }
 
-/// Prices for a million tokens, in a currency of the operator's choice.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Prices {
-    pub input: f64,
-    pub cached_input: f64,
-    pub output: f64,
-}
-
-impl Prices {
-    /// Returns the price of a request if none of its prompt is cached.
-    pub fn of(&self, prompt_tokens: usize, output_tokens: usize) -> f64 {
-        (prompt_tokens as f64 * self.input + output_tokens as f64 * self.output) / 1e6
-    }
-}
-
 /// Bounds on what is sent to an upstream, over all its models.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LimitOptions {

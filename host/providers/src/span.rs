@@ -39,6 +39,10 @@ pub(crate) fn close(span: &Span, result: &Result<ChatOutcome, EngineError>) {
             span.record("gen_ai.usage.input_tokens", i64::from(outcome.usage.prompt_tokens));
             span.record("gen_ai.usage.output_tokens", i64::from(outcome.usage.completion_tokens));
             span.record("gen_ai.usage.cache_read.input_tokens", i64::from(outcome.usage.cached_tokens));
+            if outcome.usage.cache_write_tokens > 0 {
+                let written = i64::from(outcome.usage.cache_write_tokens);
+                span.record("gen_ai.usage.cache_creation.input_tokens", written);
+            }
         }
         Err(error) => {
             span.record("error.type", error.code());

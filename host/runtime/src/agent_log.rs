@@ -1,11 +1,13 @@
 //! The log lines of agents: written here when no commit of a turn writes them, and followed without end and without
 //! duplicates.
 //!
-//! Lines become visible when they are durable, together with the turn that logged them. A follower
-//! reads them from the store and is only woken from here, so a slow reader costs nothing and misses
-//! only what the store has dropped.
+//! Lines become visible when they are durable, together with the turn that logged them.
 
-use crate::{LogLine, RuntimeError, shutdown::Shutdown};
+use crate::{
+    LogLine, RuntimeError,
+    follower::{Follower, LogPage, StoredLog},
+    shutdown::Shutdown,
+};
 use skep_store::{LogEntry, LogFilter, LogRow, Store};
 use tokio::sync::watch;
 
@@ -20,12 +22,13 @@ pub(crate) struct AgentLog {
     grown: watch::Sender<()>,
 }
 
-/// A position in the log.
-pub struct LogFollower {
+/// A reader that follows the log.
+pub type LogFollower = Follower<FilteredLines>;
+
+/// The lines of the log that a filter lets through.
+pub struct FilteredLines {
     log: AgentLog,
     filter: LogFilter,
-    after_id: i64,
-    grown: watch::Receiver<()>,
 }
 
 impl AgentLog {
@@ -51,30 +54,23 @@ impl AgentLog {
     }
 
     pub(crate) fn follow(&self, filter: LogFilter, after_id: i64) -> LogFollower {
-        LogFollower { log: self.clone(), filter, after_id, grown: self.grown.subscribe() }
+        let (grown, shutdown) = (self.grown.subscribe(), self.shutdown.clone());
+        Follower::new(FilteredLines { log: self.clone(), filter }, after_id, grown, shutdown)
     }
 }
 
-impl LogFollower {
-    /// Returns the next lines, once there are any.
-    pub async fn next(&mut self) -> Result<Vec<LogLine>, RuntimeError> {
-        loop {
-            // Lines that are stored from here on wake the follower again.
-            self.grown.borrow_and_update();
-            let store = &self.log.store;
-            let newest = store.newest_log_id().await?;
-            let rows = store.logs(&self.filter, Some(self.after_id), PAGE).await?;
-            // Lines that the filter excludes are skipped for good.
-            self.after_id = match rows.last() {
-                Some(last) if rows.len() == PAGE as usize => last.id,
-                last => last.map_or(newest, |last| last.id.max(newest)),
-            };
-            if !rows.is_empty() {
-                return Ok(rows.into_iter().map(log_line).collect());
-            }
-            self.grown.changed().await.expect("the follower holds the log, which owns the sender");
-            self.log.shutdown.admit()?;
-        }
+impl StoredLog for FilteredLines {
+    type Entry = LogLine;
+
+    async fn newest(&self) -> Result<i64, RuntimeError> {
+        Ok(self.log.store.newest_log_id().await?)
+    }
+
+    async fn entries_after(&self, position: i64) -> Result<LogPage<LogLine>, RuntimeError> {
+        let rows = self.log.store.logs(&self.filter, Some(position), PAGE).await?;
+        let last = rows.last().map(|row| row.id);
+        let next = last.filter(|_| rows.len() == PAGE as usize);
+        Ok(LogPage { entries: rows.into_iter().map(log_line).collect(), last, next })
     }
 }
 

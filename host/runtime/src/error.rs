@@ -46,6 +46,14 @@ pub enum RuntimeError {
     QueueFull { message: String, retry_after_ms: u32 },
     #[error("there is no API key with the id {id:?}; `skep key list` shows the existing keys")]
     KeyNotFound { id: String },
+    #[error(
+        "there is no tenant {name:?}: it has no keys, sessions or other data; `skep tenant list` shows the tenants"
+    )]
+    TenantNotFound { name: String },
+    #[error(
+        "tenant {name:?} cannot be deleted completely yet, because its sessions are still used; its keys are gone, so delete it again in a moment"
+    )]
+    TenantInUse { name: String },
     #[error("the API key cannot be created: {message}")]
     InvalidKey { message: String },
     #[error("no write has completed for {waited_s} s; the database's disk is slow or its file is locked")]
@@ -201,6 +209,8 @@ impl RuntimeError {
             Self::InvalidBatch { .. } => "invalid_batch",
             Self::QueueFull { .. } => "queue_full",
             Self::KeyNotFound { .. } => "key_not_found",
+            Self::TenantNotFound { .. } => "tenant_not_found",
+            Self::TenantInUse { .. } => "tenant_in_use",
             Self::InvalidKey { .. } => "invalid_key",
             Self::KeyRefused { .. } => "invalid_api_key",
             Self::TurnFailed { code, .. } => code,

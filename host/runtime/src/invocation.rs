@@ -207,9 +207,11 @@ pub(crate) struct StoredUsage {
     pub(crate) reasoning_tokens: u32,
     #[serde(default, skip_serializing_if = "is_none")]
     pub(crate) refused_tokens: u32,
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub(crate) cache_write_tokens: u32,
 }
 
-/// Returns whether a count is 0, so that usage without reasoning or refused answers encodes as in earlier versions.
+/// Returns whether a count is 0, so that usage without what only some models have encodes as in earlier versions.
 fn is_none(count: &u32) -> bool {
     *count == 0
 }

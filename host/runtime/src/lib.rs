@@ -37,6 +37,7 @@ mod egress;
 mod error;
 mod event;
 mod feed;
+mod follower;
 mod grant;
 mod guest;
 mod invocation;
@@ -75,8 +76,8 @@ mod webhook;
 
 pub use access::{ApiKey, KeyRing, NewApiKey, Role};
 pub use agent_host::{
-    AgentHost, ClientFile, HostLoad, HostParts, LimitUse, ModelMismatch, NewClientFile, SecretReader,
-    StatePage,
+    AgentHost, ClientFile, DeletedTenant, HostLoad, HostParts, LimitUse, ModelMismatch, NewClientFile,
+    SecretReader, StatePage, TenantUsage,
 };
 pub use agent_log::LogFollower;
 pub use approvals::Approval;
@@ -120,7 +121,7 @@ pub use skep_outbound::Origins;
 pub use skep_outbound::{ServedTool, ToolHints, ToolServer, ToolServerError};
 pub use skep_store::{
     DataPlace, DiskUse, Held, ListedSession, LogFilter, OpenWork, QueuedWork, RequestFilter, RequestRange,
-    SessionCursor, SessionSearch,
+    SessionCursor, SessionSearch, TenantRow, TenantRows,
 };
 pub use summary::{
     AgentDetail, AgentSummary, AgentVersion, ConversationSummary, FailedAgent, LogLine, MessagePage,

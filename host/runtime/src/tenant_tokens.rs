@@ -88,8 +88,8 @@ impl TenantTokens {
     /// Counts what an event of a chat says about its use.
     pub fn note_chat(&mut self, event: &ChatEvent) {
         match event {
-            ChatEvent::Started { prompt_tokens, cached_tokens } => {
-                self.used.started(*prompt_tokens, *cached_tokens);
+            ChatEvent::Started { prompt_tokens, cached_tokens, cache_write_tokens } => {
+                self.used.started(*prompt_tokens, *cached_tokens, *cache_write_tokens);
             }
             // Usage reports name the model that answers, not the route that chose it.
             ChatEvent::Routed(routed) => self.model.clone_from(&routed.model),
@@ -102,7 +102,7 @@ impl TenantTokens {
     pub fn note_completion(&mut self, event: &TokenEvent) {
         match event {
             TokenEvent::Started { prompt_tokens, cached_tokens } => {
-                self.used.started(*prompt_tokens, *cached_tokens);
+                self.used.started(*prompt_tokens, *cached_tokens, 0);
             }
             TokenEvent::Finished(finished) => self.finished(&finished.usage),
             TokenEvent::Token(_) | TokenEvent::PromptLogprobs(_) => {}

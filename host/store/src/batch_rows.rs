@@ -196,9 +196,9 @@ impl Store {
         }
     }
 
-    /// Removes a batch that has finished or is not complete. The check is needed because it may be unknown
+    /// Removes a batch that has finished, is not complete, or was cancelled while it was held. The check is needed because it may be unknown
     /// whether the last chunk of the batch was written.
-    async fn remove_batch(&self, batch: i64) -> Result<(), StoreError> {
+    pub(crate) async fn remove_batch(&self, batch: i64) -> Result<(), StoreError> {
         let _permit = self.chunked_write_permit().await?;
         loop {
             let progress = self
@@ -206,7 +206,7 @@ impl Store {
                     Box::pin(async move {
                         let mut chunk = Chunk::new(*time);
                         let removable = "SELECT 1 FROM batches WHERE key = ?
-                             AND (NOT complete OR ended_at_ms IS NOT NULL)";
+                             AND (NOT complete OR ended_at_ms IS NOT NULL OR (held AND cancelled))";
                         if !is_there(connection, removable, *batch).await? {
                             return Ok(chunk.done());
                         }

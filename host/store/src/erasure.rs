@@ -336,32 +336,8 @@ fn failed() -> impl FnOnce(sqlx::Error) -> StoreError {
 mod tests {
     use super::*;
     use crate::sql::query_scalar;
+    use crate::table_rows::{insert_one, tables_with};
     use crate::{AgentRow, NewDelivery, NewEvent, NewTurn, SessionFolder, Target, TurnCommit};
-
-    /// Returns the name of every table that has a session, and its columns with their types.
-    /// Returns the tables that have a column `session`, each with the types of its columns.
-    async fn tables_with_a_session(store: &Store) -> Vec<(String, Vec<(String, String)>)> {
-        let columns = store.readers.dialect().pick(
-            "SELECT m.name, c.name, c.type FROM sqlite_master AS m, pragma_table_info(m.name) AS c
-             WHERE m.type = 'table' ORDER BY m.name, c.cid",
-            "SELECT CAST(table_name AS TEXT), CAST(column_name AS TEXT), CAST(data_type AS TEXT)
-             FROM information_schema.columns WHERE table_schema = current_schema()
-             ORDER BY table_name, ordinal_position",
-        );
-        let columns: Vec<(String, String, String)> =
-            crate::sql::query_as(columns).fetch_all(&store.readers).await.unwrap();
-        let mut tables: Vec<(String, Vec<(String, String)>)> = Vec::new();
-        for (table, column, kind) in columns {
-            if tables.last().is_none_or(|(last, _)| *last != table) {
-                tables.push((table, Vec::new()));
-            }
-            tables.last_mut().unwrap().1.push((column, kind.to_uppercase()));
-        }
-        tables.retain(|(table, columns)| {
-            table != "erasures" && columns.iter().any(|(column, _)| column == "session")
-        });
-        tables
-    }
 
     async fn count(store: &Store, table: &str) -> i64 {
         let sql = format!("SELECT COUNT(*) FROM {table} WHERE CAST(session AS TEXT) IN ('s', '1')");
@@ -371,29 +347,14 @@ mod tests {
     #[tokio::test]
     async fn a_deleted_session_leaves_no_row_in_any_table_that_has_sessions() {
         let store = Store::for_tests().await.unwrap();
-        let tables = tables_with_a_session(&store).await;
+        let mut tables = tables_with(&store, "session").await;
+        tables.retain(|(table, _)| table != "erasures");
         assert!(tables.len() >= 8, "{tables:?}");
-        let mut filling = store.readers.acquire().await.unwrap();
-        let keys = |off: &'static str, on: &'static str| filling.dialect().pick(off, on);
-        let without = keys("PRAGMA foreign_keys = OFF", "SET session_replication_role = replica");
-        let with = keys("PRAGMA foreign_keys = ON", "SET session_replication_role = DEFAULT");
-        crate::sql::raw_sql(without, &mut filling).await.unwrap();
-        for (table, columns) in &tables {
-            let values = columns.iter().map(|(column, kind)| match (column.as_str(), kind.as_str()) {
-                ("agent", _) => "'a'",
-                ("session", "TEXT") => "'s'",
-                (_, "INTEGER" | "BIGINT") => "1",
-                (_, "BOOLEAN") => "TRUE",
-                (_, "BLOB") => "x'01'",
-                (_, "BYTEA") => r"'\x01'",
-                _ => "'x'",
-            });
-            let values = values.collect::<Vec<_>>().join(", ");
-            let insert = AssertSqlSafe(format!("INSERT INTO {table} VALUES ({values})"));
-            query(insert).execute(&mut filling).await.unwrap_or_else(|error| panic!("{table}: {error}"));
+        for table in &tables {
+            let is_name = table.1.iter().any(|(column, kind)| column == "session" && kind == "TEXT");
+            let session = if is_name { "'s'" } else { "1" };
+            insert_one(&store, table, &[("agent", "'a'"), ("session", session)]).await;
         }
-        crate::sql::raw_sql(with, &mut filling).await.unwrap();
-        drop(filling);
         for (table, _) in &tables {
             assert_eq!(count(&store, table).await, 1, "{table}");
         }

@@ -66,6 +66,9 @@ mod snapshot;
 mod sql;
 mod sqlite;
 #[cfg(test)]
+mod table_rows;
+mod tenants;
+#[cfg(test)]
 mod tests;
 mod token_use;
 #[cfg(test)]
@@ -113,6 +116,7 @@ pub use sessions::{
 };
 pub use snapshot::{Snapshot, known_schema, snapshot};
 pub use sqlite::{DataPlace, Durability, Store};
+pub use tenants::{TenantRow, TenantRows};
 pub use token_use::TokenUse;
 pub use turns::{Acceptance, NewTurn, OpenTurn, TURNS_KEPT, TurnFailure, TurnRow, TurnState};
 pub use uploads::{FileRow, NewFile};

@@ -45,6 +45,8 @@ pub struct UsageCounts {
     pub estimated_requests: u64,
     pub estimated_input_tokens: u64,
     pub estimated_output_tokens: u64,
+    /// Tokens of prompts that another server wrote to its cache. `cached_tokens` does not include them.
+    pub cache_write_tokens: u64,
 }
 
 /// The property by which rows are grouped.
@@ -87,7 +89,17 @@ impl UsageCounts {
         }
     }
 
-    fn fields(&self) -> [u64; 7] {
+    /// Returns the counts without a part of them.
+    pub fn without(&self, part: &UsageCounts) -> Self {
+        let mut rest = *self;
+        for (count, less) in rest.fields_mut().into_iter().zip(part.fields()) {
+            *count = count.saturating_sub(less);
+        }
+        rest
+    }
+
+    /// Returns the counts in the order of the table's columns.
+    fn fields(&self) -> [u64; 8] {
         [
             self.requests,
             self.input_tokens,
@@ -96,10 +108,11 @@ impl UsageCounts {
             self.estimated_requests,
             self.estimated_input_tokens,
             self.estimated_output_tokens,
+            self.cache_write_tokens,
         ]
     }
 
-    fn fields_mut(&mut self) -> [&mut u64; 7] {
+    fn fields_mut(&mut self) -> [&mut u64; 8] {
         [
             &mut self.requests,
             &mut self.input_tokens,
@@ -108,6 +121,7 @@ impl UsageCounts {
             &mut self.estimated_requests,
             &mut self.estimated_input_tokens,
             &mut self.estimated_output_tokens,
+            &mut self.cache_write_tokens,
         ]
     }
 }
@@ -129,13 +143,14 @@ impl UsageBy {
 
 const SUMS: &str = "CAST(SUM(requests) AS BIGINT), CAST(SUM(input) AS BIGINT), CAST(SUM(cached) AS BIGINT),
     CAST(SUM(output) AS BIGINT), CAST(SUM(estimated_requests) AS BIGINT), CAST(SUM(estimated_input) AS BIGINT),
-    CAST(SUM(estimated_output) AS BIGINT)";
+    CAST(SUM(estimated_output) AS BIGINT), CAST(SUM(cache_write) AS BIGINT)";
 const ADD: &str = "ON CONFLICT (day, tenant, key, agent, session, model) DO UPDATE SET
     requests = usage.requests + excluded.requests, input = usage.input + excluded.input,
     cached = usage.cached + excluded.cached, output = usage.output + excluded.output,
     estimated_requests = usage.estimated_requests + excluded.estimated_requests,
     estimated_input = usage.estimated_input + excluded.estimated_input,
-    estimated_output = usage.estimated_output + excluded.estimated_output";
+    estimated_output = usage.estimated_output + excluded.estimated_output,
+    cache_write = usage.cache_write + excluded.cache_write";
 const PRIMARY_KEY: &str = "day, tenant, key, agent, session, model";
 
 impl Store {
@@ -211,7 +226,7 @@ pub(crate) async fn add(connection: &mut Connection, usage: &[UsageRow]) -> Resu
     for row in usage {
         let UsageRow { day, tenant, key, agent, session, model, counts } = row;
         let mut statement = query(AssertSqlSafe(format!(
-            "INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) {ADD}"
+            "INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) {ADD}"
         )))
         .bind(day)
         .bind(tenant)
@@ -269,7 +284,7 @@ async fn merge(
 ) -> Result<u64, StoreError> {
     let some = format!(
         "SELECT {PRIMARY_KEY}, requests, input, cached, output, estimated_requests, estimated_input,
-             estimated_output
+             estimated_output, cache_write
          FROM usage WHERE {which} ORDER BY {PRIMARY_KEY} LIMIT {CHUNK_ROWS}"
     );
     let mut changed = 0;
@@ -343,6 +358,7 @@ mod tests {
             estimated_requests: 1,
             estimated_input_tokens: 5,
             estimated_output_tokens: 2,
+            cache_write_tokens: 4,
             ..counts(1, 5, 0, 2)
         };
         for rows in [
@@ -363,6 +379,7 @@ mod tests {
             estimated_requests: 1,
             estimated_input_tokens: 5,
             estimated_output_tokens: 2,
+            cache_write_tokens: 4,
             ..counts(3, 35, 4, 6)
         };
         assert_eq!(

@@ -19,7 +19,7 @@ use anyhow::{Result, bail};
 use skep_model::Sampling;
 
 pub use self::contents::{CachedModel, Leftovers, leftovers, models, remove};
-pub use self::entry::{CatalogEntry, Kind, Support, entries};
+pub use self::entry::{CatalogEntry, Kind, ListPrice, Support, entries};
 pub use self::record::StoredFile;
 pub use self::usage::{ModelInUse, hold};
 
@@ -102,20 +102,12 @@ pub fn path_without_pull(name_or_path: &str) -> Result<Option<PathBuf>> {
     }
 }
 
-/// Returns the name that requests will use for the model `name_or_path`, without pulling it. `None` means
-/// that there is no such model.
-pub fn name_of(name_or_path: &str) -> Option<String> {
-    match source(name_or_path).ok()? {
-        Some((_, name)) => Some(name),
-        None => local(Path::new(name_or_path)).ok().map(|model| model.name),
-    }
-}
-
-/// Checks that there is such a model, without pulling it.
-pub fn check(name_or_path: &str) -> Result<()> {
+/// Returns the name that requests will use for the model `name_or_path`, without pulling it. Fails if there is no such
+/// model.
+pub fn name_of(name_or_path: &str) -> Result<String> {
     match source(name_or_path)? {
-        Some(_) => Ok(()),
-        None => local(Path::new(name_or_path)).map(drop),
+        Some((_, name)) => Ok(name),
+        None => Ok(local(Path::new(name_or_path))?.name),
     }
 }
 
@@ -124,10 +116,16 @@ pub fn entry(name: &str) -> Option<&'static CatalogEntry> {
     entries().iter().find(|entry| entry.is_called(name))
 }
 
+/// Returns the sampling parameters of requests that set none: those in the model's files, or else those that its authors
+/// recommend in its card, if the model is one of the catalog.
+pub fn default_sampling(name_or_path: &str, in_files: Option<Sampling>) -> Option<Sampling> {
+    in_files.or_else(|| recommended_sampling(name_or_path))
+}
+
 /// Returns the sampling parameters that the authors of a model of the catalog recommend in its card. The model may be
 /// given by its name, an alias, its reference, or the path of its file in the cache; what another file is called does not
 /// count.
-pub fn recommended_sampling(name_or_path: &str) -> Option<Sampling> {
+fn recommended_sampling(name_or_path: &str) -> Option<Sampling> {
     let entry = match source(name_or_path).ok()? {
         Some((reference, _)) => entry_of(&reference)?,
         None => {
@@ -318,8 +316,8 @@ mod tests {
             ("hf:a/b:sub/m.gguf", "m"),
             ("pip:p==1/x/m.gguf", "m"),
         ] {
-            assert_eq!(name_of(text).as_deref(), Some(name), "{text}");
+            assert_eq!(name_of(text).ok().as_deref(), Some(name), "{text}");
         }
-        assert_eq!(name_of("no-such-model"), None);
+        assert!(name_of("no-such-model").is_err());
     }
 }

@@ -17,6 +17,7 @@ mod requests;
 mod secrets;
 mod sessions;
 mod status;
+mod tenants;
 mod tools;
 mod usage;
 

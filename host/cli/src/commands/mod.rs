@@ -39,6 +39,7 @@ mod schedule;
 mod secret;
 mod session;
 mod status;
+mod tenant;
 mod top;
 mod turn;
 mod turn_printer;
@@ -133,6 +134,8 @@ enum Command {
     Webhook(webhook::Command),
     #[command(subcommand)]
     Key(key::Command),
+    #[command(subcommand)]
+    Tenant(tenant::Command),
     #[command(subcommand)]
     Config(config::Command),
     #[command(subcommand)]
@@ -247,6 +250,7 @@ impl Command {
             Command::Event(command) => event::run(command).await,
             Command::Webhook(command) => webhook::run(command).await,
             Command::Key(command) => key::run(command).await,
+            Command::Tenant(command) => tenant::run(command).await,
             Command::Config(command) => config::run(command).await,
             Command::Kv(command) => kv::run(command).await,
             Command::Db(command) => db::run(command).await,

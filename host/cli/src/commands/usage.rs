@@ -115,10 +115,14 @@ fn summary(report: &UsageReport) -> Vec<String> {
     }
     if let Some(unknown) = &total.unknown_cost {
         lines.push(format!(
-            "unknown cost: {} input and {} output tokens of {}; set prices under [prices.\"MODEL\"] in skep.toml",
+            "unknown cost: {} input and {} output tokens of {}; set prices under [prices.\"MODEL\"] in skep.toml{}",
             unknown.input_tokens,
             unknown.output_tokens,
-            unknown.models.join(", ")
+            unknown.models.join(", "),
+            match unknown.cache_write_input_tokens {
+                0 => String::new(),
+                written => format!(", with `cache_write` for the {written} that were written to a cache"),
+            }
         ));
     }
     lines

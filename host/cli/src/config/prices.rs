@@ -113,6 +113,37 @@ mod tests {
         }
     }
 
+    #[test]
+    fn tokens_written_to_a_cache_can_have_a_price() {
+        for (more, expected) in [("", None), ("cache_write = 0.75\n", Some("0.75".parse().expect("a price")))]
+        {
+            let prices = applied(&format!("[prices.m]\n{PRICE}{more}")).expect("valid");
+            assert_eq!(prices.of_model("m")[0].cache_write, expected);
+        }
+    }
+
+    #[test]
+    fn a_list_price_of_the_catalog_can_be_taken() {
+        let prices =
+            applied("[prices.\"far/k\"]\ncatalog = \"kimi\"\nfrom = \"2026-03-01\"\n").expect("valid");
+        let [price] = prices.of_model("far/k") else { panic!("one price") };
+        let rates = [price.input, price.cached_input, price.output].map(|rate| rate.to_string());
+        assert_eq!(
+            (rates, price.currency.to_string()),
+            (["0.60", "0.10", "3.00"].map(str::to_owned), "USD".to_owned())
+        );
+        assert_eq!(price.from.to_string(), "2026-03-01");
+        for (text, expected) in [
+            ("catalog = \"kimi\"\n", "missing field `from`"),
+            ("catalog = \"kimi\"\nfrom = \"2026-03-01\"\noutput = 1\n", "only `from` stands beside it"),
+            ("catalog = \"kimi-k2\"\nfrom = \"2026-03-01\"\n", "did you mean \"kimi-k2.5\"?"),
+            ("catalog = \"qwen3-4b\"\nfrom = \"2026-03-01\"\n", "it has those of llama-3.2-1b"),
+        ] {
+            let error = format!("{:#}", applied(&format!("[prices.m]\n{text}")).expect_err(text));
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
     const PRICE: &str =
         "input = 0.60\ncached_input = 0.10\noutput = 3.00\ncurrency = \"USD\"\nfrom = \"2026-01-01\"\n";
     const UPSTREAM: &str = "[[upstream]]\nname = \"far\"\nkind = \"openai\"\nurl = \"https://far.example/v1\"\n\

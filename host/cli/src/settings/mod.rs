@@ -27,7 +27,7 @@ use crate::progress::{Progress, Silent};
 use crate::server_options::{Reread, ServerOptions};
 use crate::upstreams::VaultKeys;
 use models::{ModelPlan, Models};
-pub use names::warnings;
+pub use names::{unknown_to_host, warnings};
 
 /// The settings of a running host.
 pub struct Settings {
@@ -101,6 +101,7 @@ impl Settings {
             warnings.push(format!("cannot restart agents whose model is available again: {error}"));
         }
         warnings.extend(names::agents_without_model(&self.host));
+        warnings.extend(names::unknown_to_host(&options, &self.host).await);
         self.shown.replace(Shown { in_force, needs_restart: needs_restart.clone() });
         *applied = options;
         Ok(ConfigReload { object: marker::ConfigReload, file, changed, needs_restart, warnings })
@@ -169,8 +170,8 @@ pub fn check(file: &std::path::Path) -> Result<(ServerOptions, Vec<String>)> {
 fn check_together(options: &ServerOptions, config: &config::Config) -> Result<Vec<String>> {
     options.auth.at(options.listen.ip())?;
     let local = options.local_models();
-    config.ai.check(&local)?;
-    local.iter().try_for_each(|model| catalog::check(&model.source))?;
+    config.ai.check(options)?;
+    local.iter().try_for_each(|model| catalog::name_of(&model.source).map(drop))?;
     let progress: Arc<dyn Progress + Send> = Arc::new(Silent);
     let models = local_models::declare(options, &options.engine, &progress, &Arc::default())?;
     let models = options.remote.add_to(models, &options.runtime.prices, &VaultKeys::default())?;

@@ -13,7 +13,7 @@ use crate::memory_budget::MemoryBudget;
 use crate::model_options::{LoadPolicy, ModelOptions};
 use crate::progress::Progress;
 use crate::server_options::ServerOptions;
-use crate::upstreams::{VaultKeys, known_models};
+use crate::upstreams::{KnownModels, VaultKeys};
 
 /// The parts of a host that its models are made of.
 pub struct Models<'a> {
@@ -56,7 +56,7 @@ impl Models<'_> {
             if old_named.get(&name) == new_named.get(&name) {
                 continue;
             }
-            catalog::check(&model.source)?;
+            catalog::name_of(&model.source)?;
             plan.changes
                 .put
                 .push(local_model(model, self.started, self.engine, self.progress, self.budget).into());
@@ -105,7 +105,7 @@ impl Models<'_> {
         let mut without = changes.clone();
         without.removed.extend(old.iter().cloned());
         let models: Vec<Model> = self.set.with_changes(without)?.for_routes();
-        let known = known_models(&models, &after.runtime.prices);
+        let known = KnownModels::new(&models, &after.runtime.prices);
         changes.put.extend(after.remote.open_routes(&known)?.into_iter().map(ServedModel::from));
         let stays = |name: &String| after.remote.routes.iter().any(|route| route.name == *name);
         changes.removed.extend(old.into_iter().filter(|name| !stays(name)));

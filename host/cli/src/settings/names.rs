@@ -63,6 +63,60 @@ pub fn agents_without_model(host: &AgentHost) -> Vec<String> {
         .collect()
 }
 
+/// Returns warnings about agents and tenants in the settings that a running host does not have. Agents are deployed and tenants get
+/// their keys at any time, so a tenant is only named if it looks like a misspelled one.
+pub async fn unknown_to_host(options: &ServerOptions, host: &AgentHost) -> Vec<String> {
+    let ready = host.agents().into_iter().map(|agent| agent.name);
+    let agents: Vec<String> = ready.chain(host.failed_agents().into_iter().map(|agent| agent.name)).collect();
+    let agents: Vec<&str> = agents.iter().map(String::as_str).collect();
+    let mut warnings = Vec::new();
+    for grant in &options.runtime.granted_tools {
+        if let Some(agent) = grant.agent().filter(|agent| !agents.contains(agent)) {
+            warnings.push(format!(
+                "[grants] tools: {:?} grants tools of the agent {agent:?}, which is not deployed{}",
+                String::from(grant.clone()),
+                did_you_mean(agent, agents.iter().copied())
+            ));
+        }
+    }
+    for agent in options.weights.agents.keys().filter(|agent| !agents.contains(&agent.as_str())) {
+        let meant = did_you_mean(agent, agents.iter().copied());
+        warnings.push(format!("[agents.{agent}] is for an agent that is not deployed{meant}"));
+    }
+    warnings.extend(misspelled_tenants(options, host).await);
+    warnings
+}
+
+async fn misspelled_tenants(options: &ServerOptions, host: &AgentHost) -> Vec<String> {
+    let sections = options.rates.tenants.keys();
+    let mut named: Vec<(String, &str)> = sections
+        .map(|tenant| (format!("[tenants.{tenant}]: no tenant has this name"), tenant.as_str()))
+        .collect();
+    for route in &options.remote.routes {
+        for tenant in route.models.iter().flat_map(|model| model.tenants.iter().flatten()) {
+            let about = format!("[[route]] {}: no tenant has the name {tenant:?}", route.name);
+            named.push((about, tenant));
+        }
+    }
+    if named.is_empty() {
+        return Vec::new();
+    }
+    let known = match host.tenants().await {
+        Ok(tenants) => tenants,
+        Err(error) => {
+            return vec![format!("cannot compare the tenants in the file with those of the host: {error}")];
+        }
+    };
+    let known: Vec<&str> = known.iter().map(|tenant| &*tenant.name).collect();
+    let unknown = named.into_iter().filter(|(_, name)| !known.contains(name));
+    unknown
+        .filter_map(|(about, name)| {
+            let meant = did_you_mean(name, known.iter().copied());
+            (!meant.is_empty()).then(|| format!("{about}{meant}"))
+        })
+        .collect()
+}
+
 /// Returns the names of all models, and their aliases.
 fn names(models: &ModelSet) -> Vec<String> {
     let served = models.served();

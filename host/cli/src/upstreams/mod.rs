@@ -1,18 +1,18 @@
 //! The models of other servers and the routes of a host, made from its settings.
 
+mod max_price;
 mod route;
 mod upstream;
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, bail};
 use futures::future::BoxFuture;
 use skep_engine::{Model, ModelSet};
 use skep_outbound::Url;
-use skep_providers::{Key, KeySource, Prices, Route, Upstream};
-use skep_runtime::{Price, PriceList, SecretReader, UsageDay};
+use skep_providers::{Key, KeySource, Route, Upstream};
+use skep_runtime::{PriceList, SecretReader};
 
 pub use self::route::{KnownModels, RouteConfig};
 pub use self::upstream::UpstreamConfig;
@@ -63,7 +63,7 @@ impl RemoteOptions {
                 models = models.with(model);
             }
         }
-        let known = known_models(&models.for_routes(), prices);
+        let known = KnownModels::new(&models.for_routes(), prices);
         // A route is not a member of another, so a request never goes in circles.
         for route in self.open_routes(&known)? {
             models = models.with(route);
@@ -112,21 +112,6 @@ impl UpstreamConfig {
     pub fn model_names(&self) -> impl Iterator<Item = String> + '_ {
         self.models.iter().map(|model| format!("{}/{}", self.name, model.name))
     }
-}
-
-/// Returns the models that routes may name, with their prices today.
-pub fn known_models(models: &[Model], prices: &PriceList) -> KnownModels {
-    let priced = |model: &Model| (model.name().to_owned(), (model.clone(), price_of(prices, model.name())));
-    models.iter().map(priced).collect()
-}
-
-/// Returns the price of a model today, for the conditions of routes.
-fn price_of(prices: &PriceList, model: &str) -> Option<Prices> {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let today = UsageDay::of_ms(u64::try_from(now.as_millis()).unwrap_or(u64::MAX));
-    let Price { input, cached_input, output, .. } = prices.price(model, today)?;
-    let (input, cached_input, output) = (input.as_f64(), cached_input.as_f64(), output.as_f64());
-    Some(Prices { input, cached_input, output })
 }
 
 fn nowhere() -> Url {

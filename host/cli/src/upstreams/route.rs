@@ -1,14 +1,16 @@
 //! `[[route]]` in `skep.toml`: a name for several models, of which the first one that can answer does.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
 use skep_engine::Model;
-use skep_providers::{Choice, Conditions, Member, Prices, RouteOptions};
-use skep_runtime::did_you_mean;
+use skep_providers::{Choice, Conditions, CostEstimate, Member, RouteOptions};
+use skep_runtime::{PriceList, Tenant, UsageCounts, UsageDay, did_you_mean};
 
+use super::max_price::{self, MaxPriceConfig};
 use crate::number::number;
 
 const LONGEST_MS: u64 = 3_600_000;
@@ -55,12 +57,37 @@ pub struct RouteModelConfig {
     /// Whether the request has images.
     pub images: Option<bool>,
     pub tenants: Option<Vec<String>>,
-    /// The highest price of a request, in the currency of the prices.
-    pub max_price: Option<f64>,
+    /// The highest price of a request.
+    pub max_price: Option<MaxPriceConfig>,
 }
 
-/// The models that a route may name, with their prices.
-pub type KnownModels = BTreeMap<String, (Model, Option<Prices>)>;
+/// The models that a route may name, and the prices of the host.
+pub struct KnownModels {
+    models: BTreeMap<String, Model>,
+    prices: Arc<PriceList>,
+}
+
+impl KnownModels {
+    pub fn new(models: &[Model], prices: &PriceList) -> Self {
+        let named = models.iter().map(|model| (model.name().to_owned(), model.clone()));
+        KnownModels { models: named.collect(), prices: Arc::new(prices.clone()) }
+    }
+
+    /// Returns the estimate of what a request to a model costs, at the price of the day of the request.
+    fn cost_of(&self, model: &str) -> CostEstimate {
+        let (prices, model) = (self.prices.clone(), model.to_owned());
+        CostEstimate::new(move |prompt_tokens, output_tokens| {
+            let (input_tokens, output_tokens) = (prompt_tokens as u64, output_tokens as u64);
+            let counts = UsageCounts { input_tokens, output_tokens, ..UsageCounts::default() };
+            Some(prices.price(&model, today())?.cost(&counts).as_f64())
+        })
+    }
+}
+
+fn today() -> UsageDay {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    UsageDay::of_ms(u64::try_from(now.as_millis()).unwrap_or(u64::MAX))
+}
 
 impl RouteConfig {
     /// Returns the options of the route.
@@ -72,9 +99,10 @@ impl RouteConfig {
         if self.models.is_empty() {
             bail!("it has no models\n  hint: add [[route.models]] with model = \"…\" below it");
         }
-        if known.contains_key(&self.name) {
+        if known.models.contains_key(&self.name) {
             bail!("a model already has this name\n  hint: choose another name for the route");
         }
+        max_price::check(&self.models, &known.prices)?;
         let members: Result<Vec<_>> = self.models.iter().map(|model| model.member(known)).collect();
         Ok(RouteOptions {
             name: self.name.clone(),
@@ -92,18 +120,18 @@ impl RouteConfig {
 impl RouteModelConfig {
     fn member(&self, known: &KnownModels) -> Result<Member> {
         let name = &self.model;
-        let Some((model, prices)) = known.get(name) else {
-            let names = known.keys().cloned().collect::<Vec<_>>().join(", ");
-            let meant = did_you_mean(name, known.keys().map(String::as_str));
+        let Some(model) = known.models.get(name) else {
+            let names = known.models.keys().cloned().collect::<Vec<_>>().join(", ");
+            let meant = did_you_mean(name, known.models.keys().map(String::as_str));
             bail!("no model is called {name:?}{meant}\n  hint: the models are: {names}");
         };
-        if self.max_price.is_some_and(|price| !price.is_finite() || price < 0.0) {
-            bail!("max_price of {name:?} must not be negative");
-        }
         if let (Some(least), Some(most)) = (self.min_prompt_tokens, self.max_prompt_tokens)
             && least > most
         {
             bail!("{name:?} gets no request: min_prompt_tokens is more than max_prompt_tokens");
+        }
+        for tenant in self.tenants.iter().flatten() {
+            Tenant::new(tenant).with_context(|| format!("tenants of {name:?}"))?;
         }
         Ok(Member {
             model: model.clone(),
@@ -114,9 +142,9 @@ impl RouteModelConfig {
                 tools: self.tools,
                 images: self.images,
                 tenants: self.tenants.clone(),
-                max_price: self.max_price,
+                max_price: self.max_price.map(MaxPriceConfig::amount),
             },
-            prices: *prices,
+            cost: known.cost_of(name),
         })
     }
 }
@@ -130,8 +158,11 @@ mod tests {
         let mut options = UpstreamOptions::new("a", UpstreamKind::OpenAi, "http://127.0.0.1:9/v1");
         options.models = vec![UpstreamModelOptions::new("m")];
         let models = Upstream::new(options).expect("valid").models();
-        let model = |model| (Model::Remote(model), Some(Prices { input: 1.0, ..Prices::default() }));
-        models.into_iter().map(|remote| ("a/m".to_owned(), model(remote))).collect()
+        let price = "input = 1\ncached_input = 0\noutput = 3\ncurrency = \"USD\"\nfrom = \"2026-01-01\"";
+        let mut prices = PriceList::default();
+        prices.add("a/m", vec![skep_runtime::parse_toml(price).expect("a price")]).expect("prices");
+        let models: Vec<Model> = models.into_iter().map(|model| Model::Remote(model)).collect();
+        KnownModels::new(&models, &prices)
     }
 
     fn options(text: &str) -> Result<RouteOptions> {
@@ -152,7 +183,8 @@ mod tests {
         let Conditions { tools, images, max_price, .. } = first.conditions;
         assert_eq!((max_price, tools, images), (Some(0.5), Some(false), Some(true)));
         assert_eq!(second.conditions, Conditions::default());
-        assert_eq!(second.prices.map(|prices| prices.input), Some(1.0));
+        assert_eq!(second.cost.of(1_000_000, 1_000_000), Some(4.0));
+        assert_eq!(known().cost_of("other").of(1, 1), None);
     }
 
     #[test]
@@ -165,6 +197,7 @@ mod tests {
             (format!("name = \"r\"\nchoice = \"random\"\n{model}"), "unknown variant `random`"),
             (format!("name = \"r\"\n{model}price = 1"), "unknown field `price`"),
             (format!("name = \"r\"\n{model}max_price = -1.0"), "must not be negative"),
+            (format!("name = \"r\"\n{model}tenants = [\"Acme\"]"), "tenants of \"a/m\": "),
             (
                 format!("name = \"r\"\n{model}min_prompt_tokens = 2\nmax_prompt_tokens = 1"),
                 "\"a/m\" gets no request",

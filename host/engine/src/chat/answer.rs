@@ -10,8 +10,9 @@ use crate::{Timing, TokenLogprob, Usage};
 pub enum ChatEvent {
     /// A route chose the model that answers. It comes first, or not at all.
     Routed(Routed),
-    /// The model begins. `cached_tokens` of the prompt's tokens were in its KV cache.
-    Started { prompt_tokens: u32, cached_tokens: u32 },
+    /// The model begins. `cached_tokens` of the prompt's tokens were in its KV cache, and `cache_write_tokens` were
+    /// written to a cache whose provider charges for that.
+    Started { prompt_tokens: u32, cached_tokens: u32, cache_write_tokens: u32 },
     /// A chunk of the model's reasoning, which is not part of its text.
     Reasoning { delta: String },
     /// A chunk of text. `logprobs` are those of the tokens that ended in this delta.

@@ -43,7 +43,7 @@ fn chat_events(event: TokenEvent, said: &mut String) -> Vec<Result<ChatEvent, En
     };
     match event {
         TokenEvent::Started { prompt_tokens, cached_tokens } => {
-            vec![Ok(ChatEvent::Started { prompt_tokens, cached_tokens })]
+            vec![Ok(ChatEvent::Started { prompt_tokens, cached_tokens, cache_write_tokens: 0 })]
         }
         TokenEvent::PromptLogprobs(_) => Vec::new(),
         TokenEvent::Token(token) => tell(token.text).into_iter().collect(),

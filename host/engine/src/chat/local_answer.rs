@@ -192,7 +192,8 @@ impl LocalAnswer {
     fn take(&mut self, event: TokenEvent) {
         match event {
             TokenEvent::Started { prompt_tokens, cached_tokens } => {
-                self.ready.push_back(ChatEvent::Started { prompt_tokens, cached_tokens });
+                let cache_write_tokens = 0;
+                self.ready.push_back(ChatEvent::Started { prompt_tokens, cached_tokens, cache_write_tokens });
             }
             TokenEvent::PromptLogprobs(_) => {}
             TokenEvent::Token(Token { id, text, logprob, rolled_back, .. }) => {

@@ -31,9 +31,11 @@ pub(crate) fn observed(
 pub(super) fn observe(observed: &mut Observed, event: &Result<ChatEvent, EngineError>) {
     let observation = match event {
         Ok(ChatEvent::Routed(routed)) => Observation::Routed(&routed.model),
-        Ok(ChatEvent::Started { prompt_tokens, cached_tokens }) => {
-            Observation::Started { prompt_tokens: *prompt_tokens, cached_tokens: *cached_tokens }
-        }
+        Ok(ChatEvent::Started { prompt_tokens, cached_tokens, cache_write_tokens }) => Observation::Started {
+            prompt_tokens: *prompt_tokens,
+            cached_tokens: *cached_tokens,
+            cache_write_tokens: *cache_write_tokens,
+        },
         Ok(ChatEvent::Reasoning { delta }) => Observation::Reasoning(delta),
         Ok(ChatEvent::Text { delta, .. }) => Observation::Text(delta),
         Ok(ChatEvent::ToolCallFinished { call, .. }) => Observation::ToolCall(called(call)),

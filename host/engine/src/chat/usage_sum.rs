@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Usage;
 
-/// Returns whether a count is 0, so that usage without reasoning or refused answers is stored as in earlier versions.
+/// Returns whether a count is 0, so that usage without what only some models have is stored as in earlier versions.
 fn is_none(count: &u32) -> bool {
     *count == 0
 }
@@ -31,4 +31,6 @@ pub(super) struct UsageSum {
     rolled_back_tokens: u32,
     #[serde(default, skip_serializing_if = "is_none")]
     refused_tokens: u32,
+    #[serde(default, skip_serializing_if = "is_none")]
+    cache_write_tokens: u32,
 }

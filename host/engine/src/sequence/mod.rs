@@ -336,6 +336,7 @@ impl Sequence {
                 rejected_tokens: count(self.counts.rejected),
                 rolled_back_tokens: count(self.rolled_back_tokens()),
                 refused_tokens: 0,
+                cache_write_tokens: 0,
             },
             timing: self.times.timing(now),
             tokens: self.output().to_vec(),

@@ -71,6 +71,7 @@ const AUDITED_ACTIONS: &[(Method, &str, &str, LoggedFor)] = &[
     (Method::DELETE, "/v1/kv", "kv.purge", LoggedFor::Everyone),
     (Method::POST, "/v1/keys", "key.create", LoggedFor::Everyone),
     (Method::DELETE, "/v1/keys/{key}", "key.revoke", LoggedFor::Everyone),
+    (Method::DELETE, "/v1/tenants/{tenant}", "tenant.delete", LoggedFor::Everyone),
     (Method::POST, "/v1/models", "model.change", LoggedFor::Everyone),
     (Method::PUT, "/v1/secrets/{name}", "secret.set", LoggedFor::Everyone),
     (Method::DELETE, "/v1/secrets/{name}", "secret.delete", LoggedFor::Everyone),

@@ -80,6 +80,8 @@ const ROUTES: &[(Method, &str, Role)] = &[
     (Method::GET, "/v1/keys", Admin),
     (Method::POST, "/v1/keys", Admin),
     (Method::DELETE, "/v1/keys/{key}", Admin),
+    (Method::GET, "/v1/tenants", Admin),
+    (Method::DELETE, "/v1/tenants/{tenant}", Admin),
     (Method::GET, "/v1/kv", Admin),
     (Method::DELETE, "/v1/kv", Admin),
     (Method::GET, "/v1/secrets", Admin),

@@ -14,10 +14,11 @@ use skep_engine::{
 };
 
 pub(crate) fn usage(usage: &Usage) -> AnthropicUsage {
+    let Usage { prompt_tokens, cached_tokens, cache_write_tokens, .. } = *usage;
     AnthropicUsage {
-        input_tokens: usage.prompt_tokens.saturating_sub(usage.cached_tokens).into(),
-        cache_creation_input_tokens: 0,
-        cache_read_input_tokens: usage.cached_tokens.into(),
+        input_tokens: prompt_tokens.saturating_sub(cached_tokens).saturating_sub(cache_write_tokens).into(),
+        cache_creation_input_tokens: cache_write_tokens.into(),
+        cache_read_input_tokens: cached_tokens.into(),
         output_tokens: usage.completion_tokens.into(),
     }
 }
@@ -109,8 +110,9 @@ impl EventWriter {
         let mut events = Vec::new();
         match event {
             ChatEvent::Routed(routed) => self.message.model = routed.model,
-            ChatEvent::Started { prompt_tokens, cached_tokens } => {
-                self.message.usage = usage(&Usage { prompt_tokens, cached_tokens, ..Usage::default() });
+            ChatEvent::Started { prompt_tokens, cached_tokens, cache_write_tokens } => {
+                let counted = Usage { prompt_tokens, cached_tokens, cache_write_tokens, ..Usage::default() };
+                self.message.usage = usage(&counted);
                 events.push(AnthropicEvent::MessageStart { message: self.message.clone() });
                 events.push(AnthropicEvent::Ping);
             }
@@ -178,7 +180,13 @@ mod tests {
             name: "look".into(),
             arguments: arguments.into(),
         };
-        let usage = Usage { prompt_tokens: 10, cached_tokens: 4, completion_tokens: 7, ..Usage::default() };
+        let usage = Usage {
+            prompt_tokens: 10,
+            cached_tokens: 4,
+            cache_write_tokens: 1,
+            completion_tokens: 7,
+            ..Usage::default()
+        };
         let tool_calls = vec![call("a", "{\"x\":1}"), call("b", "{}")];
         let text = ChatOutcome::remote("Well.".into(), ChatFinish::ToolCalls);
         ChatOutcome { reasoning: "hm".into(), tool_calls, usage, ..text }
@@ -197,7 +205,7 @@ mod tests {
             ]
         });
         let before = [
-            ChatEvent::Started { prompt_tokens: 10, cached_tokens: 4 },
+            ChatEvent::Started { prompt_tokens: 10, cached_tokens: 4, cache_write_tokens: 1 },
             ChatEvent::Reasoning { delta: "hm".into() },
             text("We"),
             text("ll."),
@@ -220,7 +228,10 @@ mod tests {
             .chain(["message_delta", "message_stop"])
             .collect();
         assert_eq!(names, expected);
-        assert_eq!(events[0]["message"]["usage"]["cache_read_input_tokens"], 4);
+        assert_eq!(
+            events[0]["message"]["usage"],
+            json!({"input_tokens": 5, "cache_creation_input_tokens": 1, "cache_read_input_tokens": 4, "output_tokens": 0})
+        );
         assert_eq!(events[4]["delta"]["type"], "signature_delta");
         assert_eq!(
             events[10]["content_block"],
@@ -245,7 +256,7 @@ mod tests {
             .collect();
         assert_eq!(kinds, ["thinking", "text", "tool_use", "tool_use"]);
         assert_eq!(message["content"][2]["input"], json!({"x": 1}));
-        assert_eq!(message["usage"]["input_tokens"], 6);
+        assert_eq!(message["usage"]["input_tokens"], 5);
         let stopped = ChatOutcome {
             stopped_by: Some("END".into()),
             ..ChatOutcome::remote("x".into(), ChatFinish::Stop)

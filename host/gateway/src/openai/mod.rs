@@ -30,7 +30,10 @@ pub(crate) fn usage(usage: &Usage) -> skep_api::Usage {
         prompt_tokens,
         completion_tokens,
         total_tokens: prompt_tokens + completion_tokens,
-        prompt_tokens_details: PromptTokens { cached_tokens: usage.cached_tokens.into() },
+        prompt_tokens_details: PromptTokens {
+            cached_tokens: usage.cached_tokens.into(),
+            cache_write_tokens: usage.cache_write_tokens.into(),
+        },
         completion_tokens_details: CompletionTokens {
             reasoning_tokens: usage.reasoning_tokens.into(),
             accepted_prediction_tokens: usage.accepted_tokens.into(),

@@ -36,6 +36,7 @@ pub(crate) mod session_exports;
 pub(crate) mod sessions;
 pub(crate) mod status;
 pub(crate) mod stored_responses;
+pub(crate) mod tenants;
 mod text_choice;
 pub(crate) mod timelines;
 pub(crate) mod tokenize;

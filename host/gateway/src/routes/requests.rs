@@ -255,6 +255,7 @@ fn described(request: LoggedRequest, caller: &Caller) -> ModelRequest {
         usage: details.usage.map(|usage| RequestUsage {
             prompt_tokens: usage.prompt_tokens,
             cached_tokens: usage.cached_tokens,
+            cache_write_tokens: usage.cache_write_tokens,
             completion_tokens: usage.completion_tokens,
             estimated: usage.estimated,
         }),

@@ -114,7 +114,8 @@ fn name_of<'a>(line: &'a UsageLine, by: UsageBy, caller: &Caller) -> Option<Cow<
 }
 
 fn described(line: &UsageLine, by: UsageBy, caller: &Caller) -> skep_api::UsageLine {
-    let UsageCounts { requests, input_tokens, cached_tokens, output_tokens, .. } = line.counts;
+    let UsageCounts { requests, input_tokens, cached_tokens, cache_write_tokens, output_tokens, .. } =
+        line.counts;
     let unknown = &line.unpriced;
     skep_api::UsageLine {
         name: name_of(line, by, caller).map(Cow::into_owned),
@@ -122,6 +123,7 @@ fn described(line: &UsageLine, by: UsageBy, caller: &Caller) -> skep_api::UsageL
         requests,
         input_tokens,
         cached_input_tokens: cached_tokens,
+        cache_write_input_tokens: cache_write_tokens,
         output_tokens,
         estimated: EstimatedUsage {
             requests: line.counts.estimated_requests,
@@ -142,6 +144,7 @@ fn described(line: &UsageLine, by: UsageBy, caller: &Caller) -> skep_api::UsageL
             requests: unknown.counts.requests,
             input_tokens: unknown.counts.input_tokens,
             cached_input_tokens: unknown.counts.cached_tokens,
+            cache_write_input_tokens: unknown.counts.cache_write_tokens,
             output_tokens: unknown.counts.output_tokens,
         }),
     }
@@ -158,6 +161,7 @@ fn table(grouping: &UsageGrouping, report: &UsageReport, caller: &Caller) -> Str
         "requests",
         "input_tokens",
         "cached_input_tokens",
+        "cache_write_input_tokens",
         "output_tokens",
         "estimated_requests",
         "estimated_input_tokens",
@@ -183,6 +187,7 @@ fn table(grouping: &UsageGrouping, report: &UsageReport, caller: &Caller) -> Str
                 counts.requests,
                 counts.input_tokens,
                 counts.cached_tokens,
+                counts.cache_write_tokens,
                 counts.output_tokens,
                 counts.estimated_requests,
                 counts.estimated_input_tokens,

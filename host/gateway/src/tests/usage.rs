@@ -21,6 +21,7 @@ fn prices() -> PriceList {
     let price = Price {
         input: rate("1"),
         cached_input: rate("0.1"),
+        cache_write: None,
         output: rate("10"),
         currency: "USD".parse().unwrap(),
         from: "2024-01-01".parse().unwrap(),
@@ -95,11 +96,11 @@ async fn a_model_without_a_price_costs_an_unknown_amount() {
     let table = server.get("/v1/usage?by=model&format=csv").await;
     assert_eq!(table.headers["content-type"], "text/csv; charset=utf-8");
     let mut lines = table.text.lines();
-    let columns = "model,requests,input_tokens,cached_input_tokens,output_tokens,estimated_requests,\
-                   estimated_input_tokens,estimated_output_tokens,currency,cost,saved_by_cache";
+    let columns = "model,requests,input_tokens,cached_input_tokens,cache_write_input_tokens,output_tokens,\
+                   estimated_requests,estimated_input_tokens,estimated_output_tokens,currency,cost,saved_by_cache";
     assert_eq!(lines.next(), Some(columns));
     let input = &total["input_tokens"];
-    assert_eq!(lines.next(), Some(&*format!("tiny,1,{input},0,4,0,0,0,,unknown,unknown")));
+    assert_eq!(lines.next(), Some(&*format!("tiny,1,{input},0,0,4,0,0,0,,unknown,unknown")));
     assert_eq!(lines.next(), None);
 }
 

@@ -113,7 +113,8 @@ fn finish(reason: &str) -> Result<Delta, Failure> {
     }
 }
 
-/// Reads the tokens that the server counted. It counts the cached part of a prompt separately.
+/// Reads the tokens that the server counted. It counts what it read from its cache, and what it wrote to it, apart from the
+/// rest of the prompt.
 fn count(usage: &Map<String, Value>) -> Count {
     let number = |name: &str| {
         usage.get(name).and_then(Value::as_u64).map(|count| u32::try_from(count).unwrap_or(u32::MAX))
@@ -123,6 +124,7 @@ fn count(usage: &Map<String, Value>) -> Count {
     Count {
         prompt: number("input_tokens").map(|rest| rest.saturating_add(cached)),
         cached: read,
+        cache_write: written,
         completion: number("output_tokens"),
         // The server does not count its thinking.
         reasoning: None,
@@ -197,6 +199,7 @@ mod tests {
                 Delta::Count(Count {
                     prompt: Some(17),
                     cached: Some(10),
+                    cache_write: Some(3),
                     completion: Some(1),
                     reasoning: None
                 }),

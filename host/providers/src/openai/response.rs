@@ -150,6 +150,8 @@ pub(crate) fn usage(usage: &Map<String, Value>) -> Count {
     Count {
         prompt: number(usage, "prompt_tokens"),
         cached: prompt.and_then(|details| number(details, "cached_tokens")),
+        // Not of OpenAI, but of servers that pass requests on to others.
+        cache_write: prompt.and_then(|details| number(details, "cache_write_tokens")),
         completion: number(usage, "completion_tokens"),
         reasoning: completion.and_then(|details| number(details, "reasoning_tokens")),
     }
@@ -222,7 +224,7 @@ mod tests {
             choice(json!({"tool_calls": [call, {"function": {"name": "g", "arguments": {"a": 1}}}]})),
             json!({"choices": [{"delta": {}, "finish_reason": "tool_calls"}], "usage": null}),
             json!({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 3,
-                "prompt_tokens_details": {"cached_tokens": 5}, "completion_tokens_details": {"reasoning_tokens": 2}}}),
+                "prompt_tokens_details": {"cached_tokens": 5, "cache_write_tokens": 1}, "completion_tokens_details": {"reasoning_tokens": 2}}}),
         ]);
         let part = |index, id: &str, name: &str, arguments: &str| {
             Delta::Call(CallPart { index, id: id.into(), name: name.into(), arguments: arguments.into() })
@@ -239,6 +241,7 @@ mod tests {
                 Delta::Count(Count {
                     prompt: Some(7),
                     cached: Some(5),
+                    cache_write: Some(1),
                     completion: Some(3),
                     reasoning: Some(2)
                 }),

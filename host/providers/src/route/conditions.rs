@@ -1,12 +1,13 @@
 //! The conditions under which a member of a route gets a request.
 
+use std::{fmt, sync::Arc};
+
 use skep_engine::{
     EngineError, Model,
     chat::{ChatOptions, Input},
 };
 
 use super::Inner;
-use crate::options::Prices;
 
 /// The answer's expected length where the request does not bound it, for its price.
 const EXPECTED_OUTPUT: usize = 512;
@@ -18,7 +19,37 @@ pub struct Member {
     /// Share of the sessions in a weighted route; 0 means that the model is only tried after all others.
     pub weight: u32,
     pub conditions: Conditions,
-    pub prices: Option<Prices>,
+    pub cost: CostEstimate,
+}
+
+/// Estimates what a request to one model costs now, from the number of tokens of its prompt and of its answer.
+#[derive(Clone)]
+pub struct CostEstimate(Arc<Estimate>);
+
+type Estimate = dyn Fn(usize, usize) -> Option<f64> + Send + Sync;
+
+impl CostEstimate {
+    /// Creates an estimate. `cost` gets the tokens of the prompt, of which none is cached, and those of the answer; it
+    /// returns `None` if the price is unknown.
+    pub fn new(cost: impl Fn(usize, usize) -> Option<f64> + Send + Sync + 'static) -> Self {
+        CostEstimate(Arc::new(cost))
+    }
+
+    /// Creates the estimate of a model without a price.
+    pub fn unknown() -> Self {
+        CostEstimate::new(|_, _| None)
+    }
+
+    /// Returns the cost of a request; `None` if it is unknown.
+    pub fn of(&self, prompt_tokens: usize, output_tokens: usize) -> Option<f64> {
+        (self.0)(prompt_tokens, output_tokens)
+    }
+}
+
+impl fmt::Debug for CostEstimate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("CostEstimate")
+    }
 }
 
 /// Conditions on a request. A condition that is not set always holds.
@@ -33,15 +64,20 @@ pub struct Conditions {
     pub images: Option<bool>,
     /// The tenants whose requests the model gets.
     pub tenants: Option<Vec<String>>,
-    /// The highest price of a request, in the currency of the prices. It is estimated as if nothing of the prompt
-    /// were cached. A model without prices gets no request then.
+    /// The highest cost of a request, in the currency of the model's [`CostEstimate`]. It is estimated as if nothing of
+    /// the prompt were cached. A model whose price is unknown gets no request then.
     pub max_price: Option<f64>,
 }
 
 impl Member {
     /// Returns a member that takes every request.
     pub fn new(model: impl Into<Model>) -> Self {
-        Member { model: model.into(), weight: 1, conditions: Conditions::default(), prices: None }
+        Member {
+            model: model.into(),
+            weight: 1,
+            conditions: Conditions::default(),
+            cost: CostEstimate::unknown(),
+        }
     }
 
     /// Returns the reason that the model does not take a request.
@@ -75,10 +111,9 @@ impl Member {
         }
         let output = options.max_tokens.unwrap_or(EXPECTED_OUTPUT);
         if let Some(most) = max_price {
-            let Some(prices) = self.prices else {
+            let Some(price) = self.cost.of(prompt_tokens, output) else {
                 return Some("it has a max_price, and its price is unknown".to_owned());
             };
-            let price = prices.of(prompt_tokens, output);
             if price > *most {
                 return Some(format!("the request would cost about {price}, more than its max_price"));
             }

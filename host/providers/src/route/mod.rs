@@ -19,7 +19,7 @@ use crate::{
     options::{OptionsError, check_name},
 };
 pub use choice::Choice;
-pub use conditions::{Conditions, Member};
+pub use conditions::{Conditions, CostEstimate, Member};
 
 /// The options of a route.
 #[derive(Debug, Clone)]

@@ -18,8 +18,8 @@ use super::{
     stopped,
 };
 use crate::{
-    Choice, Conditions, Member, Prices, Route, RouteOptions, UpstreamKind::OpenAi, UpstreamModelOptions,
-    UpstreamOptions,
+    Choice, Conditions, CostEstimate, Member, Route, RouteOptions, UpstreamKind::OpenAi,
+    UpstreamModelOptions, UpstreamOptions,
 };
 
 fn member(name: &str, server: &Server, change: impl FnOnce(&mut UpstreamModelOptions)) -> Member {
@@ -121,7 +121,7 @@ impl RemoteModel for Home {
 
     fn ask(&self, _input: Input, _options: ChatOptions) -> RemoteStream {
         // An engine has read the prompt, but it is too busy to go on.
-        let started = ChatEvent::Started { prompt_tokens: 1, cached_tokens: 0 };
+        let started = ChatEvent::Started { prompt_tokens: 1, cached_tokens: 0, cache_write_tokens: 0 };
         let text = ChatEvent::Text { delta: "from home".to_owned(), logprobs: Vec::new() };
         let outcome = ChatEvent::Finished(ChatOutcome::remote("from home".to_owned(), ChatFinish::Stop));
         match self.answers {
@@ -221,7 +221,7 @@ async fn conditions_decide_who_is_asked() {
     let server = Server::always(says("x")).await;
     let with = |name: &str, conditions: Conditions| Member { conditions, ..member(name, &server, |_| ()) };
     let priced = Member {
-        prices: Some(Prices { input: 1e6, ..Prices::default() }),
+        cost: CostEstimate::new(|prompt, _| Some(prompt as f64)),
         ..with("cheap", Conditions { max_price: Some(15.0), ..Conditions::default() })
     };
     let members = vec![

@@ -107,6 +107,14 @@ impl KeyRing {
         api_key(row)
     }
 
+    /// Removes the keys of a tenant. This host refuses them from now on; another host on the same folder refuses them
+    /// within a second. Returns their number.
+    pub(crate) async fn remove_of(&self, tenant: &Tenant) -> Result<u64, RuntimeError> {
+        let removed = self.store.remove_api_keys(tenant.as_str()).await?;
+        self.known.look_again().await;
+        Ok(removed)
+    }
+
     /// Returns the key that matches the presented string.
     pub async fn authenticate(&self, presented: &str) -> Result<Arc<ApiKey>, RuntimeError> {
         if presented.len() != PREFIX.len() + 2 * KEY_BYTES || !presented.starts_with(PREFIX) {

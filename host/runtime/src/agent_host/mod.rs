@@ -21,6 +21,7 @@ mod secrets;
 mod sessions;
 mod settings;
 mod store_health;
+mod tenants;
 mod turns;
 mod usage;
 mod webhooks;
@@ -32,6 +33,7 @@ pub use model_use::ModelMismatch;
 pub use monitoring::{HostLoad, LimitUse};
 pub use parts::HostParts;
 pub use secrets::SecretReader;
+pub use tenants::{DeletedTenant, TenantUsage};
 
 use crate::{
     AgentDetail, AgentSummary, BudgetUsedUp, Compute, FailedAgent, KeyRing, LogFilter, LogFollower, LogLine,
@@ -52,6 +54,7 @@ use crate::{
     guest::{Instances, WasmEngine},
     models::GrantedModels,
     options::Rules,
+    requests::Askers,
     session::{ResumePermits, Sessions, TurnHost},
     session_changes::SessionChanges,
     shutdown::Shutdown,
@@ -271,7 +274,7 @@ impl AgentHost {
             return Err(host.deployments.not_found(name));
         }
         self.inner.dispatch.sessions.end_agent(name).await;
-        host.reach.requests.forget(name, None).await;
+        host.reach.requests.forget(Askers::Agent(name.to_owned())).await;
         host.reach.disk.erase(EraseScope::Agent(name.to_owned())).await;
         host.store.delete_agent(name).await?;
         host.outbox.router.set_agent(name, &[]);

@@ -208,7 +208,7 @@ impl AgentHost {
     }
 
     /// Sends a command to a session's actor that changes the session as a whole.
-    async fn write<T>(
+    pub(super) async fn write<T>(
         &self,
         agent: &str,
         session: &str,

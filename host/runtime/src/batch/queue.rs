@@ -240,6 +240,16 @@ impl BatchQueue {
         self.shared.end_finished().await
     }
 
+    /// Cancels all batches of a principal.
+    pub(crate) async fn cancel_all(&self, principal: &str) -> Result<(), RuntimeError> {
+        let store = &self.shared.context.store;
+        for id in store.batches_of(principal).await? {
+            store.cancel_batch(&id).await?;
+            self.shared.running().retain(|_, running| running.batch != id);
+        }
+        self.shared.end_finished().await
+    }
+
     fn check(&self, batch: &NewBatch) -> Result<(), RuntimeError> {
         let invalid = |message: String| Err(RuntimeError::InvalidBatch { message });
         match batch.items.len() {

@@ -450,8 +450,8 @@ impl Reservation {
     }
 
     /// Records that the model has begun.
-    pub(crate) fn started(&mut self, prompt_tokens: u32, cached_tokens: u32) {
-        self.used.started(prompt_tokens, cached_tokens);
+    pub(crate) fn started(&mut self, prompt_tokens: u32, cached_tokens: u32, cache_write_tokens: u32) {
+        self.used.started(prompt_tokens, cached_tokens, cache_write_tokens);
     }
 
     /// Records that `tokens` tokens were produced so far. Taken-back tokens count, so this may exceed the requested number.

@@ -133,6 +133,14 @@ impl ToolGrant {
         }
     }
 
+    /// Returns the name of the one agent whose tools are granted, if it is one.
+    pub fn agent(&self) -> Option<&str> {
+        match &self.0 {
+            ToolName::Agent { agent, .. } if agent != "*" => Some(agent),
+            _ => None,
+        }
+    }
+
     pub(crate) fn covers(&self, name: &ToolName) -> bool {
         self.covers_owner(name) && ["*", name.tool()].contains(&self.0.tool())
     }

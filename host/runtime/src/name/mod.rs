@@ -18,6 +18,6 @@ use crate::RuntimeError;
 use crate::text::excerpt;
 
 /// Builds the error for an invalid name. The value is truncated so that a hostile name cannot fill a log.
-fn invalid(kind: &'static str, value: &str, rule: &'static str) -> RuntimeError {
+pub(crate) fn invalid(kind: &'static str, value: &str, rule: &'static str) -> RuntimeError {
     RuntimeError::InvalidName { kind, value: excerpt(value), rule }
 }

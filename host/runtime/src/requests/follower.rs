@@ -1,49 +1,47 @@
-//! A reader that follows the log. It reads records from the store and is only woken, so a slow one costs nothing.
+//! The records of the log as a log that can be followed.
 
 use super::{LoggedRequest, RequestLog};
-use crate::RuntimeError;
+use crate::{
+    RuntimeError,
+    follower::{Follower, LogPage, StoredLog},
+};
 use skep_store::{RequestFilter, RequestRange};
-use tokio::sync::watch;
 
 /// Maximum number of records returned at once.
 const PAGE: u32 = 100;
 
-/// A position in the log.
-pub struct RequestFollower {
+/// A reader that follows the log.
+pub type RequestFollower = Follower<FilteredRequests>;
+
+/// The records of the log that a filter lets through.
+pub struct FilteredRequests {
+    log: RequestLog,
+    filter: RequestFilter,
+    with_bodies: bool,
+}
+
+/// Creates a reader of the records after a position.
+pub(super) fn follow(
     log: RequestLog,
     filter: RequestFilter,
     after: i64,
     with_bodies: bool,
-    grown: watch::Receiver<()>,
+) -> RequestFollower {
+    let (grown, shutdown) = (log.inner.grown.subscribe(), log.inner.shutdown.clone());
+    Follower::new(FilteredRequests { log, filter, with_bodies }, after, grown, shutdown)
 }
 
-impl RequestFollower {
-    pub(super) fn new(log: RequestLog, filter: RequestFilter, after: i64, with_bodies: bool) -> Self {
-        let grown = log.inner.grown.subscribe();
-        RequestFollower { log, filter, after, with_bodies, grown }
+impl StoredLog for FilteredRequests {
+    type Entry = LoggedRequest;
+
+    async fn newest(&self) -> Result<i64, RuntimeError> {
+        Ok(self.log.inner.store.newest_request().await?)
     }
 
-    /// Returns the next records, once there are any.
-    pub async fn next(&mut self) -> Result<Vec<LoggedRequest>, RuntimeError> {
-        loop {
-            // Records that are stored from here on wake the follower again.
-            self.grown.borrow_and_update();
-            let newest = self.log.inner.store.newest_request().await?;
-            let page =
-                self.log.page(&self.filter, RequestRange::After(self.after), PAGE, self.with_bodies).await?;
-            // Records that the filter excludes are skipped for good.
-            self.after = match page.next {
-                Some(RequestRange::After(next) | RequestRange::Before(next)) => next,
-                None => page.requests.last().map_or(newest, |last| last.key.max(newest)).max(self.after),
-            };
-            if !page.requests.is_empty() {
-                return Ok(page.requests);
-            }
-            if page.next.is_some() {
-                continue;
-            }
-            self.grown.changed().await.expect("the follower holds the log, which owns the sender");
-            self.log.inner.shutdown.admit()?;
-        }
+    async fn entries_after(&self, position: i64) -> Result<LogPage<LoggedRequest>, RuntimeError> {
+        let range = RequestRange::After(position);
+        let page = self.log.page(&self.filter, range, PAGE, self.with_bodies).await?;
+        let next = page.next.map(|(RequestRange::After(next) | RequestRange::Before(next))| next);
+        Ok(LogPage { last: page.requests.last().map(|last| last.key), entries: page.requests, next })
     }
 }

@@ -66,15 +66,18 @@ struct Inner {
 /// A command for the task that writes.
 enum Command {
     Record(Box<Finished>),
-    /// Everything before this command is stored, and what was asked in the session before it will not be.
-    Forget {
-        agent: String,
-        /// `None`: all sessions of the agent.
-        session: Option<String>,
-        done: oneshot::Sender<()>,
-    },
+    /// Everything before this command is stored, and what these asked before it will not be.
+    Forget(Askers, oneshot::Sender<()>),
     /// Everything before this command is stored.
     Flush(oneshot::Sender<()>),
+}
+
+/// Whose requests are removed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Askers {
+    Session { agent: String, session: String },
+    Agent(String),
+    Tenant(String),
 }
 
 impl RequestLog {
@@ -140,12 +143,11 @@ impl RequestLog {
         }
     }
 
-    /// Waits until all records so far are stored, and drops later ones of what was asked in the session before. It is
-    /// called before the session's rows are removed.
-    pub(crate) async fn forget(&self, agent: &str, session: Option<&str>) {
+    /// Waits until all records so far are stored, and drops later ones of what these asked before. It is called before
+    /// their rows are removed.
+    pub(crate) async fn forget(&self, askers: Askers) {
         let (done, stored) = oneshot::channel();
-        let (agent, session) = (agent.to_owned(), session.map(str::to_owned));
-        if self.inner.queue.send(Command::Forget { agent, session, done }).await.is_ok() {
+        if self.inner.queue.send(Command::Forget(askers, done)).await.is_ok() {
             let _ = stored.await;
         }
     }
@@ -189,7 +191,7 @@ impl RequestLog {
             Some(after) => after,
             None => self.inner.store.newest_request().await?,
         };
-        Ok(RequestFollower::new(self.clone(), filter, after, with_bodies))
+        Ok(follower::follow(self.clone(), filter, after, with_bodies))
     }
 }
 

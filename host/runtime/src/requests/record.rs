@@ -54,7 +54,7 @@ pub struct RequestDetails {
     pub total_ms: u64,
     /// `None` if the model never began.
     pub usage: Option<LoggedUsage>,
-    /// `None` if it is unknown, because the model has no price.
+    /// `None` if it is unknown, because the model has no price, or none for what was written to a cache.
     pub cost: Option<LoggedCost>,
     pub attempts: Vec<LoggedAttempt>,
 }
@@ -65,6 +65,9 @@ pub struct LoggedUsage {
     pub prompt_tokens: u64,
     /// The part of `prompt_tokens` that came from a cache.
     pub cached_tokens: u64,
+    /// Tokens of the prompt that were written to the cache of another server.
+    #[serde(default)]
+    pub cache_write_tokens: u64,
     pub completion_tokens: u64,
     /// Whether the tokens are an estimate, because the request was cut off.
     pub estimated: bool,

@@ -110,8 +110,8 @@ impl RequestObserver for Recording {
     fn observe(&mut self, observation: Observation<'_>) {
         match observation {
             Observation::Routed(model) => model.clone_into(&mut self.model),
-            Observation::Started { prompt_tokens, cached_tokens } => {
-                self.used.started(prompt_tokens, cached_tokens);
+            Observation::Started { prompt_tokens, cached_tokens, cache_write_tokens } => {
+                self.used.started(prompt_tokens, cached_tokens, cache_write_tokens);
             }
             Observation::Text(_) | Observation::Reasoning(_) | Observation::ToolCall(_) => {
                 self.first_token.get_or_insert_with(|| self.began.elapsed());
@@ -180,7 +180,7 @@ impl RequestObserver for Recording {
 }
 
 impl Recording {
-    /// Returns the cost, if all models that used something have a price in one currency.
+    /// Returns the cost, if all models that used something have a price for it in one currency.
     fn cost(&self, models: &ModelUse) -> Option<LoggedCost> {
         let prices = self.log.inner.prices.now();
         let day = UsageDay::of_ms(self.at_ms);
@@ -189,6 +189,9 @@ impl Recording {
         let mut amount = Amount::ZERO;
         for (model, counts) in models.iter() {
             let price = prices.price(model, day).filter(|price| price.currency == currency)?;
+            if price.unpriced(counts).is_some() {
+                return None;
+            }
             amount += price.cost(counts);
         }
         Some(LoggedCost { amount: amount.to_string(), currency: currency.to_string() })
@@ -292,6 +295,7 @@ fn usage(counts: &UsageCounts) -> LoggedUsage {
     LoggedUsage {
         prompt_tokens: counts.input_tokens,
         cached_tokens: counts.cached_tokens,
+        cache_write_tokens: counts.cache_write_tokens,
         completion_tokens: counts.output_tokens,
         estimated: counts.estimated_requests > 0,
     }

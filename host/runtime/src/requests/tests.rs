@@ -67,7 +67,7 @@ fn begin(log: &RequestLog, session: &str, text: &str) -> Box<dyn RequestObserver
 }
 
 fn end(mut request: Box<dyn RequestObserver>) {
-    request.observe(Observation::Started { prompt_tokens: 3, cached_tokens: 1 });
+    request.observe(Observation::Started { prompt_tokens: 3, cached_tokens: 1, cache_write_tokens: 0 });
     request.observe(Observation::Text("hello"));
     let usage = Usage { prompt_tokens: 3, cached_tokens: 1, completion_tokens: 2, ..Usage::default() };
     let spent = SpentTokens { output: 2, unreported: Vec::new() };
@@ -110,7 +110,7 @@ async fn requests_of_a_deleted_session_are_not_stored_afterwards() {
     let (log, writer) = log(RequestLogMode::Full, SealingKey::InMemory).await;
     tokio::spawn(writer);
     let (of_deleted, of_other) = (begin(&log, "s", "one"), begin(&log, "t", "two"));
-    log.forget("a", Some("s")).await;
+    log.forget(Askers::Session { agent: "a".into(), session: "s".into() }).await;
     end(of_deleted);
     end(of_other);
     end(begin(&log, "s", "three"));
@@ -120,7 +120,8 @@ async fn requests_of_a_deleted_session_are_not_stored_afterwards() {
     assert_eq!(texts, ["two", "three"]);
     let details = &stored[0].details;
     assert_eq!((details.queue_ms, details.first_token_ms, details.total_ms), (Some(1), Some(2), 3));
-    let usage = LoggedUsage { prompt_tokens: 3, cached_tokens: 1, completion_tokens: 2, estimated: false };
+    let usage =
+        LoggedUsage { prompt_tokens: 3, cached_tokens: 1, completion_tokens: 2, ..LoggedUsage::default() };
     assert_eq!((details.usage, &details.cost), (Some(usage), &None));
 }
 

@@ -1,7 +1,9 @@
 //! The task that stores the log: takes secrets out of what was recorded, writes it in batches, and removes what is too
 //! old or too much.
 
-use super::{Command, Reason, RequestLog, RequestLogOptions, count_dropped, recording::Finished, redaction};
+use super::{
+    Askers, Command, Reason, RequestLog, RequestLogOptions, count_dropped, recording::Finished, redaction,
+};
 use crate::{RuntimeError, vault::Vault};
 use skep_outbound::Redactor;
 use skep_store::{RequestBody, RequestRow};
@@ -34,10 +36,9 @@ pub(super) struct Writer {
     stored_bytes: u64,
 }
 
-/// A session, or an agent, that is being deleted.
+/// A session, an agent or a tenant that is being deleted.
 struct Forgotten {
-    agent: String,
-    session: Option<String>,
+    askers: Askers,
     at: Instant,
 }
 
@@ -68,9 +69,9 @@ impl Writer {
             match next {
                 Some(Command::Record(record)) => records.push(*record),
                 Some(Command::Flush(done)) => return self.finish(records, done).await,
-                Some(Command::Forget { agent, session, done }) => {
+                Some(Command::Forget(askers, done)) => {
                     self.forgotten.truncate(MAX_FORGOTTEN - 1);
-                    self.forgotten.push_front(Forgotten { agent, session, at: Instant::now() });
+                    self.forgotten.push_front(Forgotten { askers, at: Instant::now() });
                     return self.finish(records, done).await;
                 }
                 None => break,
@@ -184,9 +185,15 @@ impl Writer {
 
 impl Forgotten {
     fn covers(&self, record: &Finished) -> bool {
+        let row = &record.row;
         record.began <= self.at
-            && record.row.agent.as_deref() == Some(&self.agent)
-            && (self.session.is_none() || record.row.session == self.session)
+            && match &self.askers {
+                Askers::Session { agent, session } => {
+                    row.agent.as_ref() == Some(agent) && row.session.as_ref() == Some(session)
+                }
+                Askers::Agent(agent) => row.agent.as_ref() == Some(agent),
+                Askers::Tenant(tenant) => row.tenant == *tenant,
+            }
     }
 }
 

@@ -12,6 +12,7 @@ use crate::{
     },
     feed::Pause,
     name::SessionKey,
+    requests::Askers,
     session::TurnHost,
 };
 use skep_store::{Existing, Fork, SessionSnapshot, Store, StoreError};
@@ -191,8 +192,8 @@ impl Actor {
 
     /// Stores what the log of requests still holds of the session, so that it is removed with the session.
     async fn forget_requests(&self) {
-        let SessionKey { agent, session } = &self.key;
-        self.host.reach.requests.forget(agent, Some(session)).await;
+        let SessionKey { agent, session } = self.key.clone();
+        self.host.reach.requests.forget(Askers::Session { agent, session }).await;
     }
 
     /// Erases the KV pages on disk that only this session has.

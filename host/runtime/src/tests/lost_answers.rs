@@ -21,6 +21,7 @@ const FINISHED: UsageCounts = UsageCounts {
     estimated_requests: 0,
     estimated_input_tokens: 0,
     estimated_output_tokens: 0,
+    cache_write_tokens: 0,
 };
 /// The known use of an answer that broke off after "One": the journal learns of its tokens only now and then.
 const CUT: UsageCounts = UsageCounts {
@@ -31,6 +32,7 @@ const CUT: UsageCounts = UsageCounts {
     estimated_requests: 1,
     estimated_input_tokens: 9,
     estimated_output_tokens: 0,
+    cache_write_tokens: 0,
 };
 
 async fn used(host: &Host) -> BTreeMap<String, UsageCounts> {
@@ -128,6 +130,7 @@ const NOTHING: UsageCounts = UsageCounts {
     estimated_requests: 0,
     estimated_input_tokens: 0,
     estimated_output_tokens: 0,
+    cache_write_tokens: 0,
 };
 
 #[tokio::test]

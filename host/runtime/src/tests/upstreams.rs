@@ -86,7 +86,11 @@ impl RemoteModel for Scripted {
         let started = move |step: &Step| {
             let begins = !begun && matches!(step, Step::Say(_) | Step::Think(_));
             begun |= begins;
-            begins.then_some(Some(Ok(ChatEvent::Started { prompt_tokens: 9, cached_tokens: 4 })))
+            begins.then_some(Some(Ok(ChatEvent::Started {
+                prompt_tokens: 9,
+                cached_tokens: 4,
+                cache_write_tokens: 0,
+            })))
         };
         let event = move |step| match step {
             Step::Say(text) => {

@@ -25,6 +25,7 @@ fn prices(currency: &str) -> PriceList {
     let price = Price {
         input: rate("1"),
         cached_input: rate("0.1"),
+        cache_write: None,
         output: rate("10"),
         currency: currency.parse().expect("a currency"),
         from: "2024-01-01".parse().expect("a day"),
@@ -107,6 +108,63 @@ async fn turns_are_counted_by_agent_key_session_model_and_day() {
     assert_eq!(lines(UsageBy::Agent).await, [(some("chat"), counted(3, &all))]);
     host.agents.expire_sessions(START_MS + 500 * DAY_MS).await.expect("removed");
     assert_eq!(lines(UsageBy::Agent).await, []);
+}
+
+#[tokio::test]
+async fn usage_costs_what_its_model_cost_on_its_day_and_an_unknown_amount_before_the_first_price() {
+    // Day 20_000 is 2024-10-04. The host starts two days before, without a price.
+    let clock = Clock::at(START_MS - DAY_MS);
+    let rate = |text: &str| text.parse().expect("a price");
+    let list = prices("USD");
+    let [old] = list.of_model("tiny") else { panic!("one price") };
+    let old = Price { from: "2024-10-03".parse().expect("a day"), ..*old };
+    // In the second price, input costs two millionths, cached input a half, and output twenty.
+    let new = Price {
+        input: rate("2"),
+        cached_input: rate("0.5"),
+        output: rate("20"),
+        from: "2024-10-04".parse().expect("a day"),
+        ..old
+    };
+    let mut list = PriceList::default();
+    list.add("tiny", vec![new, old]).expect("prices");
+    let host =
+        Host::with(Setup::at(&clock, RuntimeOptions { prices: list, ..RuntimeOptions::default() })).await;
+    host.deploy("chat", "", chatter()).await.expect("valid");
+    let mut used = Vec::new();
+    for text in ["a message of a page or more", "and another", "and a third"] {
+        used.push(host.ask("chat", "s", text).await.expect("done").usage);
+        clock.advance(DAY_MS);
+    }
+    // By hand, in tenths of a millionth: computed × 10 or 20, cached × 1 or 5, output × 100 or 200.
+    let tenths = |usage: &Usage, computed: u64, cached: u64, output: u64| {
+        computed * u64::from(usage.prompt_tokens - usage.cached_tokens)
+            + cached * u64::from(usage.cached_tokens)
+            + output * u64::from(usage.completion_tokens)
+    };
+    let costs = [tenths(&used[1], 10, 1, 100), tenths(&used[2], 20, 5, 200)];
+    assert!(
+        used[1].cached_tokens > 0 && used[2].cached_tokens > 0 && used[2].completion_tokens > 0,
+        "{used:?}"
+    );
+    let amount = |tenths: u64| format!("{}.{:07}", tenths / 10_000_000, tenths % 10_000_000);
+    let days = report(&host, UsageBy::Day).await;
+    let shown: Vec<_> = days
+        .lines
+        .iter()
+        .map(|line| {
+            let bill = line.bills.values().next().map(|bill| bill.cost);
+            (line.name.as_deref().expect("a day"), bill, line.unpriced.counts.requests)
+        })
+        .collect();
+    let cost = |tenths| Some(amount(tenths).parse().expect("an amount"));
+    assert_eq!(
+        shown,
+        [("2024-10-02", None, 1), ("2024-10-03", cost(costs[0]), 0), ("2024-10-04", cost(costs[1]), 0)]
+    );
+    let usd = "USD".parse().expect("a currency");
+    assert_eq!(Some(days.total.bills[&usd].cost), cost(costs[0] + costs[1]));
+    assert_eq!(days.total.unpriced.counts, counted(1, &used[0]));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -130,7 +130,7 @@ impl MoneyShare {
         };
         self.check().map_err(BudgetRefusal::UsedUp)?;
         let mut today = self.budgets.today();
-        let prices = models.iter().map(|model| self.price_in(limit.currency, model, today.day));
+        let prices = models.iter().map(|model| self.whole_price(limit.currency, model, &today));
         let prices = prices.collect::<Result<Vec<&Price>, _>>().map_err(BudgetRefusal::NoPrice)?;
         let cost = |output_tokens: u32| {
             let costs = prices.iter().map(|price| worst.cost(price, output_tokens));
@@ -218,6 +218,18 @@ impl MoneyShare {
         }
     }
 
+    /// Returns the price of a model if it covers everything that the model has used today.
+    fn whole_price(&self, currency: Currency, model: &str, today: &Today) -> Result<&Price, PriceUnknown> {
+        let price = self.price_in(currency, model, today.day)?;
+        let used = today.used.get(&self.tenant).and_then(|models| models.get(model));
+        match used.and_then(|counts| price.unpriced(counts)) {
+            None => Ok(price),
+            Some(_) => {
+                Err(self.unknown(model, "wrote to its server's cache today and has no `cache_write` price"))
+            }
+        }
+    }
+
     /// Returns the cost in the currency of the budget. What has no such price was not allowed by this budget,
     /// and does not count.
     fn cost(&self, day: UsageDay, model: &str, counts: &UsageCounts) -> Amount {
@@ -265,7 +277,7 @@ impl WorstCase {
     fn cost(&self, price: &Price, output_tokens: u32) -> Amount {
         let asks = u64::from(self.asks);
         let input = (self.input_tokens as u64).saturating_mul(asks);
-        price.input.of(input) + price.output.of(u64::from(output_tokens).saturating_mul(asks))
+        price.dearest_input().of(input) + price.output.of(u64::from(output_tokens).saturating_mul(asks))
     }
 
     /// Returns the number of output tokens that an amount pays for beside the input, up to the most.

@@ -119,13 +119,14 @@ impl ModelUse {
 }
 
 impl RequestUse {
-    pub(crate) fn started(&mut self, prompt_tokens: u32, cached_tokens: u32) {
+    pub(crate) fn started(&mut self, prompt_tokens: u32, cached_tokens: u32, cache_write_tokens: u32) {
         let completion_tokens = match self {
             // A request that continues has produced tokens before.
             RequestUse::Running(usage) => usage.completion_tokens,
             RequestUse::Waiting | RequestUse::Finished(_) => 0,
         };
-        let usage = Usage { prompt_tokens, cached_tokens, completion_tokens, ..Usage::default() };
+        let usage =
+            Usage { prompt_tokens, cached_tokens, cache_write_tokens, completion_tokens, ..Usage::default() };
         *self = RequestUse::Running(usage);
     }
 
@@ -171,6 +172,7 @@ impl RequestUse {
             requests: 1,
             input_tokens: usage.prompt_tokens.into(),
             cached_tokens: usage.cached_tokens.into(),
+            cache_write_tokens: usage.cache_write_tokens.into(),
             output_tokens: u64::from(usage.completion_tokens) + u64::from(usage.refused_tokens),
             ..UsageCounts::default()
         };
@@ -249,7 +251,7 @@ mod tests {
         let usage =
             |prompt_tokens, completion_tokens| Usage { prompt_tokens, completion_tokens, ..Usage::default() };
         let mut used = RequestUse::default();
-        used.started(10, 0);
+        used.started(10, 0, 0);
         used.produced(2);
         let hidden =
             |model: &str, usage, is_estimate| UnreportedUse { model: model.into(), usage, is_estimate };
@@ -277,12 +279,13 @@ mod tests {
         let mut request = RequestUse::default();
         request.produced(0);
         assert_eq!(request.counts(), UsageCounts::default());
-        request.started(10, 4);
+        request.started(10, 4, 5);
         request.produced(3);
         let cut = UsageCounts {
             requests: 1,
             input_tokens: 10,
             cached_tokens: 4,
+            cache_write_tokens: 5,
             output_tokens: 3,
             estimated_requests: 1,
             estimated_input_tokens: 10,

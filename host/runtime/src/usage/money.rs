@@ -43,6 +43,11 @@ impl Amount {
         Amount(self.0.saturating_sub(other.0))
     }
 
+    /// Returns the amount as a number, for comparisons and not for sums.
+    pub fn as_f64(self) -> f64 {
+        self.0 as f64 / ONE as f64
+    }
+
     /// Returns the amount with at most `decimals` decimals, rounded half up, and at least two.
     pub fn rounded(self, decimals: usize) -> String {
         let decimals = decimals.clamp(2, DECIMALS);

@@ -26,6 +26,10 @@ pub struct Price {
     pub input: Rate,
     /// Price of a million input tokens that were in the prefix cache.
     pub cached_input: Rate,
+    /// Price of a million input tokens that another server wrote to its cache, if it has one for them. Without it, such
+    /// tokens cost an unknown amount.
+    #[serde(default)]
+    pub cache_write: Option<Rate>,
     /// Price of a million output tokens.
     pub output: Rate,
     pub currency: Currency,
@@ -46,15 +50,16 @@ impl Rate {
         Amount::of_units(u128::from(self.0) * u128::from(tokens))
     }
 
-    /// Returns the price of a million tokens as a number, for comparisons and not for sums.
-    pub fn as_f64(self) -> f64 {
-        self.0 as f64 / MICROS as f64
-    }
-
     /// Returns the number of tokens that an amount pays for.
     pub(crate) fn tokens_for(self, amount: Amount) -> u64 {
         let tokens = amount.units().checked_div(self.0.into()).unwrap_or(u128::MAX);
         u64::try_from(tokens).unwrap_or(u64::MAX)
+    }
+}
+
+impl fmt::Display for Rate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.of(1_000_000).fmt(f)
     }
 }
 
@@ -96,12 +101,30 @@ impl<'de> Deserialize<'de> for Rate {
 }
 
 impl Price {
-    /// Returns the cost of these counts.
+    /// Returns the cost of these counts, without those whose cost is unknown.
     pub fn cost(&self, counts: &UsageCounts) -> Amount {
-        let computed = counts.input_tokens.saturating_sub(counts.cached_tokens);
+        let UsageCounts { input_tokens, cached_tokens, cache_write_tokens, output_tokens, .. } = *counts;
+        let computed = input_tokens.saturating_sub(cached_tokens).saturating_sub(cache_write_tokens);
         self.input.of(computed)
-            + self.cached_input.of(counts.cached_tokens)
-            + self.output.of(counts.output_tokens)
+            + self.cached_input.of(cached_tokens)
+            + self.cache_write.map_or(Amount::ZERO, |rate| rate.of(cache_write_tokens))
+            + self.output.of(output_tokens)
+    }
+
+    /// Returns the part of the counts whose cost is unknown, if there is one: tokens that were written to another server's
+    /// cache, without a price for them.
+    pub(crate) fn unpriced(&self, counts: &UsageCounts) -> Option<UsageCounts> {
+        let written = counts.cache_write_tokens;
+        (written > 0 && self.cache_write.is_none()).then(|| UsageCounts {
+            input_tokens: written,
+            cache_write_tokens: written,
+            ..UsageCounts::default()
+        })
+    }
+
+    /// Returns the highest price of a million input tokens.
+    pub(crate) fn dearest_input(&self) -> Rate {
+        self.cache_write.unwrap_or_default().max(self.input)
     }
 
     /// Returns how much less the cached tokens cost than they would have cost without the cache.
@@ -132,6 +155,11 @@ impl PriceList {
         self.models.keys().map(String::as_str)
     }
 
+    /// Returns the prices of a model in the order of their days.
+    pub fn of_model(&self, model: &str) -> &[Price] {
+        self.models.get(model).map_or(&[], Vec::as_slice)
+    }
+
     /// Returns the price of a model on a day, if it is known.
     pub fn price(&self, model: &str, day: UsageDay) -> Option<&Price> {
         self.models.get(model)?.iter().rfind(|price| price.from <= day)
@@ -147,6 +175,7 @@ pub(super) mod tests {
         Price {
             input: rate(input),
             cached_input: rate(cached_input),
+            cache_write: None,
             output: rate(output),
             currency: currency.parse().expect("a currency"),
             from: from.parse().expect("a day"),
@@ -193,6 +222,7 @@ pub(super) mod tests {
         {
             assert_eq!(read(text), Rate(micros), "{text}");
         }
+        assert_eq!([Rate(600_000).to_string(), Rate(1).to_string()], ["0.60", "0.000001"]);
         serde_json::from_str::<Rate>("true").expect_err("not a number");
         assert_eq!(Rate(3_000_000).tokens_for("1.50".parse().expect("an amount")), 500_000);
         assert_eq!(Rate(0).tokens_for(Amount::ZERO), u64::MAX);

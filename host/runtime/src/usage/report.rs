@@ -47,7 +47,7 @@ pub struct Bill {
     pub counts: UsageCounts,
 }
 
-/// Usage on days on which its model has no price.
+/// Usage on days on which its model has no price, or no price for what was written to a cache.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Unpriced {
     pub models: BTreeSet<String>,
@@ -86,7 +86,12 @@ impl UsageLine {
                 let bill = self.bills.entry(price.currency).or_default();
                 bill.cost += price.cost(&sum.counts);
                 bill.saved += price.saved(&sum.counts);
-                bill.counts.add(&sum.counts);
+                let unknown = price.unpriced(&sum.counts);
+                bill.counts.add(&sum.counts.without(&unknown.unwrap_or_default()));
+                if let Some(unknown) = unknown {
+                    self.unpriced.models.insert(sum.model.clone());
+                    self.unpriced.counts.add(&unknown);
+                }
             }
             None => {
                 self.unpriced.models.insert(sum.model.clone());
@@ -98,7 +103,7 @@ impl UsageLine {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::price::tests::price, *};
+    use super::{super::Price, super::price::tests::price, *};
 
     fn sum(group: &str, day: &str, model: &str, input: u64, cached: u64, output: u64) -> UsageSum {
         let (input_tokens, cached_tokens, output_tokens) = (input, cached, output);
@@ -160,6 +165,38 @@ mod tests {
             (counts.requests, counts.input_tokens, counts.cached_tokens, counts.output_tokens),
             (6, 3_000_013, 800_005, 200_020)
         );
+    }
+
+    #[test]
+    fn tokens_written_to_a_cache_have_a_price_of_their_own_or_an_unknown_one() {
+        let sums = || {
+            // Of 1,000,000 tokens, 400,000 were read from the cache and 500,000 written to it.
+            let mut sum = sum("a", "2026-01-10", "claude", 1_000_000, 400_000, 100_000);
+            sum.counts.cache_write_tokens = 500_000;
+            vec![sum]
+        };
+        let with = |cache_write: Option<&str>| {
+            let rate = cache_write.map(|text| text.parse().expect("a price"));
+            let price = price("3.00", "0.30", "15.00", "USD", "2026-01-01");
+            let mut prices = PriceList::default();
+            prices.add("claude", vec![Price { cache_write: rate, ..price }]).expect("a price");
+            UsageReport::new(UsageBy::Agent, sums(), &prices).total
+        };
+        let usd: Currency = "USD".parse().expect("a currency");
+        // 100,000 × 3.00 + 400,000 × 0.30 + 500,000 × 3.75 + 100,000 × 15.00 = 0.30 + 0.12 + 1.875 + 1.50
+        let known = with(Some("3.75"));
+        assert_eq!(
+            (known.bills[&usd].cost.to_string(), &known.unpriced),
+            ("3.795".to_owned(), &Unpriced::default())
+        );
+        // Without the price, all but the 500,000 tokens is known.
+        let partly = with(None);
+        let bill = partly.bills[&usd];
+        assert_eq!((bill.cost.to_string(), bill.counts.input_tokens), ("1.92".to_owned(), 500_000));
+        assert_eq!(partly.unpriced.models.iter().map(String::as_str).collect::<Vec<_>>(), ["claude"]);
+        let counts = partly.unpriced.counts;
+        assert_eq!((counts.requests, counts.input_tokens, counts.cache_write_tokens), (0, 500_000, 500_000));
+        assert_eq!(partly.counts.input_tokens, 1_000_000);
     }
 
     #[test]

@@ -31,6 +31,8 @@ const STEPS: &[&str] = &[
     ALTER TABLE files ADD COLUMN maker BIGINT;
     ALTER TABLE sessions ADD COLUMN maker BIGINT;
     "#,
+    // Tokens of prompts that another server wrote to its cache. A host of the version before adds rows without them.
+    "ALTER TABLE usage ADD COLUMN cache_write BIGINT NOT NULL DEFAULT 0;",
 ];
 const _: () = assert!(BASE + STEPS.len() as i64 == KNOWN, "both databases have the same schemas");
 /// The oldest schema whose hosts can use this one too. A step adds tables, and columns with defaults; a later

@@ -8,6 +8,7 @@ use std::sync::LazyLock;
 use anyhow::{Context as _, Result, bail};
 use serde::{Deserialize, Serialize};
 use skep_model::{Architecture, Sampling, reads_pre_tokenizer, reads_vocabulary_file, reads_weights};
+use skep_runtime::{Currency, Rate};
 
 use super::reference::{Reference, is_sha256};
 
@@ -43,6 +44,20 @@ pub struct CatalogEntry {
     /// Settings that the publisher recommends.
     #[serde(default)]
     pub sampling: SamplingDefaults,
+    /// The price that a provider charges for the model.
+    pub list_price: Option<ListPrice>,
+}
+
+/// The published price of a model that a provider serves, for a million tokens.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ListPrice {
+    pub input: Rate,
+    /// The price of input by the provider's cache; the same as `input` if it has no such price.
+    pub cached_input: Rate,
+    pub output: Rate,
+    pub currency: Currency,
+    pub provider: String,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
@@ -236,6 +251,9 @@ impl CatalogEntry {
         }
         if let Some(sampling) = self.sampling.parameters() {
             sampling.validate().map_err(anyhow::Error::msg).context("`sampling`")?;
+        }
+        if self.list_price.as_ref().is_some_and(|price| price.cached_input > price.input) {
+            bail!("cached input costs more than input");
         }
         let Parameters { total, active, .. } = self.parameters;
         if active == 0 || active > total || self.context == 0 || self.bytes() == 0 {

@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail};
 use serde::Serialize;
-use skep_runtime::{Amount, Price, UsageCounts};
+use skep_runtime::{Amount, Price, Rate, UsageCounts, UsageDay};
 
 use super::agents::{Plan, drive};
 use super::target::{Target, TargetArgs};
 use crate::commands::out;
+use crate::model_prices::list_price;
 use crate::progress::{Progress as _, Terminal};
 use crate::server_options::ServerOptions;
 
@@ -20,8 +21,8 @@ const DAY_S: f64 = 86_400.0;
 /// holds and the number of tokens a second that this machine reads. From these follow the cost at list prices without a
 /// cache, the cost with the measured cache, and the share of the work that this machine does in a day.
 ///
-/// The example is an agent that reads 7 billion tokens a day. The list price is that of Kimi K2.5: 0.60 USD for a
-/// million input tokens, 0.10 USD for cached ones, and 3.00 USD for output. How many tokens the agent writes was
+/// The example is an agent that reads 7 billion tokens a day. The list price is that of Kimi K2.5 in the catalog:
+/// 0.60 USD for a million input tokens, 0.10 USD for cached ones, and 3.00 USD for output. How many tokens the agent writes was
 /// not published; the default is one for a hundred that it reads. With --machine-per-day, the bill also says what the
 /// same tokens cost on machines like this one, which are busy all day.
 #[derive(Debug, clap::Args)]
@@ -30,6 +31,7 @@ Examples:
   skep bench bill
   skep bench bill --output-percent 3 --json
   skep bench bill --machine-per-day 4.80                            what this machine costs
+  skep bench bill --list llama-3.2-3b                               another model of the catalog
   skep bench bill --input 0.25 --cached-input 0.025 --output 2      another list
   skep bench bill --url http://127.0.0.1:8081/v1                    another server, the same work")]
 pub struct Args {
@@ -41,15 +43,18 @@ pub struct Args {
     /// Output tokens, as a percentage of the input tokens
     #[arg(long, value_name = "PERCENT", default_value_t = 1, value_parser = clap::value_parser!(u64).range(0..=1000))]
     output_percent: u64,
-    /// List price of a million input tokens
-    #[arg(long, value_name = "USD", default_value = "0.60")]
-    input: String,
-    /// List price of a million cached input tokens
-    #[arg(long, value_name = "USD", default_value = "0.10")]
-    cached_input: String,
-    /// List price of a million output tokens
-    #[arg(long, value_name = "USD", default_value = "3.00")]
-    output: String,
+    /// Model of the catalog whose list price is taken
+    #[arg(long, value_name = "NAME", default_value = "kimi-k2.5")]
+    list: String,
+    /// Price of a million input tokens [default: that of the list]
+    #[arg(long, value_name = "USD")]
+    input: Option<String>,
+    /// Price of a million cached input tokens [default: that of the list]
+    #[arg(long, value_name = "USD")]
+    cached_input: Option<String>,
+    /// Price of a million output tokens [default: that of the list]
+    #[arg(long, value_name = "USD")]
+    output: Option<String>,
     /// Cost of this machine for a day, with power
     #[arg(long, value_name = "USD")]
     machine_per_day: Option<String>,
@@ -168,15 +173,17 @@ pub async fn run(args: Args) -> Result<()> {
 }
 
 fn price(args: &Args) -> Result<Price> {
-    let rate = |flag: &str, text: &str| {
-        text.parse().map_err(|problem| crate::failure::Usage(format!("--{flag}: {problem}")))
+    let wrong = |flag: &str, problem: String| crate::failure::Usage(format!("--{flag}: {problem}"));
+    let list = list_price(&args.list, UsageDay::default()).map_err(|problem| wrong("list", problem))?;
+    let rate = |flag: &str, text: &Option<String>, listed: Rate| match text {
+        Some(text) => text.parse().map_err(|problem| wrong(flag, problem)),
+        None => Ok(listed),
     };
     Ok(Price {
-        input: rate("input", &args.input)?,
-        cached_input: rate("cached-input", &args.cached_input)?,
-        output: rate("output", &args.output)?,
-        currency: "USD".parse().map_err(anyhow::Error::msg)?,
-        from: "1970-01-01".parse().map_err(anyhow::Error::msg)?,
+        input: rate("input", &args.input, list.input)?,
+        cached_input: rate("cached-input", &args.cached_input, list.cached_input)?,
+        output: rate("output", &args.output, list.output)?,
+        ..list
     })
 }
 
@@ -213,9 +220,9 @@ fn report(target: String, args: &Args, price: &Price, measured: Measured) -> Res
         assumptions: Assumptions {
             input_tokens_per_day: input,
             output_tokens_per_day: output,
-            input_price: args.input.clone(),
-            cached_input_price: args.cached_input.clone(),
-            output_price: args.output.clone(),
+            input_price: price.input.to_string(),
+            cached_input_price: price.cached_input.to_string(),
+            output_price: price.output.to_string(),
             currency: "USD",
         },
         measured,

@@ -14,7 +14,7 @@ use crate::machine;
 Examples:
   skep model list                      what is in the cache, and the disk space that it takes
   skep model list --available          every model that has a name
-  skep model list --available --json   with digests, parameters, markup and sampling defaults")]
+  skep model list --available --json   with digests, sampling defaults, list prices")]
 pub struct Args {
     /// List the whole catalog
     #[arg(long)]
@@ -119,5 +119,9 @@ pub(super) fn described(entry: &CatalogEntry) -> Result<Value> {
         "license": entry.license, "template": entry.template, "tool_markup": entry.tool_markup,
         "architecture": entry.requires.architecture, "good_for": entry.good_for, "sampling": entry.sampling,
         "runs": runs, "lacks": lacks, "path": catalog::present(entry)?,
+        "list_price": entry.list_price.as_ref().map(|price| json!({
+            "input": price.input.to_string(), "cached_input": price.cached_input.to_string(),
+            "output": price.output.to_string(), "currency": price.currency.to_string(), "provider": price.provider,
+        })),
     }))
 }

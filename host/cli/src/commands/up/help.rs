@@ -101,7 +101,8 @@ All settings:
   [mcp.NAME] command, env, or url, headers; tools, timeout_ms,
              elicitation = \"defaults\" (answers its forms): an MCP server whose
              tools agents may be granted, see: skep mcp --help
-  [ai]       models: aliases of models for clients of /ai/run, such as
+  [ai]       models: names for clients of /ai/run, for models, upstreams'
+             models, routes and agents, such as
              models = { \"@cf/meta/llama-3.1-8b-instruct\" = \"smollm2-135m\" }
   [batch]    max_running, max_items, max_batches, max_stored_mb, retention_h,
              file_retention_h (720: result files), max_attempts
@@ -111,10 +112,12 @@ All settings:
   [outbound] allow_private (private addresses that agents may reach, such as
              \"10.1.0.0/16\" or \"10.1.2.3:8080\"), max_running
   [prices.NAME]
-             input, cached_input, output: the prices of a million tokens of the
-             model NAME; currency (\"USD\"), from: the first day, such as
-             \"2026-01-01\"; [[prices.NAME]] has prices from several days on;
-             or prices of a [[model]] or of a model of an [[upstream]]
+             input, cached_input, output, cache_write (written to the cache of
+             an upstream): the prices of a million tokens of the model NAME, and
+             currency (\"USD\"); or catalog: a model whose list price is taken;
+             from: the first day, such as \"2026-01-01\"; [[prices.NAME]] has
+             prices from several days on; or prices of a [[model]] or of a model
+             of an [[upstream]]
   [requests] log (\"off\", \"metadata\", \"full\": of requests to models, see:
              skep requests --help), retention_days (7), max_mb (256), body_kb (64)
   [telemetry]

@@ -259,7 +259,7 @@ fn options(args: &Args, config: &Config) -> Result<ServerOptions> {
     }
     options.source.file.clone_from(&args.config);
     overrides::apply(args, &options.models, &mut options.source.written);
-    config.ai.check(&options.local_models()).with_context(in_file)?;
+    config.ai.check(&options).with_context(in_file)?;
     Ok(options)
 }
 

@@ -256,7 +256,7 @@ async fn follow_text(
             }
             TokenEvent::Started { prompt_tokens, cached_tokens } => {
                 progress.reached(Stage::Prefill);
-                reservation.started(prompt_tokens, cached_tokens);
+                reservation.started(prompt_tokens, cached_tokens, 0);
             }
             TokenEvent::PromptLogprobs(_) => {}
         }

@@ -156,8 +156,8 @@ pub(in crate::capability) async fn follow(
                 progress.routed(routed);
             }
             ChatEvent::Reasoning { delta } => progress.reason(&delta),
-            ChatEvent::Started { prompt_tokens, cached_tokens } => {
-                reservation.started(prompt_tokens, cached_tokens);
+            ChatEvent::Started { prompt_tokens, cached_tokens, cache_write_tokens } => {
+                reservation.started(prompt_tokens, cached_tokens, cache_write_tokens);
             }
             ChatEvent::ToolCallStarted { .. } | ChatEvent::ToolCallFinished { .. } => {}
             ChatEvent::Finished(outcome) => {

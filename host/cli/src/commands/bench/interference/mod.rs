@@ -20,6 +20,8 @@ use crate::commands::out;
 use crate::device_flag::{DeviceFlag, kernel_folders, report_fallback};
 use crate::progress::Terminal;
 
+/// Tokens that each sequence decodes, unless the arguments say otherwise.
+const GENERATED: usize = 128;
 /// Tokens that each sequence has before the measurement starts.
 const WARM_TOKENS: usize = 32;
 
@@ -52,9 +54,9 @@ pub struct Args {
     /// Number of sequences that decode
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=64))]
     decodes: u16,
-    /// Tokens that each sequence decodes while no prompt arrives
-    #[arg(long, value_name = "TOKENS", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
-    generate: u32,
+    /// Tokens that each sequence decodes while no prompt arrives [default: 128; with --beside 1000]
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    generate: Option<u32>,
     /// Maximum time of a step in which a prompt is computed beside decodes [default: depends on the time of
     /// decodes]
     #[arg(long, value_name = "MS")]
@@ -91,6 +93,13 @@ struct Gaps {
     max_ms: f64,
 }
 
+impl Args {
+    /// Returns the number of tokens that each sequence decodes.
+    fn generated(&self, default: usize) -> usize {
+        self.generate.map_or(default, |tokens| tokens as usize)
+    }
+}
+
 pub async fn run(args: Args) -> Result<()> {
     if let Some(busy) = &args.beside {
         return second::run(&args, busy).await;
@@ -107,7 +116,7 @@ pub async fn run(args: Args) -> Result<()> {
             engine.info().context_length
         );
     }
-    let generate = args.generate as usize;
+    let generate = args.generated(GENERATED);
     let alone = Decodes::start(&engine, args.decodes).await?;
     let began = Instant::now();
     alone.each_has(WARM_TOKENS + generate).await;

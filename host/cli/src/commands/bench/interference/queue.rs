@@ -13,7 +13,7 @@ use skep_runtime::{
 };
 use skep_store::Store;
 
-use super::{Args, Decodes, Gaps, WARM_TOKENS};
+use super::{Args, Decodes, GENERATED, Gaps, WARM_TOKENS};
 use crate::commands::out;
 
 const PRINCIPAL: &str = "local";
@@ -88,7 +88,7 @@ pub(super) async fn run(engine: &Engine, args: &Args, rounds: u16) -> Result<()>
 async fn measure(engine: &Engine, args: &Args) -> Result<Vec<f64>> {
     let decodes = Decodes::start(engine, args.decodes).await?;
     let began = Instant::now();
-    decodes.each_has(WARM_TOKENS + args.generate as usize).await;
+    decodes.each_has(WARM_TOKENS + args.generated(GENERATED)).await;
     decodes.stop(began, Instant::now()).await
 }
 

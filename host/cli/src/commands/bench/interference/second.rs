@@ -16,8 +16,8 @@ use super::{Args, Decodes, Gaps, WARM_TOKENS, request, start_model};
 use crate::commands::out;
 
 const ROUNDS: u32 = 3;
-/// Least number of tokens that are decoded in each setting, so that the busy model finishes many requests.
-const LEAST_TOKENS: usize = 1000;
+/// Number of tokens that are decoded in each setting, so that the busy model finishes many requests.
+const GENERATED: usize = 1000;
 /// The requests of the busy model: this many at a time, each with a prompt and an answer of these lengths.
 const REQUESTS: usize = 4;
 const PROMPT_TOKENS: usize = 512;
@@ -64,7 +64,7 @@ impl Pair {
         work.has_computed(PROMPT_TOKENS * REQUESTS).await;
         let decodes = Decodes::start(&self.interactive, args.decodes).await?;
         let (began, before) = (Instant::now(), work.tokens.load(Relaxed));
-        decodes.each_has(WARM_TOKENS + LEAST_TOKENS.max(args.generate as usize)).await;
+        decodes.each_has(WARM_TOKENS + args.generated(GENERATED)).await;
         into.tokens += work.tokens.load(Relaxed) - before;
         into.seconds += began.elapsed().as_secs_f64();
         into.gaps.extend(decodes.stop(began, Instant::now()).await?);
@@ -80,7 +80,7 @@ pub(super) async fn run(args: &Args, busy: &str) -> Result<()> {
     for _ in 0..ROUNDS {
         let decodes = Decodes::start(&turns.interactive, args.decodes).await?;
         let began = Instant::now();
-        decodes.each_has(WARM_TOKENS + LEAST_TOKENS.max(args.generate as usize)).await;
+        decodes.each_has(WARM_TOKENS + args.generated(GENERATED)).await;
         let took = began.elapsed();
         alone.gaps.extend(decodes.stop(began, Instant::now()).await?);
         let work = Work::begin(&turns.busy);

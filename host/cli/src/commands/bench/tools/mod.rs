@@ -29,7 +29,7 @@ use crate::engines;
 use crate::progress::{Progress as _, Terminal};
 use answer::ModelAnswer;
 use cases::{AskedSpelling, Case, Group};
-use ours::Pair;
+use ours::{Draws, Pair};
 use peer::Peer;
 use report::Report;
 
@@ -47,13 +47,14 @@ const PEER_TEMPLATE: &str = include_str!("peer.jinja");
 /// Columns: `free` is the model without a mask, with its text parsed as JSON or for calls; `constrained` has
 /// the same prompt, token by token, with the schema or the tools as clients send them; `peer` is another
 /// server with the same messages. The text below the table says how often the constraint changed a valid
-/// answer, and why. Decoding is greedy.
+/// answer, and why. Decoding is greedy, unless --recommended samples as requests do that set no temperature.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   skep bench tools
   skep bench tools --check --json answers.json
   skep bench tools --cases nested --cases parallel --limit 10
+  skep bench tools --recommended 1            with the sampling parameters of requests that set none
   skep bench tools --chat                     the effect of declared tools on plain answers
 
 Compare with llama-server on the same file (`skep model pull smollm2-135m` prints its path).
@@ -87,6 +88,9 @@ pub struct Args {
     /// Cases that run at the same time; only with 1 are the reported times those of single cases
     #[arg(long, value_name = "N", default_value = "1")]
     concurrency: NonZeroUsize,
+    /// Sample as the model's authors recommend, with the seed N, instead of greedily
+    #[arg(long, value_name = "N", conflicts_with_all = ["chat", "check", "against"])]
+    recommended: Option<u64>,
     /// Exit with 1 if a right free answer is wrong constrained, if an accepted one was changed, or if the
     /// peer has over 3 right answers more than the constrained model
     #[arg(long)]
@@ -124,8 +128,12 @@ pub async fn run(args: Args) -> Result<()> {
         None => Vec::new(),
     };
     let engine = args.engine()?;
-    let pairs = of_engine(&engine, &cases, args.concurrency.get()).await?;
-    let model = engine.info().name.clone();
+    let draws = match args.recommended {
+        Some(seed) => Draws { sampling: engine.info().sampling.clone(), seed: Some(seed) },
+        None => Draws { sampling: ours::greedy(), seed: None },
+    };
+    let pairs = of_engine(&engine, &cases, &draws, args.concurrency.get()).await?;
+    let model = format!("{}, {draws}", engine.info().name);
     let report = Report::new(model, peer.map(|peer| peer.url), &cases, pairs, peers);
     args.print(&report, || report.for_people())?;
     match report.failures() {
@@ -134,9 +142,9 @@ pub async fn run(args: Args) -> Result<()> {
     }
 }
 
-async fn of_engine(engine: &Engine, cases: &[Case], concurrency: usize) -> Result<Vec<Pair>> {
+async fn of_engine(engine: &Engine, cases: &[Case], draws: &Draws, concurrency: usize) -> Result<Vec<Pair>> {
     let step = Terminal.count("free and constrained", cases.len() as u64);
-    let pairs = stream::iter(cases).map(|case| ours::answer(engine, case)).buffered(concurrency);
+    let pairs = stream::iter(cases).map(|case| ours::answer(engine, case, draws)).buffered(concurrency);
     let pairs = pairs.enumerate().map(|(index, pair)| {
         step.advance_to(index as u64 + 1);
         pair

@@ -1,5 +1,6 @@
 //! The columns `free` and `constrained`: the same prompt, token by token, once without a mask and once with it.
 
+use std::fmt;
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
@@ -36,13 +37,31 @@ pub fn greedy() -> Sampling {
     Sampling { temperature: 0.0, ..Sampling::default() }
 }
 
+/// How tokens are drawn.
+#[derive(Debug, Clone)]
+pub struct Draws {
+    pub sampling: Sampling,
+    pub seed: Option<u64>,
+}
+
+impl fmt::Display for Draws {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Draws { sampling: Sampling { temperature, top_p, .. }, seed } = self;
+        match seed {
+            None => f.write_str("greedy"),
+            Some(seed) => write!(f, "temperature {temperature}, top-p {top_p}, seed {seed}"),
+        }
+    }
+}
+
 /// Answers a case both ways, after its prompt was computed once for both.
-pub async fn answer(engine: &Engine, case: &Case) -> Result<Pair> {
+pub async fn answer(engine: &Engine, case: &Case, draws: &Draws) -> Result<Pair> {
     let options = ChatOptions {
         tools: case.family.tools.clone(),
         tool_choice: case.tool_choice(),
         output: case.family.schema.clone().map(Constraint::JsonSchema),
-        sampling: greedy(),
+        sampling: draws.sampling.clone(),
+        seed: draws.seed,
         max_tokens: Some(MAX_TOKENS),
         ..ChatOptions::default()
     };

@@ -17,6 +17,7 @@ const PEER_SLACK: usize = 3;
 
 #[derive(Debug, Serialize)]
 pub struct Report {
+    /// The model, and how its tokens are drawn.
     pub model: String,
     pub peer: Option<String>,
     pub groups: Vec<Tally>,
@@ -139,7 +140,7 @@ impl Report {
     }
 
     pub fn for_people(&self) -> Result<()> {
-        out::line(&format!("{}, greedy: right answers", self.model))?;
+        out::line(&format!("{}: right answers", self.model))?;
         let tallies = self.groups.iter().chain([&self.total]);
         if self.peer.is_some() {
             let rows: Vec<[String; 5]> = tallies.map(|tally| tally.cells_with_peer()).collect();
