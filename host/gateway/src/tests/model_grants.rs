@@ -71,7 +71,7 @@ impl RemoteModel for Far {
 fn granting(tenants: &[(&str, &[&str])]) -> RuntimeOptions {
     let grant = |name: &&str| ModelGrant::try_from((*name).to_owned()).unwrap();
     let of = |models: &[&str]| models.iter().map(grant).collect::<Vec<_>>();
-    let tenant_models = tenants.iter().map(|(tenant, models)| ((*tenant).to_owned(), of(models))).collect();
+    let tenant_models = tenants.iter().map(|&(tenant, models)| (tenant.to_owned(), of(models))).collect();
     RuntimeOptions { tenant_models, ..RuntimeOptions::default() }
 }
 
