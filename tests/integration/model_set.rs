@@ -1,11 +1,15 @@
 //! Several models in one host: one is there from the start, and one is loaded by its first request and unloaded again.
 
-use crate::harness::{MODEL, client, content, model_path, repository};
+use crate::{
+    durability::tiny_model,
+    harness::{MODEL, client, content, model_path, repository},
+};
 use serde_json::{Value, json};
 use std::{
     fs,
     io::{BufRead, BufReader},
     process::{Child, Command, Stdio},
+    time::Duration,
 };
 
 /// Bytes of a token in the KV cache of the default model: 30 layers, 3 heads of 64 keys and values in 16 bits.
@@ -21,9 +25,14 @@ impl Up {
     fn start(folder: &std::path::Path, settings: &str) -> Up {
         let file = folder.join("skep.toml");
         fs::write(&file, settings).unwrap();
+        Up::with(&["--config", file.to_str().unwrap()])
+    }
+
+    /// Starts a host with these flags.
+    fn with(arguments: &[&str]) -> Up {
         let mut child = Command::new(env!("CARGO_BIN_EXE_skep"))
-            .args(["up", "--ephemeral", "--listen", "127.0.0.1:0", "--log-level", "warn", "--config"])
-            .arg(file)
+            .args(["up", "--ephemeral", "--listen", "127.0.0.1:0", "--log-level", "warn"])
+            .args(arguments)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()
@@ -49,12 +58,24 @@ impl Up {
     }
 
     async fn chat(&self, model: &str) -> Value {
+        self.chat_in("x", model).await
+    }
+
+    /// Asks a model in a session, by which its cached prefix is found.
+    async fn chat_in(&self, session: &str, model: &str) -> Value {
         let messages = json!([{"role": "user", "content": "What is the capital of France?"}]);
         let body = json!({"model": model, "messages": messages, "max_tokens": 12, "temperature": 0});
-        let response =
-            client().post(format!("{}/v1/chat/completions", self.url)).json(&body).send().await.unwrap();
+        let request = client().post(format!("{}/v1/chat/completions", self.url)).json(&body);
+        let response = request.header("x-session-affinity", session).send().await.unwrap();
         assert_eq!(response.status(), 200);
         response.json().await.unwrap()
+    }
+
+    /// Returns the state of a model.
+    async fn state(&self, model: &str) -> String {
+        let shown = client().get(format!("{}/v1/models/{model}", self.url)).send().await.unwrap();
+        let shown: Value = shown.json().await.unwrap();
+        shown["skep"]["state"].as_str().unwrap().to_owned()
     }
 
     /// Returns the resident memory that is not of files, in MiB.
@@ -66,10 +87,18 @@ impl Up {
 
     /// Returns the number of engine loops.
     fn engines(&self) -> usize {
+        self.threads("engine-").len()
+    }
+
+    /// Returns the names of the threads that begin with this, in order. Linux cuts them off after 15 bytes.
+    fn threads(&self, beginning: &str) -> Vec<String> {
         let threads = fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
         let names =
             threads.flatten().filter_map(|thread| fs::read_to_string(thread.path().join("comm")).ok());
-        names.filter(|name| name.starts_with("engine-")).count()
+        let names = names.map(|name| name.trim().to_owned());
+        let mut names: Vec<String> = names.filter(|name| name.starts_with(beginning)).collect();
+        names.sort();
+        names
     }
 }
 
@@ -114,6 +143,95 @@ async fn two_models_are_served_and_one_is_loaded_and_unloaded_while_the_host_run
     assert!(both > alone + 50 && after + 50 < both, "{alone} {both} {after}");
     assert!(up.skep(&["model", "load", "big"]).contains("big  loaded"));
     assert_eq!(content(&up.chat("big").await), content(&small));
+}
+
+/// Returns the number of tokens of an answer's prompt that were cached.
+fn cached(answer: &Value) -> u64 {
+    answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or_else(|| panic!("{answer}"))
+}
+
+/// Returns the sum of a metric over the lines with these labels.
+fn metric(metrics: &str, name: &str, labels: &[&str]) -> f64 {
+    let lines =
+        metrics.lines().filter(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{')));
+    let lines = lines.filter(|line| labels.iter().all(|label| line.contains(label)));
+    lines.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
+}
+
+#[tokio::test]
+async fn two_flags_serve_two_models_with_separate_caches_and_figures() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = |name: &str| {
+        let of_model = folder.path().join(name);
+        fs::create_dir(&of_model).unwrap();
+        tiny_model(&of_model);
+        format!("{name}={}", of_model.display())
+    };
+    let up = Up::with(&["--model", &model("first"), "--model", &model("second")]);
+    let status = up.skep(&["model", "status"]);
+    assert!(status.contains("first  loaded, default") && status.contains("second  loaded"), "{status}");
+    assert_eq!(up.threads("engine-"), ["engine-0-first", "engine-0-second"]);
+    let first = up.chat_in("s", "default").await;
+    assert_eq!((&first["model"], cached(&first)), (&json!("first"), 0));
+    let again = up.chat_in("s", "default").await;
+    assert!(cached(&again) > 0, "{again}");
+    assert_eq!(content(&again), content(&first));
+    // The same prompt in the same session, and even the same weights, but another model.
+    let second = up.chat_in("s", "second").await;
+    assert_eq!((&second["model"], cached(&second)), (&json!("second"), 0));
+    let third = up.chat_in("s", "second").await;
+    assert_eq!(cached(&third), cached(&again));
+
+    up.chat_in("s", "second").await;
+    // The figures of a request are counted when it has ended, which may be after its answer.
+    let all = "skep_engine_requests_total";
+    let metrics = loop {
+        let shown = client().get(format!("{}/metrics", up.url)).send().await.unwrap();
+        let metrics = shown.text().await.unwrap();
+        if metric(&metrics, all, &[]) >= 5.0 {
+            break metrics;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    };
+    let of = |name: &str, labels: &[&str]| metric(&metrics, name, labels);
+    for (model, requests) in [("model=\"first\"", 2.0), ("model=\"second\"", 3.0)] {
+        assert_eq!(of(all, &[model]), requests, "{metrics}");
+        let (prompt, tokens) =
+            (first["usage"]["prompt_tokens"].as_f64().unwrap(), "skep_engine_tokens_total");
+        assert_eq!(of(tokens, &[model, "kind=\"prompt\""]), requests * prompt, "{metrics}");
+        let cached = (requests - 1.0) * cached(&again) as f64;
+        assert_eq!(of(tokens, &[model, "kind=\"cached\""]), cached, "{metrics}");
+    }
+}
+
+#[tokio::test]
+async fn each_model_has_its_own_replicas_ranks_and_time_without_requests() {
+    let folder = tempfile::tempdir().unwrap();
+    tiny_model(folder.path());
+    let path = folder.path().display().to_string();
+    let settings = format!(
+        "[[model]]\nname = \"one\"\nsource = {path:?}\nreplicas = 2\n\
+         [[model]]\nname = \"two\"\nsource = {path:?}\ntp = 2\ndefault = true\n\
+         [[model]]\nname = \"idle\"\nsource = {path:?}\nload = \"demand\"\nidle_unload_s = 1\n"
+    );
+    let up = Up::start(folder.path(), &settings);
+    assert_eq!(up.threads("engine-"), ["engine-0-one", "engine-0-two", "engine-1-one"]);
+    assert_eq!(up.threads("skep-rank-").len(), 1, "the engine's thread is the other rank");
+    let status = up.skep(&["model", "status"]);
+    assert!(status.contains("one  loaded") && status.contains("two  loaded, default"), "{status}");
+    assert_eq!(
+        (up.chat("default").await["model"].as_str(), up.state("idle").await.as_str()),
+        (Some("two"), "unloaded")
+    );
+    assert_eq!(up.chat("one").await["model"], "one");
+    // It is unloaded without requests, as often as they come back. The others stay.
+    for _ in 0..2 {
+        assert_eq!(up.chat("idle").await["model"], "idle");
+        while up.state("idle").await != "unloaded" || up.engines() > 3 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        assert_eq!(up.threads("engine-"), ["engine-0-one", "engine-0-two", "engine-1-one"]);
+    }
 }
 
 #[tokio::test]

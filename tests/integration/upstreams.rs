@@ -231,3 +231,95 @@ async fn an_agent_reads_the_reasoning_of_an_upstream_whether_it_streams_or_not()
     let (_, answer) = host.message("here", "s", "Name a colour.").await;
     assert_eq!(answer["data"]["reasoning"], Value::Null, "a local model gives no reasoning");
 }
+
+/// Starts a host whose upstream `far` is scripted, and deploys a guest with its model.
+async fn host_with(upstream: &ScriptedUpstream, guest: &str) -> Host {
+    let host = Host::start_with(options(&format!(
+        "[grants]\nmodels = [\"far/*\"]\n[[upstream]]\nname = \"far\"\nkind = \"openai\"\nurl = \"{}\"\n\
+         [[upstream.models]]\nname = \"m\"\n",
+        upstream.url
+    )));
+    let (status, deployed) = host.deploy_guest(guest, guest, "model = \"far/m\"").await;
+    assert_eq!(status, 201, "{deployed}");
+    host
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tool_that_an_upstream_calls_runs_here_and_its_result_is_sent_with_the_next_request() {
+    let upstream = ScriptedUpstream::start(|asked| {
+        let part = |call: Value| json!({"tool_calls": [call]});
+        match asked.number {
+            // A call whose arguments arrive in two parts.
+            0 => answered(&[
+                part(json!({"index": 0, "id": "call_7", "type": "function",
+                    "function": {"name": "add", "arguments": "{\"a\": 2, "}})),
+                part(json!({"index": 0, "function": {"arguments": "\"b\": 3}"}})),
+            ]),
+            _ => answered(&[json!({"content": "It is "}), json!({"content": "5."})]),
+        }
+    })
+    .await;
+    let host = host_with(&upstream, "toolcall").await;
+    let (status, answer) = host.message("toolcall", "s", "good Add 2 and 3.").await;
+    assert_eq!((status, &answer["text"]), (200, &json!("It is 5.")), "{answer}");
+    assert_eq!(answer["tool_calls"].as_array().map(Vec::len), Some(1), "{answer}");
+    let usage = &answer["usage"];
+    assert_eq!((&usage["prompt_tokens"], &usage["completion_tokens"]), (&json!(18), &json!(6)), "{answer}");
+
+    let asked = upstream.asked();
+    assert_eq!(asked.len(), 2);
+    let (first, second) = (&asked[0].body, &asked[1].body);
+    let tools = first["tools"].as_array().unwrap();
+    assert_eq!((tools.len(), &tools[0]["function"]["name"]), (1, &json!("add")), "{first}");
+    assert_eq!(first["tool_choice"]["function"]["name"], "add", "{first}");
+    let [.., call, result] = second["messages"].as_array().unwrap().as_slice() else { panic!("{second}") };
+    let called = &call["tool_calls"][0];
+    assert_eq!(
+        (&call["role"], &called["function"]["name"]),
+        (&json!("assistant"), &json!("add")),
+        "{second}"
+    );
+    let arguments: Value = serde_json::from_str(called["function"]["arguments"].as_str().unwrap()).unwrap();
+    assert_eq!(arguments, json!({"a": 2, "b": 3}));
+    assert_eq!((&result["role"], &result["tool_call_id"]), (&json!("tool"), &called["id"]), "{second}");
+    let content: Value = serde_json::from_str(result["content"].as_str().unwrap()).unwrap();
+    assert_eq!(content, json!({"sum": 5}));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agents_answer_that_breaks_its_schema_is_asked_for_again_and_never_accepted() {
+    let upstream = ScriptedUpstream::start(|asked| {
+        // Only the second answer has the form.
+        let city = if asked.number == 1 { json!("Paris") } else { json!(5) };
+        answered(&[json!({"content": json!({"city": city}).to_string()})])
+    })
+    .await;
+    let host = host_with(&upstream, "generate").await;
+    let schema = json!({"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"],
+        "additionalProperties": false});
+    let say = async |session: &str| {
+        let path = format!("/v1/agents/generate/sessions/{session}/messages");
+        host.post(&path, json!({"text": "Name a city.", "data": {"schema": schema}})).await
+    };
+    let (status, answer) = say("good").await;
+    assert_eq!((status, &answer["text"]), (200, &json!("{\"city\":\"Paris\"}")), "{answer}");
+    let usage = &answer["usage"];
+    assert_eq!((&usage["prompt_tokens"], &usage["completion_tokens"]), (&json!(18), &json!(3)), "{answer}");
+    let asked = upstream.asked();
+    assert_eq!(asked.len(), 2);
+    assert_eq!(asked[0].body["response_format"]["json_schema"]["schema"], schema);
+    let [.., refused, complaint] = asked[1].body["messages"].as_array().unwrap().as_slice() else {
+        panic!("{}", asked[1].body)
+    };
+    assert_eq!(refused["content"], "{\"city\":5}");
+    assert!(complaint["content"].as_str().unwrap().contains("is not of type \"string\""), "{complaint}");
+
+    let (status, failed) = say("bad").await;
+    assert_eq!((status, &failed["error"]["code"]), (500, &json!("agent_failed")), "{failed}");
+    let message = failed["error"]["message"].as_str().unwrap();
+    assert!(message.contains("the answer does not satisfy its schema: at \"/city\""), "{message}");
+    assert_eq!(upstream.asked().len(), 5, "it was asked twice more");
+    // The refused answer and the complaint are not part of the conversation.
+    let messages = host.get("/v1/agents/generate/sessions/good/messages").await.1;
+    assert_eq!(messages["data"].as_array().map(Vec::len), Some(2), "{messages}");
+}

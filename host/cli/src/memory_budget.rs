@@ -376,6 +376,26 @@ mod tests {
         loads.end("b").await;
     }
 
+    #[test]
+    fn a_model_leaves_the_memory_of_its_devices_that_models_loaded_later_need() {
+        let on = |name: &str, devices: &str| BudgetedModel {
+            executor: ExecutorOptions {
+                device: DeviceChoice::Cuda(devices.parse().expect("ordinals")),
+                ..model(name, Some(4096)).executor
+            },
+            ..model(name, None)
+        };
+        let budget = MemoryBudget::default();
+        let (same, both, other) = (on("same", "0"), on("both", "0,1"), on("other", "1"));
+        for model in [on("a", "0"), same.clone(), both.clone(), other, model("cpu", Some(4096))] {
+            budget.add(model);
+        }
+        let bytes = |model: &BudgetedModel| model.on_device().expect("its files are here");
+        let admitted = budget.admit(&on("a", "0"), &Silent).expect("the device decides about the rest");
+        assert_eq!(admitted.reserved_bytes, bytes(&same) + bytes(&both));
+        assert!(bytes(&same) > 0);
+    }
+
     #[tokio::test]
     async fn a_cache_without_a_size_takes_what_the_memory_holds_beside_later_models() {
         let loads = Loads::of(&[model("a", None), model("later", None)]);

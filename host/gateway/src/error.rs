@@ -189,7 +189,9 @@ impl From<RuntimeError> for ApiError {
             | RuntimeError::WebhookNotFound { .. }
             | RuntimeError::DeadLetterNotFound { .. }
             | RuntimeError::ApprovalNotFound { .. } => StatusCode::NOT_FOUND,
-            RuntimeError::CallRefused { .. } | RuntimeError::PriceUnknown(_) => StatusCode::FORBIDDEN,
+            RuntimeError::CallRefused { .. }
+            | RuntimeError::PriceUnknown(_)
+            | RuntimeError::ModelNotGranted { .. } => StatusCode::FORBIDDEN,
             // Waiting does not help, and each retry of the same request would compute its answer again.
             RuntimeError::ResponsesFull { .. } => {
                 return ApiError::new(StatusCode::CONFLICT, code, message).with_header(SHOULD_RETRY, "false");

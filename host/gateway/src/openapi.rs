@@ -135,7 +135,7 @@ fn common_errors(operation: &Value, needs_key: bool, is_counted: bool) -> Vec<(&
         errors.extend([("408", "`body_timeout`"), ("413", "`body_too_large`")]);
     }
     if is_counted {
-        errors[0].1 = "`role_missing`, `key_is_for_agents`; `price_unknown`, if the tenant has a budget in money and the model no \
+        errors[0].1 = "`role_missing`, `key_is_for_agents`, `model_not_granted`; `price_unknown`, if the tenant has a budget in money and the model no \
                        price; or `origin_not_allowed`, for a request of a web page that the operator has not granted.";
         errors.push((
             "429",

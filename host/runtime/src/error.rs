@@ -88,6 +88,9 @@ pub enum RuntimeError {
          again, or deploy the agent with another `model`, or without one to use the host's default", list(.known)
     )]
     ModelGone { agent: String, model: String, known: Vec<String> },
+    /// A tenant may not use the model of its request.
+    #[error("{message}")]
+    ModelNotGranted { message: String },
     #[error("{message}; try again in {retry_after_ms} ms")]
     MailboxFull { message: String, retry_after_ms: u32 },
     #[error("{message}; try again in {retry_after_ms} ms")]
@@ -223,6 +226,7 @@ impl RuntimeError {
             Self::Route { .. } => "invalid_route",
             Self::ModelUnknown { .. } => "model_unknown",
             Self::ModelGone { .. } => "model_gone",
+            Self::ModelNotGranted { .. } => "model_not_granted",
             Self::MailboxFull { .. } => "mailbox_full",
             Self::IntakeFull { .. } => "intake_full",
             Self::TooManyTurns { .. } => "too_many_turns",
@@ -287,11 +291,13 @@ pub(crate) fn known_code(code: &str) -> &'static str {
         "limit_exceeded",
         "mailbox_full",
         "model_gone",
+        "model_not_granted",
         "model_unknown",
         "money_used_up",
         "outbox_full",
         "price_unknown",
         "schema_invalid",
+        "schema_unsatisfied",
         "shutting_down",
         "store_away",
         "store_failed",
@@ -301,6 +307,10 @@ pub(crate) fn known_code(code: &str) -> &'static str {
         "truncated",
         "turn_dropped",
         "turn_lost",
+        "upstream_cut_off",
+        "upstream_malformed",
+        "upstream_refused",
+        "upstream_unavailable",
     ];
     CODES.iter().find(|known| **known == code).copied().unwrap_or("turn_failed")
 }

@@ -44,7 +44,7 @@ fn failure(code: &'static str, message: &str) -> ApiError {
         "context_overflow" => (StatusCode::BAD_REQUEST, "context_length_exceeded"),
         "invalid_request" => (StatusCode::BAD_REQUEST, "invalid_value"),
         "schema_invalid" => (StatusCode::BAD_REQUEST, code),
-        "price_unknown" => (StatusCode::FORBIDDEN, code),
+        "price_unknown" | "model_not_granted" => (StatusCode::FORBIDDEN, code),
         "model_unknown" => (StatusCode::NOT_FOUND, "model_not_found"),
         "agent_not_found" => (StatusCode::NOT_FOUND, code),
         "schema_unsatisfied" | "truncated" | "tool_failed" | "invalid_message" => {

@@ -96,6 +96,10 @@ pub(super) fn without_key(server: &Server) -> Client<'_> {
     Client { server, key: None }
 }
 
+pub(super) fn with_key<'a>(server: &'a Server, key: &str) -> Client<'a> {
+    Client { server, key: Some(key.to_owned()) }
+}
+
 fn line(id: &str, more: Value) -> String {
     let mut body = json!({"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4,
                           "temperature": 0, "ignore_eos": true});

@@ -21,6 +21,7 @@ mod local_reasoning;
 mod mcp;
 mod mcp_servers;
 mod model_changes;
+mod model_grants;
 mod model_requests;
 mod openapi;
 mod rates;

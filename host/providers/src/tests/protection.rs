@@ -8,7 +8,8 @@ use std::{
     time::Duration,
 };
 
-use skep_engine::{RemoteModel as _, UpstreamFault};
+use serde_json::json;
+use skep_engine::{Model, RemoteModel as _, UpstreamFault};
 use tokio::sync::Notify;
 
 use super::{
@@ -16,7 +17,9 @@ use super::{
     server::{Part, Server, event, status, stream, stream_head},
     stopped,
 };
-use crate::{BreakerOptions, UpstreamKind::OpenAi};
+use crate::{
+    BreakerOptions, Choice, LimitOptions, Member, Route, RouteOptions, UpstreamKind::OpenAi, UpstreamOptions,
+};
 
 #[tokio::test]
 async fn a_failing_upstream_gets_no_requests_until_a_trial_succeeds() {
@@ -94,5 +97,50 @@ async fn requests_beyond_those_in_flight_wait_for_their_place() {
     }
     for task in asked {
         assert_eq!(task.await.expect("no panic"), "Hi");
+    }
+}
+
+#[tokio::test]
+async fn requests_beyond_the_limits_of_a_minute_are_not_sent_and_a_route_falls_back() {
+    let none = LimitOptions { max_wait: Duration::ZERO, ..LimitOptions::default() };
+    // An answer has 900 tokens. A request is expected to take about 520, which 100 do not allow.
+    for (limits, allowed) in [
+        (LimitOptions { requests_per_minute: Some(2), ..none }, 2),
+        (LimitOptions { tokens_per_minute: Some(1_000), ..none }, 1),
+    ] {
+        let counted = json!({"choices": [], "usage": {"prompt_tokens": 400, "completion_tokens": 500}});
+        let server = Server::always(move || stream(&[said("Hi"), stopped(), counted.clone()])).await;
+        let other = Server::always(|| stream(&[said("from the other"), stopped()])).await;
+        let limited = model(UpstreamOptions { limits, ..options(OpenAi, &server.url) });
+        for _ in 0..allowed {
+            assert_eq!(ask(&*limited).await.outcome().text, "Hi");
+        }
+        for _ in 0..3 {
+            let refused = ask(&*limited).await;
+            let UpstreamFault::Busy { retry_after_ms } = refused.fault() else {
+                panic!("{:?}", refused.result)
+            };
+            // The rates recover by a request in 30 s, and by the missing tokens in about 25 s.
+            assert!((1..=30_000).contains(&retry_after_ms), "{retry_after_ms}");
+            assert!(
+                refused.error().contains("rate limit") && refused.events.is_empty(),
+                "{}",
+                refused.error()
+            );
+        }
+        assert_eq!(server.count(), allowed, "the server is not asked");
+        assert_eq!(limited.problem(), None, "the breaker stays closed");
+
+        let there = UpstreamOptions { name: "other".to_owned(), ..options(OpenAi, &other.url) };
+        let members = [Model::Remote(limited), Model::Remote(model(there))].map(Member::new).to_vec();
+        let route = Route::new(RouteOptions {
+            name: "smart".to_owned(),
+            choice: Choice::Ordered,
+            members,
+            first_token: None,
+            created_unix_s: 0,
+        });
+        assert_eq!(ask(&route.expect("valid")).await.outcome().text, "from the other");
+        assert_eq!((server.count(), other.count()), (allowed, 1));
     }
 }

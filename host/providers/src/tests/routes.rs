@@ -222,7 +222,7 @@ async fn conditions_decide_who_is_asked() {
     let with = |name: &str, conditions: Conditions| Member { conditions, ..member(name, &server, |_| ()) };
     let priced = Member {
         cost: CostEstimate::new(|prompt, _| Some(prompt as f64)),
-        ..with("cheap", Conditions { max_price: Some(15.0), ..Conditions::default() })
+        ..with("cheap", Conditions { max_price: Some(40.0), ..Conditions::default() })
     };
     let members = vec![
         with(
@@ -242,15 +242,32 @@ async fn conditions_decide_who_is_asked() {
     let tools = ChatOptions { tools: vec![tool], ..ChatOptions::default() };
     let tenant = |tenant: &str| Affinity { tenant: tenant.into(), ..Affinity::default() };
     let acme = ChatOptions { affinity: tenant("acme"), ..ChatOptions::default() };
-    let (brief, medium, long) = ("x".repeat(4), "x".repeat(200), "x".repeat(4000));
+    let (brief, modest) = ("x".repeat(4), "x".repeat(100));
+    let (medium, long) = ("x".repeat(200), "x".repeat(4000));
     for (text, options, expected) in [
         (&brief, ChatOptions::default(), "short/m"),
         (&brief, tools, "tools/m"),
         (&medium, acme, "tenant/m"),
+        (&modest, ChatOptions::default(), "cheap/m"),
         (&medium, ChatOptions::default(), "no-tools/m"),
         (&long, ChatOptions::default(), "long/m"),
     ] {
         assert_eq!(routed(&asked(&route, text, options).await).0, expected);
+    }
+}
+
+#[tokio::test]
+async fn a_price_ceiling_counts_the_answer_that_a_request_may_get() {
+    let server = Server::always(says("x")).await;
+    let dear = Member {
+        cost: CostEstimate::new(|prompt, output| Some((prompt + 10 * output) as f64)),
+        conditions: Conditions { max_price: Some(1_000.0), ..Conditions::default() },
+        ..member("dear", &server, |_| ())
+    };
+    let route = route(Choice::Ordered, vec![dear, member("any", &server, |_| ())]);
+    for (max_tokens, expected) in [(Some(50), "dear/m"), (Some(200), "any/m"), (None, "any/m")] {
+        let options = ChatOptions { max_tokens, ..ChatOptions::default() };
+        assert_eq!(routed(&asked(&route, "Hello", options).await).0, expected, "{max_tokens:?}");
     }
 }
 

@@ -4,7 +4,7 @@
 //! against the keys in memory, see [`KnownKeys`]; the use of a key is recorded in the background.
 
 use super::{
-    ApiKey, NewApiKey,
+    ApiKey, NewApiKey, Role,
     known_keys::{KeyDigest, KnownKey, KnownKeys},
 };
 use crate::{AgentName, Clock, RuntimeError, Tenant, tenancy::Tenancy, text::did_you_mean, text::excerpt};
@@ -95,6 +95,15 @@ impl KeyRing {
             api_key(row).map_err(unreadable).ok()
         };
         Ok(self.store.api_keys().await?.into_iter().filter_map(readable).collect())
+    }
+
+    /// Returns whether work that was requested earlier for a tenant, with the key of this id, is an operator's. Work without
+    /// a key is the operator's if it is for `local`, because it was requested on a host without keys. A key that was revoked
+    /// or removed is nobody's.
+    pub(crate) async fn is_operator(&self, tenant: &str, id: Option<&str>) -> Result<bool, RuntimeError> {
+        let Some(id) = id else { return Ok(tenant == Tenant::local().as_str()) };
+        let keys = self.list().await?;
+        Ok(keys.iter().any(|key| key.id == id && key.role == Role::Admin && key.revoked_at_ms.is_none()))
     }
 
     /// Revokes a key, which stays listed. This host refuses it from now on; another host on the
@@ -202,7 +211,6 @@ pub(super) fn api_key(row: ApiKeyRow) -> Result<ApiKey, RuntimeError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Role;
     use std::time::{Duration, Instant};
 
     fn new(expires_in: Option<Duration>) -> NewApiKey {

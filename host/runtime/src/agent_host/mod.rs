@@ -150,6 +150,8 @@ impl AgentHost {
             outbox: outbox.clone(),
             tenancy: tenancy.clone(),
             models: models.clone(),
+            granted: GrantedModels::new(models.clone(), rules.clone()),
+            keys: keys.clone(),
             tokens: tokens.clone(),
             compute: compute.clone(),
             deployments: deployments.clone(),

@@ -32,8 +32,8 @@ pub use skep_store::ItemCounts;
 pub(crate) use work::batch_session_pattern;
 
 use crate::{
-    Clock, Compute, Json, NewResponse, RequestLog, ResponseOptions, deployment::Deployments, event::Outbox,
-    shutdown::Shutdown, tenancy::Tenancy, token_budget::TokenBudgets,
+    Clock, Compute, Json, KeyRing, NewResponse, RequestLog, ResponseOptions, deployment::Deployments,
+    event::Outbox, models::GrantedModels, shutdown::Shutdown, tenancy::Tenancy, token_budget::TokenBudgets,
 };
 use serde::{Deserialize, Serialize};
 use skep_engine::{
@@ -51,6 +51,8 @@ pub(crate) struct Context {
     pub(crate) outbox: Arc<Outbox>,
     pub(crate) tenancy: Tenancy,
     pub(crate) models: ModelSet,
+    pub(crate) granted: GrantedModels,
+    pub(crate) keys: KeyRing,
     pub(crate) tokens: TokenBudgets,
     pub(crate) compute: Arc<Compute>,
     pub(crate) deployments: Arc<Deployments>,

@@ -8,7 +8,7 @@ use crate::{
     Invocation, NewResponse, Origin, RequestOrigin, ResponseTurn, RuntimeError, Surface, TenantBudget,
     batch::Context, dispatch::Dispatch, invocation::OWN_KEY, name::session_in,
 };
-use skep_engine::{Affinity, EngineError, Priority, chat::ChatOptions};
+use skep_engine::{Affinity, EngineError, Priority, ServedModel, chat::ChatOptions};
 use skep_store::TakenItem;
 use std::{
     sync::Arc,
@@ -86,23 +86,43 @@ pub(super) async fn run(
     Ok(answer)
 }
 
-/// Returns what the choices of an item share, once its model is ready.
+/// Returns what the choices of an item share, once its model is ready. Fails if the tenant may not use the model any more.
 async fn begin<'a>(
     context: &'a Context,
     item: &'a TakenItem,
     key: Option<&str>,
     begun: oneshot::Sender<()>,
 ) -> Result<Choices<'a>, RuntimeError> {
+    // The model that is checked is the one that answers.
+    let models = context.models.pinned();
+    check_grant(context, item, key, &models.find(Some(&item.model))?).await?;
     // Items of other models do not wait for a load.
-    let begun = context.models.get(Some(&item.model)).is_ok().then_some(begun);
+    let begun = models.get(Some(&item.model)).is_ok().then_some(begun);
     Ok(Choices {
         compute: &context.compute,
         principal: &item.principal,
-        model: context.models.ready(Some(&item.model)).await?,
+        model: models.ready(Some(&item.model)).await?,
         budget: TenantBudget::open(&context.tokens, &context.store, &item.principal, key)?,
         live: is_response(&item.batch).then(|| context.live.of(&item.batch)),
         begun,
     })
+}
+
+/// Checks that the tenant of an item may use the model now. The settings may have changed since the item was queued: a
+/// grant may be gone, and a route may have got a member on another server.
+async fn check_grant(
+    context: &Context,
+    item: &TakenItem,
+    key: Option<&str>,
+    model: &ServedModel,
+) -> Result<(), RuntimeError> {
+    let Err(message) = context.granted.check_direct(&item.principal, false, model) else { return Ok(()) };
+    // The keys are read only for models that not everyone may use.
+    let may_operator = context.granted.check_direct(&item.principal, true, model).is_ok();
+    if may_operator && context.keys.is_operator(&item.principal, key).await? {
+        return Ok(());
+    }
+    Err(RuntimeError::ModelNotGranted { message })
 }
 
 /// Returns the options of an item with those of its place in the host.
@@ -174,6 +194,7 @@ pub(super) fn retry(error: &RuntimeError) -> Retry {
         | RuntimeError::AgentNotFound { .. }
         | RuntimeError::InvalidMessage { .. }
         | RuntimeError::InvalidName { .. }
+        | RuntimeError::ModelNotGranted { .. }
         | RuntimeError::PriceUnknown(_) => Retry::Never,
         RuntimeError::Engine(EngineError::ModelLoading { retry_after_ms, .. }) => {
             Retry::After(Duration::from_millis((*retry_after_ms).into()))

@@ -3,6 +3,7 @@
 
 mod approvals;
 mod artifacts;
+mod batch_grants;
 mod batch_terms;
 mod batches;
 mod commands;

@@ -3,15 +3,17 @@
 
 use super::{
     durability::detached,
-    fixture::{Host, tiny_engine, until},
+    fixture::{Host, Setup, tiny_engine, until},
     guest::Guest,
     inference::chatter,
+    settings::{Slow, servers},
+    tools,
     upstreams::{REMOTE, Scripted, Step, granting, models},
 };
 use crate::{ModelGrant, RuntimeOptions};
 use skep_engine::{LoadProgress, LocalModel, ModelSet, ModelState};
 use std::{
-    sync::{Mutex, mpsc},
+    sync::{Arc, Mutex, mpsc},
     time::Duration,
 };
 
@@ -238,4 +240,49 @@ async fn a_turn_that_runs_again_sees_again_that_a_model_was_being_loaded() {
     let host = host.crash().await.start(options()).await;
     let outcome = host.agents.follow("chat", "s", &id).await.expect("kept").outcome().await;
     assert_eq!(outcome.expect("the guest sees what it saw").text, "Two.");
+}
+
+/// Generates, calls the tool `look` of the server `bank`, and generates again.
+fn looker() -> Guest {
+    let chatter = chatter();
+    let module = format!(
+        r#"(import "skep:agent/tools@0.1.1" "call" (func $call (param i32 i32 i32 i32 i32 i32 i32)))
+            {}
+            (data (i32.const 560) "mcp:bank/look") (data (i32.const 576) "{{\"id\":1}}")"#,
+        chatter.module
+    );
+    let generate = "(call $generate (i32.const 1024) (i32.const 2048))";
+    let twice = format!(
+        r#"{generate}
+            (if (i32.load8_u (i32.const 2048)) (then unreachable))
+            (call $call (i32.const 560) (i32.const 13) (i32.const 576) (i32.const 8)
+                (i32.const 0) (i32.const 0) (i32.const 600))
+            (if (i32.load8_u (i32.const 600)) (then unreachable))
+            {generate}"#
+    );
+    let on_message = chatter.on_message.replacen(generate, &twice, 1);
+    Guest { module: module.leak(), on_message: on_message.leak(), ..chatter }
+}
+
+#[tokio::test]
+async fn a_turn_in_flight_ends_with_its_model_before_the_model_is_unloaded() {
+    let bank = Arc::new(Slow::default());
+    let granted_tools = tools::granting(&["mcp:*/*"]).granted_tools;
+    let options = RuntimeOptions { granted_tools, ..allowing(Some(&["*"])) };
+    let setup = Setup { tool_servers: servers(&bank), ..Setup::from(options) };
+    let models = ModelSet::new(tiny_engine("tiny")).with(on_demand("other"));
+    let host = Host::with_models(models, setup).await;
+    let settings = format!("model = \"other\"\n{}", tools::granted("\"mcp:bank/look\""));
+    host.deploy("chat", &settings, looker()).await.expect("valid");
+    let running = host.invoke("chat", "s", "hi").await.expect("taken");
+    bank.called.notified().await;
+    // The turn has generated once and holds its conversation.
+    host.agents.models().unload("other", Duration::from_secs(600)).expect("it has begun");
+    assert_eq!(state(&host, "other"), ModelState::Unloading);
+    host.agents.models().get(Some("other")).expect_err("new requests do not get it");
+    bank.goes_on.notify_one();
+    running.outcome().await.expect("the turn generates again and commits");
+    let session = host.agents.session("chat", "s").await.expect("the session exists");
+    assert_eq!(session.messages.len(), 3, "a question and two answers: {:?}", session.messages);
+    assert_eq!(host.agents.models().settled("other").await.expect("known"), ModelState::Unloaded);
 }

@@ -19,9 +19,9 @@ type ToolFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, ToolServerError>>
 
 /// A server whose calls wait until the test releases them.
 #[derive(Debug, Default)]
-struct Slow {
-    called: Notify,
-    goes_on: Notify,
+pub(super) struct Slow {
+    pub(super) called: Notify,
+    pub(super) goes_on: Notify,
 }
 
 impl ToolServer for Slow {
@@ -45,7 +45,8 @@ impl ToolServer for Slow {
     }
 }
 
-fn servers(server: &Arc<Slow>) -> BTreeMap<String, Arc<dyn ToolServer>> {
+/// Returns the server as `bank`, whose tool is `look`.
+pub(super) fn servers(server: &Arc<Slow>) -> BTreeMap<String, Arc<dyn ToolServer>> {
     let server: Arc<dyn ToolServer> = server.clone();
     [("bank".to_owned(), server)].into()
 }

@@ -5,6 +5,7 @@
 
 use std::cell::{Cell, OnceCell};
 use std::collections::{HashMap, HashSet};
+use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -66,6 +67,36 @@ struct PreparedRank {
     weights: Arc<DeviceWeights>,
     sizes: Sizes,
     offsets: WorkspaceOffsets,
+}
+
+/// The room for pages beside everything else on a rank's device.
+struct Room {
+    pages: usize,
+    ordinal: usize,
+    /// Size of the device's memory in bytes.
+    total: u64,
+    /// Memory in use: the weights, other models, and other programs.
+    used: u64,
+    /// Memory that the steps of all replicas still need, and the reserve.
+    steps: u64,
+    /// Memory that is left to models that are loaded later.
+    reserved: u64,
+}
+
+impl fmt::Display for Room {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Room { ordinal, total, used, steps, reserved, .. } = *self;
+        let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
+        write!(
+            f,
+            "cuda:{ordinal} has {}, of which {} are in use by the weights, other models and other programs, {} are for \
+             steps, and {} are left to models that are loaded later",
+            mib(total),
+            mib(used),
+            mib(steps),
+            mib(reserved)
+        )
+    }
 }
 
 impl<'a> CudaModel<'a> {
@@ -219,40 +250,48 @@ impl<'a> CudaModel<'a> {
     /// Returns the number of pages that every rank can hold: the requested number, or what fits into the memory that
     /// the devices have left after everything else that all replicas need.
     fn page_count(&self, replica: usize, stages: &[Vec<PreparedRank>]) -> Result<usize, ModelError> {
-        let mut most = usize::MAX;
-        for prepared in stages.iter().flatten() {
-            let memory = prepared.device.memory()?;
-            let here = |replicas: Range<usize>| {
-                let positions = replicas.flat_map(|replica| self.positions(replica));
-                positions.filter(|position| position.ordinal == prepared.position.ordinal).count() as u64
-            };
-            let users = here(replica..self.replicas);
-            let workspace =
-                workspace_bytes(&prepared.sizes, &prepared.offsets, self.checkpoint.config()) as u64;
-            // No rank uses the reserve, so the reserve of replicas that already run is still free.
-            let spare = spare(memory.total).saturating_mul(here(0..self.replicas));
-            let taken = spare.saturating_add(workspace.saturating_mul(users));
-            let left = memory.free.saturating_sub(taken).saturating_sub(self.options.reserved_bytes);
-            let pages = left / users.max(1) / prepared.sizes.page_bytes().max(1) as u64;
-            most = most.min(usize::try_from(pages).unwrap_or(usize::MAX));
-        }
+        let rooms = stages.iter().flatten().map(|prepared| self.room(replica, prepared));
+        let rooms = rooms.collect::<Result<Vec<Room>, ModelError>>()?;
+        let room = rooms.into_iter().min_by_key(|room| room.pages).expect("a model has at least one rank");
         // One page is for padding rows, which are never read.
-        let most = most.saturating_sub(1);
+        let most = room.pages.saturating_sub(1);
         let tokens = most.saturating_mul(PAGE_TOKENS);
         match self.options.kv_tokens {
             Some(asked) if asked > tokens => {
-                let problem =
-                    format!("{asked} tokens do not fit; beside the weights there is room for {tokens}");
+                let problem = format!(
+                    "{asked} tokens do not fit; beside the weights there is room for {tokens}: {room}"
+                );
                 Err(option("kv_tokens", problem))
             }
             Some(asked) => Ok(asked.div_ceil(PAGE_TOKENS)),
             None if most == 0 => Err(option(
                 "device",
-                "its memory has no space left for keys and values after the weights".to_owned(),
+                format!("its memory has no space left for keys and values after the weights: {room}"),
             )),
             // Page ids have 32 bits.
             None => Ok(most.min(u32::MAX as usize / PAGE_TOKENS)),
         }
+    }
+
+    /// Returns the room on the device of a rank, divided among the ranks that still need pages there.
+    fn room(&self, replica: usize, prepared: &PreparedRank) -> Result<Room, ModelError> {
+        let memory = prepared.device.memory()?;
+        let ordinal = prepared.position.ordinal;
+        let here = |replicas: Range<usize>| {
+            let positions = replicas.flat_map(|replica| self.positions(replica));
+            positions.filter(|position| position.ordinal == ordinal).count() as u64
+        };
+        let users = here(replica..self.replicas);
+        let workspace = workspace_bytes(&prepared.sizes, &prepared.offsets, self.checkpoint.config()) as u64;
+        // No rank uses the reserve, so the reserve of replicas that already run is still free.
+        let spare = spare(memory.total).saturating_mul(here(0..self.replicas));
+        let steps = spare.saturating_add(workspace.saturating_mul(users));
+        let reserved = self.options.reserved_bytes;
+        let left = memory.free.saturating_sub(steps).saturating_sub(reserved);
+        let pages = left / users.max(1) / prepared.sizes.page_bytes().max(1) as u64;
+        let pages = usize::try_from(pages).unwrap_or(usize::MAX);
+        let used = memory.total.saturating_sub(memory.free);
+        Ok(Room { pages, ordinal, total: memory.total, used, steps, reserved })
     }
 
     /// Returns the number of blocks in which a rank may wait. Half of a device is left for what ranks still compute

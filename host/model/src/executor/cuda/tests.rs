@@ -11,7 +11,7 @@ use skep_kernels::cuda::device::{Device, Emulation};
 use skep_kernels::{DType, gpu};
 
 use super::*;
-use crate::batch::LogitsWanted;
+use crate::batch::{LogitsWanted, PAGE_TOKENS};
 use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
 use crate::executor::fixture::{expected, folder, options, relative_error, sequence};
@@ -405,6 +405,40 @@ fn replicas_share_the_weights_of_a_device_and_divide_the_remaining_memory() {
         let plan = executor.plan();
         assert!(plan.weight_bytes > 0 && plan.activation_bytes > 0 && plan.graph_bytes > 0, "{plan}");
     }
+}
+
+#[test]
+fn memory_that_others_have_or_get_later_is_left_to_them_and_a_refusal_has_the_numbers() {
+    const OTHERS: u64 = 16 << 20;
+    let checkpoint = open("llama-gqa");
+    let device = Device::emulated(Emulation { memory_bytes: 64 << 20, multiprocessors: 3 });
+    let start = |kv_tokens: Option<usize>, reserved_bytes: u64| {
+        let options = ExecutorOptions { kv_tokens, reserved_bytes, ..cuda_options() };
+        let shared = device.clone();
+        let opened = Box::new(move |_| Ok(shared.clone()));
+        CudaModel::new(&checkpoint, options, Ordinals::FIRST, 1, opened).unwrap().executor(0)
+    };
+    let pages = |reserved_bytes: u64| {
+        let executor = start(None, reserved_bytes).unwrap();
+        let pages = executor.limits().page_count as u64;
+        (pages, executor.plan().kv_bytes / (pages + 1))
+    };
+    let (alone, page_bytes) = pages(0);
+    let is_smaller_by_others = |pages: u64| ((alone - pages) * page_bytes).abs_diff(OTHERS) <= page_bytes;
+    assert!(is_smaller_by_others(pages(OTHERS).0), "a model that is loaded later gets its memory");
+    let other = device.zeroed(OTHERS as usize).unwrap();
+    assert!(is_smaller_by_others(pages(0).0), "a model that is loaded keeps its memory");
+
+    // Nearly all of the pages.
+    let all = alone as usize * PAGE_TOKENS / 100 * 99;
+    let error = start(Some(all), OTHERS).err().expect("it fits only alone").to_string();
+    assert!(error.contains(&format!("kv_tokens: {all} tokens do not fit")), "{error}");
+    assert!(error.contains("cuda:0 has 64.0 MiB, of which 16."), "{error}");
+    assert!(error.contains("16.0 MiB are left to models that are loaded later"), "{error}");
+    let error = start(None, 64 << 20).err().expect("nothing is left").to_string();
+    assert!(error.contains("device: ") && error.contains("64.0 MiB are left to models"), "{error}");
+    drop(other);
+    start(Some(all), 0).unwrap();
 }
 
 #[test]
