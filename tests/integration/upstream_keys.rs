@@ -237,7 +237,7 @@ async fn the_key_of_an_upstream_is_in_nothing_that_the_host_writes_or_answers() 
         let found = written.iter().filter(|(known, _)| known.contains(place));
         found.into_iter().any(|(_, body)| String::from_utf8_lossy(body).contains(text))
     };
-    // What is searched has what it should have.
+    // Check that the searched output is complete.
     for (place, text) in [
         ("the log", "TRACE"),
         ("the log", "Bearer [key]"),

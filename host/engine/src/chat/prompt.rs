@@ -63,7 +63,7 @@ pub(super) fn render_and_continue(
     }
     if dialect.reasons_in_channel() {
         return refused(
-            "this model writes its answers in channels, which cannot be continued; ask it to go on",
+            "this model writes its answers in channels, which cannot be continued; ask it to continue",
         );
     }
     let mut rendering = Renderer::of(engine, &dialect).render(before, opening, "")?;

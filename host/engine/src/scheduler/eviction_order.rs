@@ -1,5 +1,5 @@
-//! Which cached pages go first when running sequences need room: those that no waiting request begins with, the least
-//! recently used first, and then those of the requests that will be admitted last.
+//! The order in which cached pages are evicted when running sequences need room: first those that no waiting request begins
+//! with, the least recently used first, and then those of the requests that will be admitted last.
 //!
 //! Sessions that come back one after the other would otherwise find nothing: the pages that were used longest ago are
 //! those of the session that has waited longest, which is the next to need them. Evicting what is needed last is the
