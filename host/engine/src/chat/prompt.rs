@@ -22,12 +22,12 @@ pub(super) struct Prompt {
     pub(super) text: String,
     pub(super) tokens: Vec<u32>,
     /// The part of the answer in which the prompt ends, if it has the beginning of one.
-    pub(super) begun: Option<Begun>,
+    pub(super) begun: Option<BegunPart>,
 }
 
 /// The part of an answer that has begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Begun {
+pub(super) enum BegunPart {
     Reasoning,
     Answer,
 }
