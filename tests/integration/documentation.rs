@@ -271,6 +271,29 @@ fn the_readme_is_short_and_shows_the_agent_hello() {
 }
 
 #[test]
+fn every_example_has_a_readme_and_is_listed() {
+    let examples = repository().join("examples");
+    let list = fs::read_to_string(examples.join("README.md")).unwrap();
+    let (mut faults, mut count) = (Vec::new(), 0);
+    for folder in fs::read_dir(&examples).unwrap().map(|entry| entry.unwrap().path()) {
+        if !folder.join("agent.toml").exists() {
+            continue;
+        }
+        count += 1;
+        let name = folder.file_name().unwrap().to_str().unwrap();
+        let readme = fs::read_to_string(folder.join("README.md")).unwrap_or_default();
+        if !readme.starts_with(&format!("# {name}\n")) || !readme.contains("```sh\n") {
+            faults.push(format!("examples/{name}/README.md: no title or no commands"));
+        }
+        if !list.contains(&format!("| [{name}]({name}) |")) {
+            faults.push(format!("examples/README.md: no row for {name}"));
+        }
+    }
+    assert!(count > 10, "found only {count} examples");
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+#[test]
 fn the_settings_in_the_readme_are_valid() {
     let readme = fs::read_to_string(repository().join("README.md")).unwrap();
     let mut options = ServerOptions::default();
