@@ -1,10 +1,11 @@
 //! The language of the documentation, and whether what it says about the repository is true.
 
-use crate::harness::repository;
+use crate::harness::{repository, skipped};
 use skep_cli::{config::Config, server_options::ServerOptions};
 use std::{
     fs,
     path::{Path, PathBuf},
+    process::Command,
 };
 
 /// Openings of fragments: a sentence that begins so has no subject before its verb, or no verb.
@@ -268,6 +269,21 @@ fn the_readme_is_short_and_shows_the_agent_hello() {
     let (_, agent) = agent.split_once("\n\n").expect("a header");
     let (agent, _) = agent.split_once("\n\n#[cfg(test)]").expect("a test");
     assert_eq!(shown.trim_end(), agent.trim_end(), "the agent of the README is not examples/hello");
+}
+
+#[test]
+fn the_picture_of_the_process_is_drawn_from_its_description() {
+    let folder = repository().join("host/guide");
+    let draw = Command::new("python3").args(["draw.py", "process.txt"]).current_dir(&folder).output();
+    let Ok(drawn) = draw else {
+        return skipped("host/guide/draw.py needs Python 3");
+    };
+    assert!(drawn.status.success(), "{}", String::from_utf8_lossy(&drawn.stderr));
+    let picture = fs::read_to_string(folder.join("process.svg")).unwrap();
+    let hint = "in host/guide, run `python3 draw.py process.txt > process.svg`";
+    assert_eq!(String::from_utf8(drawn.stdout).unwrap(), picture, "{hint}");
+    let readme = fs::read_to_string(repository().join("README.md")).unwrap();
+    assert!(readme.contains("](host/guide/process.svg)"), "the README shows the picture");
 }
 
 #[test]
