@@ -9,7 +9,7 @@ mod http;
 pub(crate) mod inference;
 pub(crate) mod log;
 pub(crate) mod schedule;
-mod session_room;
+mod session_quota;
 pub(crate) mod state;
 mod timer;
 pub(crate) mod tools;
@@ -20,7 +20,7 @@ pub(crate) use inference::{
     CommittedConversations, ConversationSet, StoredConversation, check_conversation, is_quick_conversation,
     left_use,
 };
-pub(crate) use session_room::{SessionRoom, check_size};
+pub(crate) use session_quota::{SessionQuota, check_size};
 pub(crate) use turn::{Reach, Turn};
 
 use crate::{Limits, bindings, limits::InstanceLimiter};
