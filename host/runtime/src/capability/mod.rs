@@ -2,6 +2,11 @@
 //!
 //! A [`TurnContext`] lives in the wasmtime store of one turn. Only what the session takes out of it to commit outlives the
 //! turn.
+//!
+//! The module of an interface has one order: a header with the interface's name, its bounds, the types that a turn holds,
+//! the implementation of the bindings' `Host` traits, which reads arguments and converts errors, then the methods of the
+//! types, helpers, and tests. In a folder, `mod.rs` has the header and the `Host` traits, and each
+//! other file a part of the interface's work.
 
 mod call_budget;
 pub(crate) mod events;
