@@ -28,7 +28,7 @@ impl PrefixOwner {
         PrefixOwner { tenant, session: agent.as_ref().and(session), agent }
     }
 
-    /// Returns the owner of what no session has alone.
+    /// Returns the owner of pages that no single session owns.
     pub fn tenant(tenant: &str) -> Self {
         PrefixOwner { tenant: tenant.to_owned(), agent: None, session: None }
     }

@@ -31,7 +31,7 @@ pub struct SchemaValidator {
 pub enum Dialect {
     /// Patterns are matched in linear time: those that look around or refer back do not compile. Formats are checked.
     Linear,
-    /// Patterns may look around and refer back. Formats are annotations.
+    /// Lookaround and backreferences are allowed. Formats are annotations.
     Backtracking,
 }
 
@@ -233,7 +233,7 @@ mod tests {
         assert!(schema.check(&nested(100, json!({}))).is_ok(), "each is applied to another value");
     }
 
-    /// The shapes that people's schemas have.
+    /// Ordinary schemas must pass without being abandoned.
     #[test]
     fn ordinary_schemas_of_large_values_are_never_abandoned() {
         let point = json!({"type": "object", "properties": {"x": {"type": "number"}, "y": {"type": "number"}},
@@ -278,7 +278,7 @@ mod tests {
         }
     }
 
-    /// On less stack than a guest's fiber has for the host.
+    /// The test's thread has less stack than a guest's fiber leaves to the host.
     #[test]
     fn the_deepest_value_fits_the_stack() {
         let list = json!({"anyOf": [{"type": "null"}, {"type": "object", "properties": {"x": {"allOf": [{"$ref": "#"}]}}}]});
