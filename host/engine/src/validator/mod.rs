@@ -29,20 +29,20 @@ pub struct SchemaValidator {
 /// The patterns that a schema may have, and whether `format` is checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dialect {
-    /// Patterns are matched in linear time: those that look around or refer back do not compile. Formats are checked.
+    /// Patterns are matched in linear time: those with lookaround or backreferences do not compile. Formats are checked.
     Linear,
     /// Lookaround and backreferences are allowed. Formats are annotations.
     Backtracking,
 }
 
-/// Why a value did not pass.
+/// The reason why a value did not pass.
 #[derive(Debug)]
 pub enum Invalid<'v> {
     /// The errors in the value. The list is never empty.
     Errors(Vec<ValidationError<'v>>),
     /// The value does not match, but finding out where would take too many steps.
     Somewhere,
-    /// Validation was abandoned, so nobody knows whether the value matches.
+    /// Validation was abandoned, so it is unknown whether the value matches.
     TooManySteps,
 }
 
