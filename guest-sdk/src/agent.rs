@@ -19,7 +19,7 @@ pub type TurnFunction = for<'a> fn(&'a mut Context, Message) -> Task<'a, Result<
 #[doc(hidden)]
 #[derive(Clone, Copy)]
 pub enum Turn {
-    /// The author's function does.
+    /// The author's function handles the turn.
     Function(TurnFunction),
     /// The model answers.
     Instructions(Instructions),

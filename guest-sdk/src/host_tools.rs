@@ -63,7 +63,7 @@ impl HostTools<'_> {
     }
 }
 
-/// A tool of others that the model may call: the name of one, such as `agent:orders/find_order`, a pattern
+/// A tool of another agent or server that the model may call: its name, such as `agent:orders/find_order`, a pattern
 /// such as `mcp:files/*`, or a [`HostTool`](crate::HostTool).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OfferedTool {
@@ -144,7 +144,7 @@ impl OfferedTools {
         self.0.iter().map(|tool| &tool.model_name)
     }
 
-    /// Returns the tool with this name of the model's.
+    /// Returns the tool that the model calls by this name.
     pub(crate) fn get(&self, model_name: &str) -> Option<&Offered> {
         self.0.iter().find(|tool| tool.model_name == model_name)
     }

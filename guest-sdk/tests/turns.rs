@@ -36,7 +36,7 @@ mod shop {
     #[tool]
     pub async fn add(
         cx: &Context,
-        /// What to buy.
+        /// The items to buy.
         #[schemars(length(min = 1))]
         mut items: Vec<Item>,
         note: Option<String>,
@@ -85,7 +85,7 @@ fn a_tool_definition_reflects_its_function() {
     assert_eq!((add.name.as_str(), add.description.as_str()), ("add", "Puts items into the basket."));
     assert_eq!(add.input_schema["required"], json!(["items"]));
     assert_eq!(add.input_schema["additionalProperties"], json!(false));
-    assert_eq!(add.input_schema["properties"]["items"]["description"], "What to buy.");
+    assert_eq!(add.input_schema["properties"]["items"]["description"], "The items to buy.");
     assert_eq!(add.input_schema["properties"]["items"]["minItems"], 1);
     assert_eq!(add.output_schema["properties"]["count"]["maximum"], 3);
     assert_eq!(size.input_schema["additionalProperties"], json!(false));

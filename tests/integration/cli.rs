@@ -276,7 +276,8 @@ async fn deleting_an_agent_needs_confirmation_and_removes_it_for_all_commands() 
 
 #[tokio::test]
 async fn status_shows_the_host_on_one_screen() {
-    let host = shared();
+    let data = tempfile::tempdir().unwrap();
+    let host = &Host::start(Some(data.path()));
     assert_eq!(host.deploy_guest("noop", "in-status", "").await.0, 201);
     assert_eq!(host.message("in-status", "s", "hello").await.0, 200);
     let screen = printed(host, &["status"]).await;
@@ -289,10 +290,13 @@ async fn status_shows_the_host_on_one_screen() {
     assert_eq!(line("address"), host.url);
     assert!(line("model").starts_with(&format!("{MODEL} on cpu, context ")), "{screen}");
     assert!(line("agents").ends_with(" deployed") && line("sessions").contains(" active"), "{screen}");
-    assert_eq!(
-        (line("held").as_str(), line("data").as_str()),
-        ("nothing", "in memory, lost when the host stops")
-    );
+    assert_eq!(line("queues"), "0 messages, 0 alarms, 0 events, 0 webhooks, 0 batches (0 requests)");
+    assert_eq!(line("held"), "nothing");
+    let disk = line("data");
+    assert!(disk.starts_with("database ") && disk.ends_with(" free on the disk"), "{screen}");
+    let in_memory = printed(shared(), &["status"]).await;
+    let expected = format!("{:<9} in memory, lost when the host stops\n", "data");
+    assert!(in_memory.contains(&expected), "{in_memory}");
 
     let status: Value = serde_json::from_str(&printed(host, &["status", "--json"]).await).unwrap();
     let answered = host.get("/v1/status").await.1;

@@ -129,7 +129,7 @@ async fn changed_settings_apply_at_once_and_a_bad_file_changes_nothing() {
     let (_, agent) = up.host.get("/v1/agents/one").await;
     assert_eq!(agent["limits"]["tokens_per_turn"], 50, "{agent}");
 
-    // What needs a restart stays listed until the file says again what the host was started with.
+    // A setting that needs a restart stays listed until the file says again what the host was started with.
     let back = up.reload(&first).await;
     let expected = [
         "[limits] tokens_per_turn: 50 → 100",

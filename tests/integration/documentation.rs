@@ -1,10 +1,11 @@
 //! The language of the documentation, and whether what it says about the repository is true.
 
-use crate::{harness::repository, house::sources};
+use crate::harness::{repository, skipped};
 use skep_cli::{config::Config, server_options::ServerOptions};
 use std::{
     fs,
     path::{Path, PathBuf},
+    process::Command,
 };
 
 /// Openings of fragments: a sentence that begins so has no subject before its verb, or no verb.
@@ -17,50 +18,73 @@ const README_LINES: usize = 150;
 #[test]
 fn documentation_is_made_of_sentences() {
     let mut faults = Vec::new();
-    for file in sources() {
-        let text = fs::read_to_string(&file).unwrap();
-        let mut before = "";
-        for (index, line) in text.lines().enumerate() {
-            let line = line.trim_start();
-            let is_doc = |line: &str| line.starts_with("///") || line.starts_with("//!");
-            let begins = is_doc(line) && (!is_doc(before) || before.len() == 3);
-            let first = line.get(3..).unwrap_or_default().trim_start().split(' ').next().unwrap_or_default();
-            // The documentation of a field of an agent's tool is its description.
-            let is_of_agent = file.starts_with(repository().join("guest-sdk/tests"));
-            if begins && FRAGMENTS.contains(&first) && !is_of_agent {
-                faults.push(format!("{}:{}: a doc comment begins with {first:?}", file.display(), index + 1));
-            }
-            if let Some(at) = line
-                .find(concat!("is ", "no "))
-                .filter(|_| !line.contains("there is no ") && !line.contains("There is no "))
-            {
-                let rest = line[at + 6..].split(' ').next().unwrap_or_default();
-                if !["longer", "more", "less", "other", "one"]
-                    .contains(&rest.trim_end_matches([',', '.', ';', ':']))
-                {
-                    faults.push(format!("{}:{}: write \"is not a {rest}\"", file.display(), index + 1));
-                }
-            }
-            before = line;
-        }
-        for (line, word) in openings_without_verb(&text) {
-            let hint = "begin with what the function does, such as \"Returns\"";
-            faults.push(format!(
-                "{}:{line}: a function's documentation begins with {word:?}; {hint}",
-                file.display()
-            ));
-        }
-    }
     for file in documents(&repository()) {
-        faults.extend(house_words(&file, &fs::read_to_string(&file).unwrap()));
+        let text = fs::read_to_string(&file).unwrap();
+        let mut found = [fragments(&text), negated_nouns(&file, &text), house_words(&file, &text)].concat();
+        if has_extension(&file, &["rs"]) {
+            let hint = "begin with what the function does, such as \"Returns\"";
+            let openings = openings_without_verb(&text).into_iter();
+            found.extend(openings.map(|(line, word)| {
+                (line, format!("a function's documentation begins with {word:?}; {hint}"))
+            }));
+        }
+        faults.extend(found.into_iter().map(|(line, fault)| format!("{}:{line}: {fault}", file.display())));
     }
     assert!(faults.is_empty(), "{}", faults.join("\n"));
-    let page = "The host goes on, `in_force` or not.\n```text\nshe was told\n```\n";
-    assert_eq!(house_words(Path::new("page.md"), page).len(), 1);
 }
 
-/// Words that only the authors understand at once, with those to write instead. They are looked for in the documentation of
-/// Rust items, in WIT, and in Markdown outside of code.
+/// Returns the lines at which a comment, or a paragraph of one, begins with a fragment.
+fn fragments(text: &str) -> Vec<(usize, String)> {
+    let (mut found, mut is_inside) = (Vec::new(), false);
+    for (index, line) in text.lines().enumerate() {
+        let comment = comment(line).unwrap_or_default();
+        let first = comment.split(' ').next().unwrap_or_default();
+        if !is_inside && FRAGMENTS.contains(&first) {
+            found.push((index + 1, format!("a comment begins with {first:?}")));
+        }
+        is_inside = !comment.is_empty();
+    }
+    found
+}
+
+/// Returns the lines that negate a noun instead of the verb.
+fn negated_nouns(file: &Path, text: &str) -> Vec<(usize, String)> {
+    let mut found = Vec::new();
+    for (number, line) in readable(file, text) {
+        let Some((before, rest)) = line.split_once(concat!("is ", "no ")) else { continue };
+        let noun = rest.split(' ').next().unwrap_or_default();
+        let is_idiom =
+            ["longer", "more", "less", "other", "one"].contains(&noun.trim_end_matches([',', '.', ';', ':']));
+        if !is_idiom && !before.ends_with("there ") && !before.ends_with("There ") {
+            found.push((number, format!("write \"is not a {noun}\"")));
+        }
+    }
+    found
+}
+
+/// Returns the text of a line that is a comment of its own.
+fn comment(line: &str) -> Option<&str> {
+    let line = line.trim_start();
+    let text = line.strip_prefix("//").or_else(|| line.strip_prefix("/*"))?;
+    Some(text.trim_start_matches(['/', '!', '*']).trim())
+}
+
+/// Returns the lines of a file with their numbers, without the code of a Markdown page.
+fn readable<'a>(file: &Path, text: &'a str) -> Vec<(usize, &'a str)> {
+    let (is_page, mut is_code) = (has_extension(file, &["md"]), false);
+    let lines = text.lines().enumerate().filter(|(_, line)| {
+        is_code ^= is_page && line.trim_start().starts_with("```");
+        !is_code
+    });
+    lines.map(|(index, line)| (index + 1, line)).collect()
+}
+
+fn has_extension(file: &Path, extensions: &[&str]) -> bool {
+    file.extension().is_some_and(|extension| extensions.iter().any(|known| extension == *known))
+}
+
+/// Words that only the authors understand at once, with those to write instead. They are looked for in Markdown outside of
+/// code, in comments, and in everything that a program says: all lines of its Rust and JavaScript, except its tests.
 const HOUSE_WORDS: [(&str, &str); 14] = [
     ("told", "sent, reported or notified"),
     ("anew", "again"),
@@ -78,26 +102,67 @@ const HOUSE_WORDS: [(&str, &str); 14] = [
     ("the most that", "the maximum"),
 ];
 
-/// Returns the lines of a file whose documentation has such a word.
-fn house_words(file: &Path, text: &str) -> Vec<String> {
-    let is_page = file.extension().is_some_and(|extension| extension == "md");
-    let (mut faults, mut is_code) = (Vec::new(), false);
-    for (index, line) in text.lines().enumerate().map(|(index, line)| (index, line.trim_start())) {
-        is_code ^= is_page && line.starts_with("```");
-        if is_code || !is_page && !line.starts_with("///") && !line.starts_with("//!") {
+/// Returns the lines of a file that have such a word.
+fn house_words(file: &Path, text: &str) -> Vec<(usize, String)> {
+    let is_page = has_extension(file, &["md"]);
+    let program = match has_extension(file, &["rs", "js"]) && !is_test(file) {
+        true => text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default().lines().count(),
+        false => 0,
+    };
+    let mut faults = Vec::new();
+    for (number, line) in readable(file, text) {
+        if !is_page && number > program && comment(line).is_none() {
             continue;
         }
         let words = line.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty());
         let words = format!(" {} ", words.collect::<Vec<_>>().join(" ").to_lowercase());
         let found = HOUSE_WORDS.iter().filter(|(word, _)| words.contains(&format!(" {word} ")));
-        faults.extend(found.map(|(word, instead)| {
-            format!("{}:{}: write {instead} instead of {word:?}", file.display(), index + 1)
-        }));
+        faults.extend(found.map(|(word, instead)| (number, format!("write {instead} instead of {word:?}"))));
     }
     faults
 }
 
-/// Lists the Rust sources, the interfaces and the Markdown pages, except those that are kept as they were.
+/// Returns whether a file has only tests, or what they run.
+fn is_test(file: &Path) -> bool {
+    let file = file.strip_prefix(repository()).unwrap_or(file);
+    let stem = file.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
+    file.iter().any(|part| part == "tests") || stem.ends_with("tests")
+}
+
+#[test]
+fn fragments_and_words_of_the_house_are_found_where_readers_meet_them() {
+    let lines = |found: Vec<(usize, String)>| found.into_iter().map(|(line, _)| line).collect::<Vec<_>>();
+    let page = "The host goes on, `in_force` or not.\n```text\nshe was told\n```\n";
+    assert_eq!(lines(house_words(Path::new("page.md"), page)), [1]);
+    let source = [
+        "// It was told.",
+        "const A: &str = \"anew\";",
+        "#[cfg(test)]",
+        "mod tests {",
+        "    // It goes on.",
+        "    const B: &str = \"told\";",
+        "}",
+    ];
+    let source = &source.join("\n");
+    assert_eq!(lines(house_words(Path::new("host/a.rs"), source)), [1, 2, 5]);
+    assert_eq!(lines(house_words(Path::new("tests/a.rs"), source)), [1, 5]);
+    assert_eq!(lines(house_words(Path::new("a.cu"), source)), [1, 5]);
+    let comments = [
+        "// A tree,",
+        "// Where birds live.",
+        "//",
+        "// Of a tree.",
+        "let a;",
+        "/// That tree.",
+        "let b;",
+        "/** Who asks. */",
+    ];
+    assert_eq!(lines(fragments(&comments.join("\n"))), [4, 6, 8]);
+    let nouns = format!("A key {0} secret.\nThere {0} key.\nIt {0} longer here.\n", concat!("is", " no"));
+    assert_eq!(lines(negated_nouns(Path::new("page.md"), &nouns)), [1]);
+}
+
+/// Lists the Rust, CUDA and JavaScript sources, the interfaces and the Markdown pages, except those that are kept as they were.
 fn documents(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let kept = |name: &str| {
@@ -108,10 +173,7 @@ fn documents(folder: &Path) -> Vec<PathBuf> {
     for path in entries.filter(|path| !kept(path.file_name().unwrap().to_str().unwrap())) {
         if path.is_dir() {
             found.extend(documents(&path));
-        } else if path
-            .extension()
-            .is_some_and(|extension| ["rs", "wit", "md"].iter().any(|e| extension == *e))
-        {
+        } else if has_extension(&path, &["rs", "cu", "cuh", "js", "mjs", "wit", "md"]) {
             found.push(path);
         }
     }
@@ -207,6 +269,44 @@ fn the_readme_is_short_and_shows_the_agent_hello() {
     let (_, agent) = agent.split_once("\n\n").expect("a header");
     let (agent, _) = agent.split_once("\n\n#[cfg(test)]").expect("a test");
     assert_eq!(shown.trim_end(), agent.trim_end(), "the agent of the README is not examples/hello");
+}
+
+#[test]
+fn the_picture_of_the_process_is_drawn_from_its_description() {
+    let folder = repository().join("host/guide");
+    let draw = Command::new("python3").args(["draw.py", "process.txt"]).current_dir(&folder).output();
+    let Ok(drawn) = draw else {
+        return skipped("host/guide/draw.py needs Python 3");
+    };
+    assert!(drawn.status.success(), "{}", String::from_utf8_lossy(&drawn.stderr));
+    let picture = fs::read_to_string(folder.join("process.svg")).unwrap();
+    let hint = "in host/guide, run `python3 draw.py process.txt > process.svg`";
+    assert_eq!(String::from_utf8(drawn.stdout).unwrap(), picture, "{hint}");
+    let readme = fs::read_to_string(repository().join("README.md")).unwrap();
+    assert!(readme.contains("](host/guide/process.svg)"), "the README shows the picture");
+}
+
+#[test]
+fn every_example_has_a_readme_and_is_listed() {
+    let examples = repository().join("examples");
+    let list = fs::read_to_string(examples.join("README.md")).unwrap();
+    let (mut faults, mut count) = (Vec::new(), 0);
+    for folder in fs::read_dir(&examples).unwrap().map(|entry| entry.unwrap().path()) {
+        if !folder.join("agent.toml").exists() {
+            continue;
+        }
+        count += 1;
+        let name = folder.file_name().unwrap().to_str().unwrap();
+        let readme = fs::read_to_string(folder.join("README.md")).unwrap_or_default();
+        if !readme.starts_with(&format!("# {name}\n")) || !readme.contains("```sh\n") {
+            faults.push(format!("examples/{name}/README.md: no title or no commands"));
+        }
+        if !list.contains(&format!("| [{name}]({name}) |")) {
+            faults.push(format!("examples/README.md: no row for {name}"));
+        }
+    }
+    assert!(count > 10, "found only {count} examples");
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
 #[test]

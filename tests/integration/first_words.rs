@@ -78,21 +78,49 @@ async fn room_service_places_orders_and_confirms_them() {
     assert_eq!(first["tool_calls"].as_array().map(Vec::len), Some(1), "{first}");
     let (_, messages) = host.get("/v1/agents/room-service/sessions/ada/messages").await;
     assert_eq!(messages["data"].as_array().map(Vec::len), Some(5), "{messages}");
+    host.stop();
+}
 
-    let mut answers = Vec::new();
-    for message in skep_cli::commands::demo::MESSAGES {
-        answers.push(text(&say(&host, "room-service", "demo", message).await).to_owned());
-    }
-    let expected = [
+/// Pages that show the output of the demo, with "…" for figures that vary and for lines that they leave out.
+const PAGES: [&str; 2] = ["README.md", "host/guide/install.md"];
+
+#[test]
+fn the_demo_prints_what_the_pages_show() {
+    let demo = Command::new(env!("CARGO_BIN_EXE_skep")).arg("demo").stdin(Stdio::null()).output().unwrap();
+    let printed = String::from_utf8(demo.stdout).unwrap();
+    assert!(demo.status.success(), "{printed}\n{}", String::from_utf8_lossy(&demo.stderr));
+    for words in [
         "two pizzas and a tea, 28 euros",
         "three coffees, 12 euros",
         "a pizza and a salad, 21 euros",
         "a soup, 7 euros",
-    ];
-    for (answer, words) in answers.iter().zip(expected) {
-        assert!(answer.contains(words), "the demo: {answers:?}");
+    ] {
+        assert!(printed.contains(words), "no answer has {words:?}:\n{printed}");
     }
-    host.stop();
+    for page in PAGES {
+        let text = std::fs::read_to_string(repository().join(page)).unwrap();
+        let is_demo = |block: &&str| block.starts_with("text\n") && block.contains("\nyou> ");
+        let shown =
+            text.split("```").find(is_demo).unwrap_or_else(|| panic!("{page} does not show the demo"));
+        let mut lines = printed.lines();
+        for shown in shown.lines().skip(1).filter(|line| *line != "…") {
+            assert!(
+                lines.any(|line| is_as_shown(line, shown)),
+                "{page} shows {shown:?}; printed:\n{printed}"
+            );
+        }
+    }
+}
+
+/// Returns whether a line is as a page shows it, with some text for each "…".
+fn is_as_shown(line: &str, shown: &str) -> bool {
+    let mut parts = shown.split('…');
+    let Some(mut rest) = line.strip_prefix(parts.next().unwrap_or_default()) else { return false };
+    for part in parts {
+        let Some(at) = rest.find(part) else { return false };
+        rest = &rest[at + part.len()..];
+    }
+    rest.is_empty()
 }
 
 #[tokio::test]

@@ -188,7 +188,7 @@ async fn an_undecided_call_is_reported_and_found_again_by_its_key() {
     assert!(approval["tool"] == "pay" && approval["expires_at_ms"].is_u64(), "{approval}");
     assert!(text(&waits).contains(&format!("skep approval approve {}", approval["id"].as_str().unwrap())));
 
-    // Nothing has run yet, and the same call is the same turn, even on another connection.
+    // The tool has not run yet, and the same call is the same turn, even on another connection.
     let (key, session) = (told(&waits, "skep.dev/idempotency_key"), told(&waits, "skep.dev/session"));
     let again = async || {
         let (client, _) = connect(&host).await;

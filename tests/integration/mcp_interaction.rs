@@ -157,7 +157,7 @@ async fn a_form_about_a_call_that_is_declined_or_closed_decides_nothing() {
                 (paid.is_error, paid.structured_content),
                 (Some(false), Some(json!({"result": 7})))
             ),
-            // Nothing is paid, and the turn continues with the reason.
+            // The tool is not called, and the turn continues with the reason.
             _ => assert!(paid.is_error == Some(true) && text(&paid).contains("not today"), "{paid:?}"),
         }
         assert_eq!(asked.lock().unwrap().len(), 1, "people are asked once at the client");

@@ -290,7 +290,7 @@ fn stored(shared: &Arc<Shared>, name: &str, from: Option<usize>) -> Response {
             let reached = |limit: usize| at <= limit && limit < at + CHUNK;
             match fault {
                 Some(Fault::Cut(limit)) if reached(limit) => {
-                    // What was sent before has to arrive first.
+                    // The bytes that were sent before have to arrive first.
                     tokio::time::sleep(Duration::from_millis(100)).await;
                     Err(std::io::Error::other("the connection is cut"))
                 }

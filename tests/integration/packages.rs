@@ -94,9 +94,9 @@ fn health_has_the_exit_code_of_a_host_that_does_not_answer() {
 }
 
 /// Returns the lines of the next message.
-fn told(socket: &UnixDatagram) -> Vec<String> {
+fn notified(socket: &UnixDatagram) -> Vec<String> {
     let mut message = [0; 4096];
-    let length = socket.recv(&mut message).expect("the host tells the service manager something in time");
+    let length = socket.recv(&mut message).expect("the host notifies the service manager in time");
     String::from_utf8(message[..length].to_vec()).unwrap().lines().map(str::to_owned).collect()
 }
 
@@ -116,13 +116,14 @@ fn systemd_is_notified_of_ready_watchdog_and_stopping() {
         fs::create_dir(&home).unwrap();
         let environment = [("NOTIFY_SOCKET", name.as_str()), ("WATCHDOG_USEC", "200000")];
         let (mut host, url) = host_alone(&home, &environment);
-        assert_eq!(told(&socket), ["READY=1".to_owned(), format!("STATUS=serving at {url}")]);
+        assert_eq!(notified(&socket), ["READY=1".to_owned(), format!("STATUS=serving at {url}")]);
         assert_eq!(alone(&home, &["health", "--url", &url]), "ready\n");
         for _ in 0..3 {
-            assert_eq!(told(&socket), ["WATCHDOG=1"]);
+            assert_eq!(notified(&socket), ["WATCHDOG=1"]);
         }
         stop(&mut host);
-        let stopping = std::iter::repeat_with(|| told(&socket)).find(|message| message[0] != "WATCHDOG=1");
+        let stopping =
+            std::iter::repeat_with(|| notified(&socket)).find(|message| message[0] != "WATCHDOG=1");
         assert_eq!(stopping.unwrap()[0], "STOPPING=1");
     }
 }
@@ -135,9 +136,9 @@ fn a_watchdog_of_another_process_is_not_notified() {
     socket.set_read_timeout(Some(PATIENCE)).unwrap();
     let environment = [("NOTIFY_SOCKET", path.as_str()), ("WATCHDOG_USEC", "2000"), ("WATCHDOG_PID", "1")];
     let (mut host, _) = host_alone(folder.path(), &environment);
-    assert_eq!(told(&socket)[0], "READY=1");
+    assert_eq!(notified(&socket)[0], "READY=1");
     stop(&mut host);
-    assert_eq!(told(&socket)[0], "STOPPING=1", "nothing came in between");
+    assert_eq!(notified(&socket)[0], "STOPPING=1", "nothing came in between");
 }
 
 #[test]

@@ -3,7 +3,10 @@
 //! The sources are read as text, without tests. An import of something that the crate's root re-exports counts as one of the
 //! module that defines it.
 
-use crate::{harness::rust_sources, workspace::packages};
+use crate::{
+    harness::{repository, rust_sources},
+    workspace::packages,
+};
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
@@ -12,17 +15,18 @@ use std::{
 
 const MOST_FIELDS: usize = 16;
 /// Structs with more fields, which hold settings.
-const SETTINGS: [&str; 10] = [
-    "RuntimeOptions",
-    "Config",
-    "EngineConfig",
-    "ExecutorOptions",
-    "ModelConfig",
-    "Parameters",
-    "ChatOptions",
-    "ServerOptions",
-    "Limits",
-    "LimitsToml",
+const SETTINGS: [(&str, &str); 6] = [
+    ("host/cli/src/config/engine.rs", "EngineConfig"),
+    ("host/cli/src/config/mod.rs", "Config"),
+    ("host/cli/src/server_options.rs", "ServerOptions"),
+    ("host/model/src/config/mod.rs", "ModelConfig"),
+    ("host/model/src/executor/mod.rs", "ExecutorOptions"),
+    ("host/runtime/src/options/mod.rs", "RuntimeOptions"),
+];
+/// Structs with more fields, which are requests as clients write them.
+const REQUESTS: [(&str, &str); 2] = [
+    ("host/engine/src/chat/options.rs", "ChatOptions"),
+    ("host/gateway/src/openai/parameters.rs", "Parameters"),
 ];
 
 type Edges = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
@@ -65,6 +69,7 @@ fn a_directory_of_modules_has_a_mod_rs() {
 #[test]
 fn a_struct_has_few_fields() {
     let mut faults = Vec::new();
+    let mut exempt: Vec<(&str, &str)> = SETTINGS.into_iter().chain(REQUESTS).collect();
     for file in packages().iter().flat_map(|package| rust_sources(package.sources())) {
         let text = without_tests(&plain(&fs::read_to_string(&file).unwrap()));
         for (at, _) in text.match_indices("struct ") {
@@ -77,12 +82,20 @@ fn a_struct_has_few_fields() {
                 text[at + 7..].chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
             let body = balanced(&text[at + open..]);
             let fields = split(&body[1..body.len() - 1]).iter().filter(|field| field.contains(':')).count();
-            if fields > MOST_FIELDS && !SETTINGS.contains(&&*name) {
-                faults.push(format!("{}: {name} has {fields} fields; it is several things", file.display()));
+            if fields <= MOST_FIELDS {
+                continue;
+            }
+            let path = file.strip_prefix(repository()).unwrap().to_str().unwrap();
+            match exempt.iter().position(|known| *known == (path, name.as_str())) {
+                Some(at) => {
+                    exempt.remove(at);
+                }
+                None => faults.push(format!("{path}: {name} has {fields} fields; it is several things")),
             }
         }
     }
     assert!(faults.is_empty(), "{}", faults.join("\n"));
+    assert!(exempt.is_empty(), "these structs need no exception: {exempt:?}");
 }
 
 /// Returns what each top-level module imports of the others, with the items.

@@ -75,7 +75,7 @@ async fn a_deleted_tenant_is_gone_with_everything_but_its_bill() {
     assert_eq!((status, &refused["error"]["code"]), (400, &json!("invalid_name")), "{refused}");
     assert_eq!(delete(&host, "nobody").await.1["error"]["code"], "tenant_not_found");
 
-    // Of each tenant: a chat, a turn, a response and the item of a batch.
+    // Each tenant has a chat, a turn, a response and the item of a batch.
     host.records("&tenant=acme", 4).await;
     host.records("&tenant=rival", 4).await;
     let pages = kv_pages(&host).await;

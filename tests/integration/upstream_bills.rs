@@ -161,7 +161,7 @@ async fn tokens_that_a_provider_wrote_to_its_cache_have_a_price_of_their_own() {
         (&of("far/partly")["cost"], &of("far/partly")["usage"]["cache_write_tokens"]),
         (&Value::Null, &json!(50))
     );
-    // A budget in money cannot go on with a cost that is unknown.
+    // A budget in money cannot continue with a cost that is unknown.
     host.ok("/v1/chat/completions", question("far/priced")).await;
     let (status, refused) = host.post("/v1/chat/completions", question("far/partly")).await;
     assert_eq!((status, &refused["error"]["code"]), (403, &json!("price_unknown")), "{refused}");

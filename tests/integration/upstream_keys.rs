@@ -27,7 +27,7 @@ use std::{
 const KEY: &str = "sk-7Hc2vQx9ZtKe41-never-shown";
 /// The key in base64, without its last characters, which depend on what follows.
 const KEY_BASE64: &str = "c2stN0hjMnZReDladEtlNDEtbmV2ZXItc2hvd2";
-/// The models of the upstream, each of which answers in another way.
+/// The models of the upstream, each of which answers differently.
 const MODELS: [&str; 6] = ["good", "refusing", "failing", "breaking", "mistyped", "redirecting"];
 
 /// Everything that was written or answered, with the place where it was.
@@ -213,7 +213,7 @@ async fn the_key_of_an_upstream_is_in_nothing_that_the_host_writes_or_answers() 
     assert!(asked.len() > 25 && asked.iter().all(sent), "the key was sent {} times", asked.len());
     assert!(complaints.contains("Hello.") && complaints.contains("Bearer [key]"), "{complaints}");
 
-    // Everything that can be read of the host.
+    // Read everything that the host exposes.
     let document: Value = host.get("/openapi.json").await.1;
     let mut read = 0;
     for (path, methods) in document["paths"].as_object().unwrap() {
@@ -237,7 +237,7 @@ async fn the_key_of_an_upstream_is_in_nothing_that_the_host_writes_or_answers() 
         let found = written.iter().filter(|(known, _)| known.contains(place));
         found.into_iter().any(|(_, body)| String::from_utf8_lossy(body).contains(text))
     };
-    // What is searched has what it should have.
+    // Check that the searched output is complete.
     for (place, text) in [
         ("the log", "TRACE"),
         ("the log", "Bearer [key]"),

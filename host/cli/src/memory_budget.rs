@@ -362,7 +362,7 @@ mod tests {
         let six = Some(tokens_of(6 * GIB));
         let loads = Loads::of(&[model("a", six), model("b", six), model("c", Some(tokens_of(3 * GIB)))]);
         loads.load("a", 10 * GIB).await.expect("it fits alone");
-        // Nothing has been written to most of its pages, so the system still calls nine GiB available.
+        // Most of its pages have not been written to, so the system still calls nine GiB available.
         let refused = loads.load("b", 9 * GIB).await.expect_err("four GiB are left");
         assert!(refused.contains("b needs 6.00 GiB of memory"), "{refused}");
         assert!(refused.contains(", and 4.00 GiB are available beside a\n"), "{refused}");

@@ -153,7 +153,7 @@ impl<L: Listener> Reading<'_, L> {
         let mut bytes_read = 0;
         loop {
             let chunk = match timeout_at(due, response.chunk()).await {
-                // What came is the whole answer, without its counts.
+                // The whole answer has arrived, without its counts.
                 Err(_) | Ok(Err(_)) if self.assembly.is_whole() => return Ok(()),
                 Err(_) => return Err(self.stalled()),
                 Ok(Err(error)) => return Err(http::broken(&error)),

@@ -160,7 +160,7 @@ pub(crate) fn check(
     // Anthropic's models continue a last message of the assistant without being asked.
     if options.continues_answer && kind != UpstreamKind::Anthropic {
         let message = format!(
-            "the server of the upstream model {name} decides itself how an answer begins; ask it to go on"
+            "the server of the upstream model {name} decides itself how an answer begins; ask it to continue"
         );
         return invalid("continue_final_message", message);
     }

@@ -161,11 +161,11 @@ impl TurnApprovals {
                 () = self.desk.clock.sleep_until(at_ms) => {}
             }
         };
-        let mut goes_on: JoinSet<()> =
+        let mut ended: JoinSet<()> =
             called.into_iter().map(|mut parked| async move { parked.ends().await }).collect();
         tokio::select! {
             () = own => {}
-            Some(_one) = goes_on.join_next() => {}
+            Some(_one) = ended.join_next() => {}
         }
     }
 

@@ -122,12 +122,12 @@ async fn beside<T>(
     session: &'static str,
     work: impl Future<Output = T>,
 ) -> (T, u64, Duration) {
-    let (goes_on, longest_us) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicU64::new(0)));
+    let (is_running, longest_us) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicU64::new(0)));
     let others = {
-        let (store, goes_on, longest_us) = (store.clone(), goes_on.clone(), longest_us.clone());
+        let (store, is_running, longest_us) = (store.clone(), is_running.clone(), longest_us.clone());
         tokio::spawn(async move {
             let mut turns = 0;
-            while goes_on.load(Ordering::Relaxed) {
+            while is_running.load(Ordering::Relaxed) {
                 let asked = Instant::now();
                 store.commit_turn(turn(session, turns + 1)).await.expect("the commit of another session");
                 longest_us.fetch_max(asked.elapsed().as_micros() as u64, Ordering::Relaxed);
@@ -137,7 +137,7 @@ async fn beside<T>(
         })
     };
     let result = work.await;
-    goes_on.store(false, Ordering::Relaxed);
+    is_running.store(false, Ordering::Relaxed);
     let turns = others.await.unwrap();
     (result, turns, Duration::from_micros(longest_us.load(Ordering::Relaxed)))
 }

@@ -452,7 +452,7 @@ pub(crate) const STEPS: &[&str] = &[
     ALTER TABLE api_keys ADD COLUMN bodies INTEGER NOT NULL DEFAULT FALSE;
 ",
     include_str!("sqlite/responses.sql"),
-    // What a client's API says about a batch, the time at which it ends unfinished, files of clients, in parts, and timelines of turns.
+    // The details of a batch in its client's API, the time at which it ends unfinished, files of clients, in parts, and timelines of turns.
     "
     ALTER TABLE turns ADD COLUMN timeline BLOB;
     ALTER TABLE batches ADD COLUMN details TEXT;

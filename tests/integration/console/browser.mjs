@@ -1,4 +1,4 @@
-// What every scenario of the console shares: a headless Chromium, a check of every page, and screenshots.
+// The parts that every scenario of the console shares: a headless Chromium, a check of every page, and screenshots.
 import { createInterface } from 'node:readline';
 import { readFileSync, mkdirSync } from 'node:fs';
 import { createRequire } from 'node:module';

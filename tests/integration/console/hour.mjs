@@ -5,7 +5,7 @@ import { api, check, healthy, open, scenario, visit } from './browser.mjs';
 
 const MINUTES = Number(process.env.MINUTES ?? 60);
 const SECONDS = MINUTES * 60;
-/** What may differ. The heap of a page that keeps nothing goes up and down by 0.7 MB over hours: code that is compiled, room of arrays. */
+/** The differences that are allowed. The heap of a page that keeps nothing goes up and down by 0.7 MB over hours: code that is compiled, room of arrays. */
 const MOST_HEAP = 1_000_000;
 const MOST_NODES = 150;
 const MOST_LISTENERS = 40;
@@ -139,7 +139,7 @@ async function visits() {
     }
     return links.length;
   }, rounds);
-  // What is compiled for each page, and what browsers keep of it, settles after some rounds.
+  // The code that is compiled for each page, and what browsers keep of it, settles after some rounds.
   await go(15);
   const rounds = Math.max(5, Math.round(MINUTES / 2));
   await stays('visits', page, measure, async () => `${rounds * await go(rounds)} pages`);

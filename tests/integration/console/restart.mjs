@@ -1,4 +1,4 @@
-// A page that is open while the host is killed and started again says so, and goes on by itself.
+// A page that is open while the host is killed and started again says so, and continues by itself.
 import { ask, check, open, scenario, visit } from './browser.mjs';
 
 await scenario(async () => {

@@ -1,4 +1,4 @@
-// What a person does: sets a secret, chats, deploys an agent by its files, talks to it, forks a session, and approves a call while the turn
+// The work of a person, who sets a secret, chats, deploys an agent by its files, talks to it, forks a session, and approves a call while the turn
 // waits.
 import { api, check, healthy, inspect, open, scenario, visit } from './browser.mjs';
 
@@ -10,11 +10,11 @@ async function chat() {
   await page.keyboard.press('Enter');
   // The figures stand under the answer when its stream has ended.
   await page.getByText(/tokens\/s|tok\/s/).first().waitFor();
-  // The answer was cut at its limit of tokens, and goes on where it ends: it is still one message, which has become longer.
+  // The answer was cut at its limit of tokens, and continues where it ends: it is still one message, which has become longer.
   const answers = page.getByRole('article', { name: /^(?!You).*: message$/ });
   const cut = await answers.last().locator('.chat-message-text').innerText();
   const asked = page.waitForRequest('**/v1/chat/completions');
-  await page.getByRole('button', { name: 'Go on' }).click();
+  await page.getByRole('button', { name: 'Continue' }).click();
   const { messages, continue_final_message: continues } = (await asked).postDataJSON();
   check(continues && messages.at(-1).role === 'assistant', JSON.stringify(messages));
   await (await (await asked).response()).finished();
@@ -26,7 +26,7 @@ async function chat() {
   await page.keyboard.press('Escape');
   await page.reload();
   await page.getByText('Tell me about bees.').first().waitFor();
-  // A schema that cannot be followed is told while it is written.
+  // A schema that cannot be followed is reported while it is written.
   await page.getByRole('tab', { name: 'Output' }).click();
   await page.getByLabel('Form of the answer').selectOption('json_schema');
   const schema = page.locator('aside textarea').first();

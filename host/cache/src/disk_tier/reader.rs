@@ -72,8 +72,8 @@ impl PageStream {
     }
 }
 
-/// A job that was begun.
-struct Begun {
+/// A job of which the thread reads pages.
+struct RunningJob {
     layout: LayoutId,
     prefixes: std::vec::IntoIter<Digest>,
     payload_bytes: u64,
@@ -92,13 +92,13 @@ enum Turn {
 
 /// Reads until all senders are gone. `damaged` receives the pages that must be removed.
 pub(super) fn run(shared: &Shared, jobs: &Receiver<ReadJob>, damaged: &SyncSender<Command>) {
-    let mut begun: VecDeque<Begun> = VecDeque::new();
+    let mut running: VecDeque<RunningJob> = VecDeque::new();
     // The number of turns in a row in which no job read a page.
     let mut idle = 0;
     loop {
         let next = match () {
-            () if begun.is_empty() => jobs.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            () if idle >= begun.len() => jobs.recv_timeout(FULL_WAIT),
+            () if running.is_empty() => jobs.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            () if idle >= running.len() => jobs.recv_timeout(FULL_WAIT),
             () => jobs.try_recv().map_err(|error| match error {
                 TryRecvError::Empty => RecvTimeoutError::Timeout,
                 TryRecvError::Disconnected => RecvTimeoutError::Disconnected,
@@ -107,25 +107,25 @@ pub(super) fn run(shared: &Shared, jobs: &Receiver<ReadJob>, damaged: &SyncSende
         match next {
             Ok(ReadJob { layout, prefixes, payload_bytes, pages }) => {
                 let prefixes = prefixes.into_iter();
-                begun.push_back(Begun { layout, prefixes, payload_bytes, pages, kept: None });
+                running.push_back(RunningJob { layout, prefixes, payload_bytes, pages, kept: None });
             }
             Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) if begun.is_empty() => return,
-            Err(RecvTimeoutError::Disconnected) if idle >= begun.len() => std::thread::sleep(FULL_WAIT),
+            Err(RecvTimeoutError::Disconnected) if running.is_empty() => return,
+            Err(RecvTimeoutError::Disconnected) if idle >= running.len() => std::thread::sleep(FULL_WAIT),
             Err(RecvTimeoutError::Disconnected) => {}
         }
         if shared.is_closing.load(Relaxed) {
             return;
         }
-        let Some(mut job) = begun.pop_front() else { continue };
+        let Some(mut job) = running.pop_front() else { continue };
         match job.turn(shared, damaged) {
             Turn::Read => {
                 idle = 0;
-                begun.push_back(job);
+                running.push_back(job);
             }
             Turn::Full => {
                 idle += 1;
-                begun.push_back(job);
+                running.push_back(job);
             }
             Turn::Ended => {
                 idle = 0;
@@ -136,7 +136,7 @@ pub(super) fn run(shared: &Shared, jobs: &Receiver<ReadJob>, damaged: &SyncSende
     }
 }
 
-impl Begun {
+impl RunningJob {
     /// Reads the next page, if the reader has room for it.
     fn turn(&mut self, shared: &Shared, damaged: &SyncSender<Command>) -> Turn {
         let page = match self.kept.take() {

@@ -10,8 +10,8 @@ pub(super) const RECORD_BYTES: usize = 256;
 const MAGIC: [u8; 8] = *b"SKEPSLOT";
 const HEAD_MAGIC: [u8; 8] = *b"SKEPKVIX";
 const VERSION: u32 = 1;
-/// Maximum number of owners of one page that are recorded. A further owner of the same last page is not, so the page may be
-/// erased before that owner is; it is then computed again.
+/// Maximum number of owners of one page that are recorded. Further owners are not recorded, so the page may be erased while
+/// such an owner still exists. It is then computed again.
 pub(super) const MAX_OWNERS: usize = 8;
 const OWNERS_AT: usize = 96;
 const CHECKSUM_AT: usize = RECORD_BYTES - 16;
@@ -27,7 +27,7 @@ pub(super) struct Record {
     pub tenant: TenantTag,
     /// A number that is larger for pages that were used later.
     pub used: u64,
-    /// The owners of which this is the last page.
+    /// The owners whose prefix ends with this page.
     pub owners: Vec<Owner>,
 }
 

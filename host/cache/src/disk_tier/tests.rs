@@ -305,7 +305,7 @@ fn an_erasure_overtakes_the_pages_that_wait_to_be_written() {
     assert_eq!(tier.forget(EraseFilter::Session(tier.keys().owner(Some("agent"), Some("deleted")))), 1);
     assert!(begun.elapsed() < Duration::from_secs(30), "it waited for the pace of writes");
     drop(tier);
-    // What was queued before the erasure is not written after it, and other sessions' pages are.
+    // Pages that were queued before the erasure are not written after it, but other sessions' pages are.
     let (tier, form) = open(folder.path());
     assert_eq!((tier.leading(form, &prefixes), tier.leading(form, &others)), (0, 1));
     assert!(prefixes.iter().all(|prefix| !is_on_disk(folder.path(), *prefix)));

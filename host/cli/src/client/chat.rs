@@ -1,7 +1,8 @@
 //! Streamed chat completions from any server that speaks OpenAI's protocol.
 //!
 //! This module knows only the route that benchmarks use, and nothing that is specific to a Skep host, so that
-//! other servers can be measured with the same client.
+//! other servers can be measured with the same client. Its types are its own and not those of `skep-api`, whose
+//! fields a Skep host always writes: another server may leave any of them out, or send `null`.
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use reqwest::{Response, StatusCode, Url, header};

@@ -19,7 +19,7 @@ use crate::{
 use turn_printer::TurnReport;
 
 /// Messages of the guest.
-pub const MESSAGES: [&str; 4] = [
+const MESSAGES: [&str; 4] = [
     "I would like to order two pizzas and a tea.",
     "Could we get three coffees?",
     "One pizza and one salad, please.",

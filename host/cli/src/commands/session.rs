@@ -363,7 +363,10 @@ fn read(file: &Path) -> Result<Vec<u8>> {
         opened.take(MAX_DOCUMENT_BYTES + 1).read_to_end(&mut document).with_context(cannot)?;
     }
     if document.len() as u64 > MAX_DOCUMENT_BYTES {
-        bail!("{} has more than {MAX_DOCUMENT_BYTES} bytes, the most that a host imports", file.display());
+        bail!(
+            "{} has more than {MAX_DOCUMENT_BYTES} bytes, which is the maximum that a host imports",
+            file.display()
+        );
     }
     Ok(document)
 }

@@ -136,15 +136,23 @@ where
 mod tests {
     use std::sync::{Arc, Mutex};
 
+    use serde_json::{Value, json};
     use tracing::field::Empty;
     use tracing_subscriber::fmt::MakeWriter;
+    use tracing_subscriber::layer::SubscriberExt as _;
 
     use super::*;
 
     #[derive(Clone, Default)]
-    struct FileSettings(Arc<Mutex<Vec<u8>>>);
+    struct Buffer(Arc<Mutex<Vec<u8>>>);
 
-    impl std::io::Write for FileSettings {
+    impl Buffer {
+        fn text(&self) -> String {
+            String::from_utf8(self.0.lock().expect("no writer panicked").clone()).expect("UTF-8")
+        }
+    }
+
+    impl std::io::Write for Buffer {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
             self.0.lock().expect("no writer panicked").extend_from_slice(bytes);
             Ok(bytes.len())
@@ -155,16 +163,16 @@ mod tests {
         }
     }
 
-    impl MakeWriter<'_> for FileSettings {
-        type Writer = FileSettings;
-        fn make_writer(&self) -> FileSettings {
+    impl MakeWriter<'_> for Buffer {
+        type Writer = Buffer;
+        fn make_writer(&self) -> Buffer {
             self.clone()
         }
     }
 
     #[test]
     fn a_text_line_shows_agent_session_and_turn_and_no_other_span_fields() {
-        let written = FileSettings::default();
+        let written = Buffer::default();
         let lines =
             tracing_subscriber::fmt().with_ansi(false).fmt_fields(TurnFields).event_format(HumanFormat);
         tracing::subscriber::with_default(lines.with_writer(written.clone()).finish(), || {
@@ -197,8 +205,7 @@ mod tests {
             drop(request);
             tracing::info!("nobody's");
         });
-        let written =
-            String::from_utf8(written.0.lock().expect("no writer panicked").clone()).expect("UTF-8");
+        let written = written.text();
         let lines: Vec<&str> =
             written.lines().map(|line| line.split_once(' ').expect("the time").1).collect();
         assert_eq!(
@@ -211,5 +218,30 @@ mod tests {
                 " INFO nobody's",
             ]
         );
+    }
+
+    #[test]
+    fn a_json_line_has_each_field_once() {
+        let written = Buffer::default();
+        let lines = tracing_subscriber::registry().with(crate::logging::json_lines(written.clone()));
+        tracing::subscriber::with_default(lines, || {
+            let _request = tracing::info_span!("request", request_id = "r1").entered();
+            let turn = tracing::info_span!("turn", gen_ai.agent.name = "desk", skep.turn.number = Empty);
+            turn.record("skep.turn.number", 3);
+            turn.in_scope(|| tracing::warn!(code = "busy", "it waits"));
+        });
+        let line = written.text();
+        let parsed: Value = serde_json::from_str(&line).expect("one JSON object");
+        let spans = json!([{"name": "request", "request_id": "r1"},
+            {"name": "turn", "gen_ai.agent.name": "desk", "skep.turn.number": 3}]);
+        assert_eq!(
+            (&parsed["message"], &parsed["code"], &parsed["spans"]),
+            (&json!("it waits"), &json!("busy"), &spans)
+        );
+        let fields = ["timestamp", "level", "message", "code", "target", "spans"];
+        assert_eq!(parsed.as_object().expect("an object").len(), fields.len(), "{line}");
+        for field in [&fields[..], &["request_id", "gen_ai.agent.name", "skep.turn.number"]].concat() {
+            assert_eq!(line.matches(&format!("\"{field}\":")).count(), 1, "{field} in {line}");
+        }
     }
 }

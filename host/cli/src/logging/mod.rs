@@ -4,6 +4,7 @@ mod line;
 
 use anyhow::Result;
 use clap::ValueEnum;
+use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer, Registry};
@@ -29,14 +30,14 @@ pub fn start(level: &str, format: LogFormat, traces: Option<&TraceOptions>) -> R
         crate::failure::Usage(message)
     })?;
     let traces = traces.map(Traces::start).transpose()?;
-    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     let lines: Box<dyn Layer<Registry> + Send + Sync> = match format {
         LogFormat::Text => {
             use std::io::IsTerminal as _;
             let colored = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-            lines.with_ansi(colored).fmt_fields(line::TurnFields).event_format(line::HumanFormat).boxed()
+            let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(colored);
+            lines.fmt_fields(line::TurnFields).event_format(line::HumanFormat).boxed()
         }
-        LogFormat::Json => lines.json().flatten_event(true).boxed(),
+        LogFormat::Json => json_lines(std::io::stderr),
     };
     let layers = tracing_subscriber::registry()
         .with(lines.with_filter(filter))
@@ -44,4 +45,13 @@ pub fn start(level: &str, format: LogFormat, traces: Option<&TraceOptions>) -> R
     // A log that already exists was set up by an embedding program.
     layers.try_init().or(Ok::<_, anyhow::Error>(()))?;
     Ok(traces)
+}
+
+/// Returns the layer that writes JSON. The list of all spans has the fields of the current one, so it is not written again.
+fn json_lines<W>(writer: W) -> Box<dyn Layer<Registry> + Send + Sync>
+where
+    W: for<'writer> MakeWriter<'writer> + Send + Sync + 'static,
+{
+    let lines = tracing_subscriber::fmt::layer().with_writer(writer);
+    lines.json().flatten_event(true).with_current_span(false).boxed()
 }

@@ -114,7 +114,7 @@ impl Traces {
             .with_threads(false)
             .with_target(false)
             .with_tracked_inactivity(false)
-            // Nothing in this process opens spans through OpenTelemetry's own interface.
+            // This process opens no spans through OpenTelemetry's own interface.
             .with_context_activation(false)
             .with_filter(ours)
     }

@@ -5,7 +5,7 @@ use skep_model::{ChatTemplate, SpecialTokens, Tokenizer};
 
 use super::markup::{self, Markup, Reading, harmony};
 use super::options::{ChatOptions, Reasoning};
-use super::prompt::{Begun, Prompt};
+use super::prompt::{BegunPart, Prompt};
 use super::reading::ThinkReader;
 use super::render::Rendering;
 use super::typescript;
@@ -209,7 +209,7 @@ impl Dialect {
         rendering: &mut Rendering,
         reasoning: &str,
         answer: &str,
-    ) -> Option<Begun> {
+    ) -> Option<BegunPart> {
         let opened = self.opening_of(&rendering.text);
         let mut write = |text: &str, is_literal: bool| {
             let start = rendering.text.len();
@@ -220,7 +220,7 @@ impl Dialect {
         };
         let Some((begin, end)) = self.tags else {
             write(answer, true);
-            return Some(Begun::Answer);
+            return Some(BegunPart::Answer);
         };
         let line = if self.writes_lines() { "\n" } else { "" };
         if !matches!(opened, Some(Opened::Closed)) {
@@ -230,14 +230,14 @@ impl Dialect {
             }
             write(reasoning, true);
             if answer.is_empty() {
-                return (is_open || !reasoning.is_empty()).then_some(Begun::Reasoning);
+                return (is_open || !reasoning.is_empty()).then_some(BegunPart::Reasoning);
             }
             if is_open || !reasoning.is_empty() {
                 write(&format!("{line}{end}{line}{line}"), false);
             }
         }
         write(answer, true);
-        Some(Begun::Answer)
+        Some(BegunPart::Answer)
     }
 
     /// Returns whether reasoning and answer are separated by an empty line.
@@ -247,8 +247,8 @@ impl Dialect {
 
     fn opening(&self, prompt: &Prompt) -> Option<Opened> {
         match prompt.begun {
-            Some(Begun::Answer) => return Some(Opened::Closed),
-            Some(Begun::Reasoning) => return Some(Opened::Open),
+            Some(BegunPart::Answer) => return Some(Opened::Closed),
+            Some(BegunPart::Reasoning) => return Some(Opened::Open),
             None => {}
         }
         self.opening_of(&prompt.text)

@@ -37,7 +37,7 @@ impl Guard {
             .filter(|text| !text.is_empty() && !is_open(text))
             .map(str::to_owned)
             .collect();
-        // Where two special tokens begin at the same position, a tokenizer finds the longer one.
+        // A tokenizer finds the longer one of two special tokens that begin at the same position.
         specials.sort_by_key(|text| std::cmp::Reverse(text.len()));
         let mut first = [false; 256];
         for text in &specials {

@@ -22,12 +22,12 @@ pub(super) struct Prompt {
     pub(super) text: String,
     pub(super) tokens: Vec<u32>,
     /// The part of the answer in which the prompt ends, if it has the beginning of one.
-    pub(super) begun: Option<Begun>,
+    pub(super) begun: Option<BegunPart>,
 }
 
 /// The part of an answer that has begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Begun {
+pub(super) enum BegunPart {
     Reasoning,
     Answer,
 }
@@ -63,7 +63,7 @@ pub(super) fn render_and_continue(
     }
     if dialect.reasons_in_channel() {
         return refused(
-            "this model writes its answers in channels, which cannot be continued; ask it to go on",
+            "this model writes its answers in channels, which cannot be continued; ask it to continue",
         );
     }
     let mut rendering = Renderer::of(engine, &dialect).render(before, opening, "")?;

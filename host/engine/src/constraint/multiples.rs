@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 
-/// Returns whether all of them fit. Numbers that are data are read too, which only makes the answer stricter.
+/// Returns whether every `multipleOf` fits. Numbers in data are checked too, which only makes the check stricter.
 pub(super) fn fit(schema: &Value) -> bool {
     let mut found = Vec::new();
     collect(schema, &mut found);

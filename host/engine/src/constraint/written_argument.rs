@@ -31,7 +31,7 @@ fn value_by_schema(parameters: &Value, name: &str, text: &str) -> Value {
         return Value::String(text.to_owned());
     }
     match json(text) {
-        // What is quoted may be a string with quotes or JSON; schemas without types leave it open.
+        // Quoted text may be a string with quotes or JSON; schemas without types leave it open.
         Some(value) if fits(&value) => value,
         Some(value) if types.as_ref().is_some_and(|types| !types.contains(&"string")) => value,
         _ => Value::String(text.to_owned()),

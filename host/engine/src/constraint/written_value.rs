@@ -151,7 +151,7 @@ fn split(schema: &Value) -> (Option<Value>, Option<Value>) {
             let other = (!others.is_empty()).then(|| with("type", Value::Array(others))).flatten();
             (text, other)
         }
-        // Of several schemas that all hold, one of something else than strings excludes them.
+        // If several schemas must all hold, one that allows no strings excludes strings.
         _ => match schema.get("allOf").and_then(Value::as_array) {
             Some(all) if all.iter().any(|one| matches!(split(one), (None, Some(_)))) => {
                 (None, Some(schema.clone()))

@@ -1,6 +1,6 @@
 //! The sessions for which the prefixes in the tree were computed, so that a deleted session takes its pages along.
 //!
-//! An owner stands at the last node of each of its prefixes. What nobody owns and nobody continues is removed, so
+//! An owner stands at the last node of each of its prefixes. Pages that nobody owns or continues are removed, so
 //! forgetting a session removes exactly the pages that no other session of its tenant has.
 
 use std::collections::{BTreeSet, HashMap};
@@ -28,12 +28,12 @@ impl PrefixOwner {
         PrefixOwner { tenant, session: agent.as_ref().and(session), agent }
     }
 
-    /// Returns the owner of what no session has alone.
+    /// Returns the owner of pages that no single session owns.
     pub fn tenant(tenant: &str) -> Self {
         PrefixOwner { tenant: tenant.to_owned(), agent: None, session: None }
     }
 
-    /// Returns what this owner and another one of its tenant have in common.
+    /// Returns the owner that stands for this one and another one of its tenant.
     pub fn shared_with(self, other: &PrefixOwner) -> Self {
         let is_one_agent = self.agent == other.agent;
         let agent = self.agent.filter(|_| is_one_agent);

@@ -331,7 +331,7 @@ impl PrefixTree {
             let parent_node = self.node(*parent);
             parent_node.children.len() == 1 && !parent_node.pages.is_empty() && !self.owners.has_any(*parent)
         });
-        // Where others still have the prefix, it stays for as long as they do.
+        // If others still have the prefix, it stays for as long as they do.
         self.owners.move_to(id, heir);
         let node = self.nodes[id.0].take().expect("a listed leaf exists");
         self.vacant.push(id);

@@ -123,7 +123,7 @@ mod tests {
             ("the cat sat; the cat", " sat"),
             // The newest match has three tokens in common, the one before it more.
             ("one cat sat, two cats, one cat", " sat"),
-            // Of equally long matches, the newest is taken.
+            // The newest of equally long matches is used.
             ("xabc1 yabc2 zabc", "2 za"),
         ] {
             assert_eq!(guess(text, 4), expected, "{text:?}");

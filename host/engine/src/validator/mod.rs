@@ -29,20 +29,20 @@ pub struct SchemaValidator {
 /// The patterns that a schema may have, and whether `format` is checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dialect {
-    /// Patterns are matched in linear time: those that look around or refer back do not compile. Formats are checked.
+    /// Patterns are matched in linear time: those with lookaround or backreferences do not compile. Formats are checked.
     Linear,
-    /// Patterns may look around and refer back. Formats are annotations.
+    /// Lookaround and backreferences are allowed. Formats are annotations.
     Backtracking,
 }
 
-/// Why a value did not pass.
+/// The reason why a value did not pass.
 #[derive(Debug)]
 pub enum Invalid<'v> {
     /// The errors in the value. The list is never empty.
     Errors(Vec<ValidationError<'v>>),
     /// The value does not match, but finding out where would take too many steps.
     Somewhere,
-    /// Validation was abandoned, so nobody knows whether the value matches.
+    /// Validation was abandoned, so it is unknown whether the value matches.
     TooManySteps,
 }
 
@@ -233,7 +233,7 @@ mod tests {
         assert!(schema.check(&nested(100, json!({}))).is_ok(), "each is applied to another value");
     }
 
-    /// The shapes that people's schemas have.
+    /// Ordinary schemas must pass without being abandoned.
     #[test]
     fn ordinary_schemas_of_large_values_are_never_abandoned() {
         let point = json!({"type": "object", "properties": {"x": {"type": "number"}, "y": {"type": "number"}},
@@ -278,7 +278,7 @@ mod tests {
         }
     }
 
-    /// On less stack than a guest's fiber has for the host.
+    /// The test's thread has less stack than a guest's fiber leaves to the host.
     #[test]
     fn the_deepest_value_fits_the_stack() {
         let list = json!({"anyOf": [{"type": "null"}, {"type": "object", "properties": {"x": {"allOf": [{"$ref": "#"}]}}}]});

@@ -256,7 +256,7 @@ impl MessageRequest {
             output: self.output()?,
             sampling: self.sampling()?.over(defaults),
             sampling_overrides: self.sampling()?,
-            // Clients ask for the most that any model can give; a smaller context ends the answer earlier.
+            // Clients ask for as many tokens as any model can produce; a smaller context ends the answer earlier.
             max_tokens: (max_tokens < limit).then_some(max_tokens),
             stop: self.stop_sequences.clone().unwrap_or_default(),
             affinity,

@@ -214,12 +214,12 @@ impl ServerHandler for AgentServer {
         news.spawn(async move {
             while changes.changed().await.is_ok() {
                 let peer = &context.peer;
-                let told = async {
+                let notified = async {
                     peer.notify_tool_list_changed().await?;
                     peer.notify_prompt_list_changed().await?;
                     peer.notify_resource_list_changed().await
                 };
-                if told.await.is_err() {
+                if notified.await.is_err() {
                     return;
                 }
             }

@@ -33,7 +33,7 @@ pub(crate) struct MessageBody {
     /// The reasoning before an assistant message. Models see it as far as their template shows it.
     #[serde(default)]
     reasoning_content: Option<String>,
-    /// Another name of `reasoning_content`. Messages that come back from answers have both.
+    /// An alias of `reasoning_content`. Messages that come back from answers have both.
     #[serde(default)]
     reasoning: Option<String>,
 }

@@ -297,8 +297,8 @@ mod tests {
         let body = body(json!({"messages": [{"role": "user", "content": content}]}));
         let message = body.messages().unwrap().remove(0);
         assert_eq!(message.content, "éb");
-        let places: Vec<_> = message.images.iter().map(|image| (image.at, image.part)).collect();
-        assert_eq!(places, [(2, 1), (3, 3)]);
+        let positions: Vec<_> = message.images.iter().map(|image| (image.at, image.part)).collect();
+        assert_eq!(positions, [(2, 1), (3, 3)]);
         assert_eq!(body.last_user_text().unwrap_err().param.as_deref(), Some("messages[0].content[1]"));
     }
 

@@ -33,7 +33,7 @@ pub(super) async fn queue(
         return Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message));
     }
     let is_for_agent = model.starts_with(AGENT_MODEL);
-    // Nothing is known of a model whose files are not on this machine yet, unless it is in the catalog.
+    // A model whose files are not on this machine yet has no known defaults, unless it is in the catalog.
     let served = gateway.host.models().find(Some(&model)).ok();
     let defaults = served.and_then(|model| model.sampling()).unwrap_or_default();
     let read = move |_: &Cancel| match fields.take::<Vec<Fields>>("requests")? {

@@ -180,7 +180,7 @@ fn target(gateway: &Gateway, caller: &Caller, name: Option<&str>) -> Result<Targ
     }
     let model = gateway.host.models().find(named(name))?;
     caller.may_use(gateway, &model)?;
-    // Nothing is known of a model whose files are not on this machine yet, unless it is in the catalog.
+    // A model whose files are not on this machine yet has no known defaults, unless it is in the catalog.
     let defaults = model.sampling().unwrap_or_default();
     Ok(Target { name: model.name().to_owned(), is_agent: false, defaults })
 }

@@ -54,7 +54,7 @@ enum StreamItem {
 #[utoipa::path(post, path = "/v1/chat/completions", tag = "models", operation_id = "create_chat_completion",
     params(
         ("x-session-affinity" = Option<String>, Header, description = "The session, whose prefix is likely cached"),
-        ("x-session-id" = Option<String>, Header, description = "Another name of `x-session-affinity`"),
+        ("x-session-id" = Option<String>, Header, description = "An alias of `x-session-affinity`"),
         ("idempotency-key" = Option<String>, Header,
             description = "With an agent: the same message under the same key is the same turn"),
     ),
@@ -271,7 +271,7 @@ async fn whole_choice(
 }
 
 pub(super) fn entries(model: &Model, logprobs: &[TokenLogprob]) -> Vec<skep_api::TokenLogprob> {
-    // The log-probabilities of other servers' tokens are not asked for.
+    // Log-probabilities are not requested from upstream servers.
     let Some(engine) = model.engine() else { return Vec::new() };
     let scored = |token: &TokenLogprob| ScoredToken::of(engine, token.id, Some(token));
     logprobs.iter().map(|token| logprobs::chat_entry(&scored(token))).collect()

@@ -52,7 +52,7 @@ const FORM: &str = "response";
 #[utoipa::path(post, path = "/v1/responses", tag = "responses", operation_id = "create_response",
     params(
         ("x-session-affinity" = Option<String>, Header, description = "The session, whose prefix is likely cached; with an agent, its session"),
-        ("x-session-id" = Option<String>, Header, description = "Another name of `x-session-affinity`"),
+        ("x-session-id" = Option<String>, Header, description = "An alias of `x-session-affinity`"),
         ("idempotency-key" = Option<String>, Header,
             description = "With an agent: the same message under the same key is the same turn"),
     ),

@@ -56,7 +56,7 @@ async fn an_input_that_is_too_long_loses_its_oldest_items() {
         let tokens = response["usage"]["input_tokens"].as_u64().unwrap_or_else(|| panic!("{response}"));
         assert!((3_000..4_096).contains(&tokens), "as much as fits is kept: {tokens}");
     }
-    // What fits is not shortened.
+    // An input that fits is not shortened.
     let short = json!({"input": [message("user", "one".to_owned()), message("user", "two".to_owned())]});
     let plain = server.ok(RESPONSES, &body(short.clone())).await.json();
     let mut auto = short;

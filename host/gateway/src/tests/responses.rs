@@ -303,7 +303,7 @@ async fn an_agent_responds_in_the_session_that_is_continued() {
     let failed = server.ok(RESPONSES, &failed).await.json();
     let failed = ended(&server, failed["id"].as_str().unwrap()).await;
     assert_eq!((&failed["status"], &failed["error"]["code"]), (&json!("failed"), &json!("agent_trapped")));
-    // What an agent was asked goes with its session.
+    // The responses of an agent are deleted with its session.
     server.send(Request::delete("/v1/agents/echo/sessions/s").body(Body::empty()).unwrap()).await;
     assert_eq!(server.get(&format!("{RESPONSES}/{id}")).await.status, 404);
 }

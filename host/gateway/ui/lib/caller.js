@@ -1,4 +1,4 @@
-// Who uses the console: the key's tenant, role and agents. Controls that the key may not use are not shown.
+// The caller that uses the console: the key's tenant, role and agents. Controls that the key may not use are not shown.
 import { api, signedOut } from './api.js';
 import { createStore } from './store.js';
 

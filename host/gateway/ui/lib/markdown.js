@@ -1,5 +1,5 @@
 // Markdown to elements. Only the lexer of marked is used: its tokens become elements one by one, raw HTML is shown as the text that it
-// is, and a link that is neither http, https, mailto nor relative is no link.
+// is, and a link that is neither http, https, mailto nor relative is shown as text.
 import { Lexer } from '../vendor/marked.js';
 import { html, useMemo } from './html.js';
 import { Link } from './router.js';

@@ -39,7 +39,7 @@ export function recall(key, fallback, storage = 'sessionStorage') {
   }
 }
 
-/** Keeps JSON in this browser. A full or forbidden storage is no error: the page works without it. */
+/** Keeps JSON in this browser. A full or forbidden storage is not an error: the page works without it. */
 export function remember(key, value, storage = 'sessionStorage') {
   try {
     if (value === undefined || value === null) window[storage].removeItem(`skep-${key}`);

@@ -103,9 +103,9 @@ function Versions({ name, path, caller, reload }) {
     return html`<ol class="version-list">${data.map((version) => html`<li key=${version.version} class="card">
         <div class="version-head"><strong>Version ${number(version.version)}</strong>${version.in_force && html`<${Badge} tone="ok" dot>Active<//>`}
           <span class="muted small grow">deployed <${Time} ms=${version.deployed_at_ms} relative /> by ${version.deployed_by} · <code title=${version.digest}>${version.digest.slice(0, 12)}</code>${current && !version.in_force && version.digest === current.digest ? ', the same component' : ''}</span>
-          ${!version.in_force && may(caller, 'admin') && html`<${Button} small icon="retry" onClick=${() => rollBack(version)}>Put into force<//>`}</div>
+          ${!version.in_force && may(caller, 'admin') && html`<${Button} small icon="retry" onClick=${() => rollBack(version)}>Activate<//>`}</div>
         <details class="folded"><summary>agent.toml</summary><${Manifest} text=${version.manifest} inForce=${version.in_force ? undefined : current?.manifest} /></details></li>`)}</ol>
-      ${target && html`<${Confirm} title=${`Put version ${target.version} of ${name} into force?`} kind="primary" action="Put into force" onClose=${() => rollBack(null)}
+      ${target && html`<${Confirm} title=${`Activate version ${target.version} of ${name}?`} kind="primary" action="Activate" onClose=${() => rollBack(null)}
         confirm=${async () => { await api.post(`${path}/rollback`, { version: target.version }); toast(`Version ${target.version} is active`); versions.reload(); reload(); }}>
         <p>New turns run version ${number(target.version)}. Turns that run now end with the version that they began with, and sessions stay.</p><//>`}`;
   }}<//>`;
@@ -132,7 +132,7 @@ function Send({ name, onClose }) {
   };
   return html`<${Dialog} title=${`Send a message to ${name}`} onClose=${onClose} actions=${html`<${Button} onClick=${onClose}>Cancel<//><${Button} kind="primary" busy=${state.busy} disabled=${!text.trim() || !session.trim()} onClick=${send}>Send<//>`}>
     <form class="stack" onSubmit=${send}>
-      <${Field} label="Session" hint="An id that exists goes on; another one begins a session.">${(id, note) => html`<input id=${id} aria-describedby=${note} value=${session} autocomplete="off" spellcheck=${false} onInput=${(event) => setSession(event.currentTarget.value)} />`}<//>
+      <${Field} label="Session" hint="An existing id continues its session; a new one starts a session.">${(id, note) => html`<input id=${id} aria-describedby=${note} value=${session} autocomplete="off" spellcheck=${false} onInput=${(event) => setSession(event.currentTarget.value)} />`}<//>
       <${Field} label="Message">${(id) => html`<textarea id=${id} rows="4" autofocus value=${text} onInput=${(event) => setText(event.currentTarget.value)} onKeyDown=${(event) => { if (event.key === 'Enter' && (event.ctrlKey || event.metaKey)) send(event); }}></textarea>`}<//>
       <p class="muted small">It opens at <${Link} href=${paths.session(name, session)}><${SessionName} id=${session} /><//>.</p>
     </form>

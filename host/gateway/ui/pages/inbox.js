@@ -1,4 +1,4 @@
-// What waits for a person: approvals, deliveries that failed for good, and batches with failures.
+// The page of what waits for a person: approvals, deliveries that failed for good, and batches with failures.
 import { api, url } from '../lib/api.js';
 import { may } from '../lib/caller.js';
 import { count, number } from '../lib/format.js';

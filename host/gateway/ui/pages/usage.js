@@ -1,4 +1,4 @@
-// What was used and what it cost, the host's limits, keys and secrets.
+// The page of use and its cost, the host's limits, keys and secrets.
 import { api } from '../lib/api.js';
 import { may } from '../lib/caller.js';
 import { bytes, duration, number } from '../lib/format.js';

@@ -1,4 +1,4 @@
-// What wakes an agent: its routes, its schedules and the events that it listens to.
+// The triggers that wake an agent: its routes, its schedules and the events that it listens to.
 import { api, url } from '../lib/api.js';
 import { may } from '../lib/caller.js';
 import { duration, number } from '../lib/format.js';
@@ -102,6 +102,6 @@ export function Manifest({ text, inForce }) {
   const lines = (whole) => whole.split('\n').filter((line) => line.trim());
   const [was, is] = [new Set(lines(inForce)), new Set(lines(text))];
   const changes = [...lines(inForce).filter((line) => !is.has(line)).map((line) => ['−', 'out', line]), ...lines(text).filter((line) => !was.has(line)).map((line) => ['+', 'in', line])];
-  return html`${changes.length ? html`<pre class="diff" tabindex="0" role="group" aria-label="What putting this version into force changes">${changes.map(([sign, kind, line], n) => html`<span class=${`diff-${kind}`} key=${n}>${sign} ${line}${'\n'}</span>`)}</pre>`
+  return html`${changes.length ? html`<pre class="diff" tabindex="0" role="group" aria-label="Changes that activating this version makes">${changes.map(([sign, kind, line], n) => html`<span class=${`diff-${kind}`} key=${n}>${sign} ${line}${'\n'}</span>`)}</pre>`
     : html`<p class="muted small">The same as in the active version.</p>`}<${Code} text=${text} lang="toml" />`;
 }

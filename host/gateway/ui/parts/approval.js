@@ -11,7 +11,7 @@ import { Icon } from './icon.js';
 import { Value } from './message.js';
 import { SessionName } from './paged.js';
 
-/** `approval` is one of `/v1/approvals` or of a turn's events. `onDecided(id, decision)` is told after the host has taken the decision. */
+/** `approval` is one of `/v1/approvals` or of a turn's events. `onDecided(id, decision)` is called after the host has taken the decision. */
 export function ApprovalCard({ approval, caller, onDecided }) {
   const { id, agent, session, turn_id: turn, tool, arguments: args, created_at_ms: created, expires_at_ms: expires } = approval;
   const now = useNow(10_000);
@@ -35,7 +35,7 @@ export function ApprovalCard({ approval, caller, onDecided }) {
       <div class="row"><${Button} kind="primary" icon="check" busy=${busy} onClick=${() => decide('approve')}>Approve<//>
       <${Button} icon="close" busy=${busy} onClick=${() => decide('deny')}>Deny<//></div></div>`)
       : html`<p class="muted small">A key with the role “admin” decides about this call.</p>`}
-    ${done && html`<p class="muted" role="status">${done === 'approve' ? 'Approved. The turn goes on.' : 'Denied. The model is told so.'}</p>`}
+    ${done && html`<p class="muted" role="status">${done === 'approve' ? 'Approved. The turn continues.' : 'Denied. The model is notified.'}</p>`}
     <${ErrorNote} error=${error} />
   </article>`;
 }

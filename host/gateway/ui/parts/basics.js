@@ -65,7 +65,7 @@ export function Time({ ms, relative }) {
   return html`<time datetime=${iso(ms)} title=${relative ? `${time(ms)} · ${iso(ms)}` : iso(ms)}>${relative ? ago(ms) : time(ms)}</time>`;
 }
 
-/** What an empty list says: a `title`, what would fill it, and `action`. */
+/** The text of an empty list: a `title`, what would fill it, and `action`. */
 export const Empty = ({ icon, title, children, action }) => html`<div class="empty">
   ${icon && html`<${Icon} name=${icon} size=${24} />`}
   <p class="empty-title">${title}</p>${children && html`<div class="empty-text">${children}</div>`}${action}
@@ -85,7 +85,7 @@ export function ErrorNote({ error, onRetry, title }) {
   </div>`;
 }
 
-/** A note that is no error. `tone`: `info`, `warn`, `ok`. */
+/** A note that is not an error. `tone`: `info`, `warn`, `ok`. */
 export const Note = ({ tone = 'info', icon, children, action }) => html`<div class=${cx('note', tone)}>
   <${Icon} name=${icon ?? (tone === 'warn' ? 'warning' : tone === 'ok' ? 'check' : 'info')} /><div class="note-body">${children}</div>${action}
 </div>`;

@@ -37,7 +37,7 @@ export function useDrop(onFiles, when = true) {
   return isOver;
 }
 
-/** What is shown over the page while files are over it. */
+/** The layer that is shown over the page while files are dragged over it. */
 export const DropHere = () => html`<div class="drop-here" aria-hidden="true"><div><${Icon} name="upload" size=${28} /><p>Drop a component (.wasm) and its agent.toml to deploy them</p></div></div>`;
 
 /** `manifest` is what the editor begins with, for a new version of an agent. */

@@ -21,7 +21,7 @@ export function Value({ value, label, open = 1 }) {
   return html`<p class="value-text pre mono">${typeof read === 'string' ? read : String(read)}</p>`;
 }
 
-/** What a model thought before it answered, folded. */
+/** The reasoning of a model before its answer, folded. */
 export const Reasoning = ({ text, isOpen, words = 'Reasoning' }) => (text ? html`<details class="thought" open=${isOpen}>
   <summary><${Icon} name="right" size=${12} />${words}<span class="muted"> · ${count(text.trim().split(/\s+/).length, 'word')}</span></summary><p class="pre">${text.trim()}</p></details>` : null);
 

@@ -1,4 +1,4 @@
-// What is shown in the place of a page that the key may not see, and while the host cannot be reached at first.
+// The texts that replace a page that the key may not see, or any page while the host has not been reached yet.
 import { html } from '../lib/html.js';
 import { connection, askNow } from '../lib/connection.js';
 import { identify, signOut } from '../lib/caller.js';

@@ -98,10 +98,10 @@ function useWindow(box, count, height, isOn) {
 }
 
 function useEnd(box, onEnd, atEnd, count) {
-  const told = useRef(-1);
+  const reported = useRef(-1);
   useEffect(() => {
-    if (!onEnd || !atEnd || told.current === count) return;
-    told.current = count;
+    if (!onEnd || !atEnd || reported.current === count) return;
+    reported.current = count;
     onEnd();
   }, [onEnd, atEnd, count]);
 }

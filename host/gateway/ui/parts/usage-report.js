@@ -1,4 +1,4 @@
-// What models were used for: by day as bars, and by agent, model, tenant, key or session as a table.
+// The report of the use of models: by day as bars, and by agent, model, tenant, key or session as a table.
 import { api } from '../lib/api.js';
 import { may } from '../lib/caller.js';
 import { count, money, number, percent, short } from '../lib/format.js';

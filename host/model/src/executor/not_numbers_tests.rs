@@ -40,7 +40,7 @@ fn rows_that_are_not_numbers_fail_alone_and_leave_their_pages_usable() {
                 let expected = healthy(&mut load(), 8);
                 assert!(expected.iter().all(|logit| logit.is_finite()));
                 let mut executor = load();
-                // What is stored is finite, so only the token itself has a row without numbers.
+                // The stored keys and values are finite, so only the token itself has a row without numbers.
                 let broken = [5, 7, 11, 12, 13, 14, BROKEN];
                 let sequences = vec![
                     sequence(&broken, 0, 9, LogitsWanted::Last),

@@ -62,7 +62,7 @@ impl PageForm {
     }
 }
 
-/// The places of the parts of one page in its bytes: each rank has the layers of its stage.
+/// The offsets of the parts of one page in its bytes: each rank has the layers of its stage.
 pub(super) struct PageParts {
     /// For each rank, the offset and the length of each of its layers within a page.
     ranks: Vec<Vec<(usize, usize)>>,
@@ -91,7 +91,7 @@ impl PageParts {
         self.ranks[rank].iter().map(|(_, length)| length).sum()
     }
 
-    /// Copies a rank's part of some pages to its places in `pages`.
+    /// Copies a rank's part of some pages to its offsets in `pages`.
     pub(super) fn join(&self, rank: usize, mut part: &[u8], pages: &mut [u8]) {
         for page in pages.chunks_exact_mut(self.bytes.max(1)) {
             for (offset, length) in &self.ranks[rank] {

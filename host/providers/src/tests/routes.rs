@@ -120,7 +120,7 @@ impl RemoteModel for Home {
     }
 
     fn ask(&self, _input: Input, _options: ChatOptions) -> RemoteStream {
-        // An engine has read the prompt, but it is too busy to go on.
+        // An engine has read the prompt, but it is too busy to continue.
         let started = ChatEvent::Started { prompt_tokens: 1, cached_tokens: 0, cache_write_tokens: 0 };
         let text = ChatEvent::Text { delta: "from home".to_owned(), logprobs: Vec::new() };
         let outcome = ChatEvent::Finished(ChatOutcome::remote("from home".to_owned(), ChatFinish::Stop));

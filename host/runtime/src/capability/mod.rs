@@ -2,6 +2,11 @@
 //!
 //! A [`TurnContext`] lives in the wasmtime store of one turn. Only what the session takes out of it to commit outlives the
 //! turn.
+//!
+//! The module of an interface has one order: a header with the interface's name, its bounds, the types that a turn holds,
+//! the implementation of the bindings' `Host` traits, which reads arguments and converts errors, then the methods of the
+//! types, helpers, and tests. In a folder, `mod.rs` has the header and the `Host` traits, and each
+//! other file a part of the interface's work.
 
 mod call_budget;
 pub(crate) mod events;
@@ -9,7 +14,7 @@ mod http;
 pub(crate) mod inference;
 pub(crate) mod log;
 pub(crate) mod schedule;
-mod session_room;
+mod session_quota;
 pub(crate) mod state;
 mod timer;
 pub(crate) mod tools;
@@ -20,7 +25,7 @@ pub(crate) use inference::{
     CommittedConversations, ConversationSet, StoredConversation, check_conversation, is_quick_conversation,
     left_use,
 };
-pub(crate) use session_room::{SessionRoom, check_size};
+pub(crate) use session_quota::{SessionQuota, check_size};
 pub(crate) use turn::{Reach, Turn};
 
 use crate::{Limits, bindings, limits::InstanceLimiter};

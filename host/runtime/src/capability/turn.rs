@@ -90,7 +90,7 @@ struct Spent {
     generations: u32,
     usage: Usage,
     models: ModelUse,
-    /// Estimates of what generations used that were cut off, by call, until they are recorded.
+    /// Estimated use of generations that were cut off, by call, until it is recorded.
     cut: BTreeMap<u32, Usage>,
     /// The use of remote models that no event reported, by call, until it is recorded.
     unreported: BTreeMap<u32, Vec<UnreportedUse>>,
@@ -287,8 +287,8 @@ impl Turn {
         TokenSpend::new(&self.day, produced, &self.source, &models)
     }
 
-    /// Counts what an attempt used whose answer an earlier run lost. It takes nothing of the turn's own limit, so that the
-    /// next attempt may be as long.
+    /// Counts the use of an attempt whose answer an earlier run lost. The turn's own limit is not reduced, so that the next
+    /// attempt may be as long.
     pub(super) fn count_lost(&self, attempt: &Attempt) {
         let used = attempt.lost_use(0);
         let (counts, produced) = (used.counts(), used.produced_tokens());
@@ -302,7 +302,7 @@ impl Turn {
         self.day.money.settle(Amount::ZERO, &models);
     }
 
-    /// Counts what an earlier run recorded that no event reported, of a generation that was refused.
+    /// Counts the unreported use that an earlier run recorded for a refused generation.
     pub(super) fn count_unreported(&self, unreported: &[UnreportedUse]) {
         let models = ModelUse::of_request("", &RequestUse::default(), unreported);
         let produced: usize = unreported.iter().map(|hidden| hidden.usage.produced_tokens()).sum();
@@ -314,19 +314,19 @@ impl Turn {
         self.day.money.settle(Amount::ZERO, &models);
     }
 
-    /// Keeps what a generation used that no event reported, until it is recorded.
+    /// Keeps the unreported use of a generation until it is recorded.
     pub(crate) fn keep_unreported(&self, call: &Call, unreported: Vec<UnreportedUse>) {
         if !unreported.is_empty() {
             self.lock().unreported.insert(call.number(), unreported);
         }
     }
 
-    /// Returns what a generation used that no event reported, to be recorded.
+    /// Returns the unreported use of a generation, so that it can be recorded.
     pub(crate) fn take_unreported(&self, call: &Call) -> Vec<UnreportedUse> {
         self.lock().unreported.remove(&call.number()).unwrap_or_default()
     }
 
-    /// Returns the estimate of what a generation used that was cut off, to be recorded.
+    /// Returns the estimated use of a generation that was cut off, so that it can be recorded.
     pub(crate) fn take_cut(&self, call: &Call) -> Option<Usage> {
         self.lock().cut.remove(&call.number())
     }
@@ -434,12 +434,12 @@ impl Reservation {
         model.clone_into(&mut self.model);
     }
 
-    /// Returns the record of what no event of the generation reports, for the options of its request.
+    /// Returns the record of the generation's unreported use, which goes into the options of its request.
     pub(crate) fn unreported(&self) -> Unreported {
         self.unreported.clone()
     }
 
-    /// Sets what an earlier run recorded that no event reported.
+    /// Sets the unreported use that an earlier run recorded.
     pub(crate) fn repeat_unreported(&mut self, recorded: Vec<UnreportedUse>) {
         self.recorded = recorded;
     }
@@ -454,7 +454,8 @@ impl Reservation {
         self.used.started(prompt_tokens, cached_tokens, cache_write_tokens);
     }
 
-    /// Records that `tokens` tokens were produced so far. Taken-back tokens count, so this may exceed the requested number.
+    /// Records that `tokens` tokens were produced so far. Tokens that were rolled back count, so this may
+    /// exceed the requested number.
     pub(crate) fn produced(&mut self, tokens: usize) {
         self.count_produced(tokens);
         let reported = tokens.saturating_sub(self.unreported.output_tokens());

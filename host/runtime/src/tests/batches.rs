@@ -348,15 +348,19 @@ async fn subscribers_receive_the_start_and_the_end_of_a_batch() {
     let too_long = chat("x", ChatOptions { max_tokens: Some(1 << 20), ..ChatOptions::default() });
     let bad = queue(&host, "tiny", vec![too_long]).await.expect("room");
     results(&host, &bad).await;
-    let mut told = host.agents.events(None, 10).await.expect("listed");
-    told.sort_by_key(|event| event.key);
-    let names: Vec<_> = told.iter().map(|event| event.topic.rsplit('.').next().unwrap_or_default()).collect();
+    let mut published = host.agents.events(None, 10).await.expect("listed");
+    published.sort_by_key(|event| event.key);
+    let names: Vec<_> =
+        published.iter().map(|event| event.topic.rsplit('.').next().unwrap_or_default()).collect();
     assert_eq!(names, ["queued", "succeeded", "queued", "failed"]);
-    let ended = told[1].data.as_ref().expect("the event has data").value();
-    assert_eq!((&ended["type"], &ended["payload"]), (&json!(told[1].topic), &json!({"requestId": good})));
+    let ended = published[1].data.as_ref().expect("the event has data").value();
+    assert_eq!(
+        (&ended["type"], &ended["payload"]),
+        (&json!(published[1].topic), &json!({"requestId": good}))
+    );
     assert_eq!(ended["source"], json!({"type": "workersAi.model", "modelName": "tiny"}));
     assert!(ended["metadata"]["eventTimestamp"].as_str().is_some_and(|time| time.ends_with('Z')), "{ended}");
-    let failed = &told[3].data.as_ref().expect("the event has data").value()["payload"];
+    let failed = &published[3].data.as_ref().expect("the event has data").value()["payload"];
     assert_eq!((&failed["internalCode"], &failed["httpCode"]), (&json!(500), &json!(500)), "{failed}");
     // Each batch is a separate session of the agent, which received two events.
     until(async || (host.answer("w", &good, "E").await.len() == 2).then_some(())).await;

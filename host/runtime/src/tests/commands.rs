@@ -92,13 +92,13 @@ async fn a_command_reads_the_message_and_its_output_is_the_reply() {
 #[tokio::test]
 async fn a_nonzero_exit_status_fails_with_the_text_from_standard_error() {
     let host = host().await;
-    let said = error(&host, "errors are told\n").await;
+    let said = error(&host, "errors are reported\n").await;
     assert_eq!(said.code(), "agent_failed");
-    assert_eq!(said.to_string(), "the agent failed: it exited with status 1: errors are told");
+    assert_eq!(said.to_string(), "the agent failed: it exited with status 1: errors are reported");
     let logs = host.agents.logs(&LogFilter::of_agent("command"), None, 10).await.expect("the agent exists");
     assert_eq!(
         (logs.len(), logs[0].level.as_str(), logs[0].message.as_str()),
-        (1, "warn", "errors are told")
+        (1, "warn", "errors are reported")
     );
     for text in ["fails", "x is an exit"] {
         let silent = error(&host, text).await;

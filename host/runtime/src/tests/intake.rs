@@ -40,7 +40,7 @@ async fn data_reaches_the_guest_byte_for_byte() {
 async fn data_of_many_values_costs_only_its_text() {
     let host = Host::start().await;
     host.deploy("echo", "", data_echo()).await.expect("valid");
-    // As parsed values it would take thirty times as much memory.
+    // The data would take thirty times as much memory as parsed values.
     let data = Json::from_text(format!("[{}0]", "0,".repeat(3 << 20))).expect("JSON");
     let bytes = data.get().len();
     let message = Invocation { data: Some(data.clone()), detached: true, ..invocation("echo", "s", "") };

@@ -280,7 +280,7 @@ async fn a_turn_in_flight_ends_with_its_model_before_the_model_is_unloaded() {
     host.agents.models().unload("other", Duration::from_secs(600)).expect("it has begun");
     assert_eq!(state(&host, "other"), ModelState::Unloading);
     host.agents.models().get(Some("other")).expect_err("new requests do not get it");
-    bank.goes_on.notify_one();
+    bank.release.notify_one();
     running.outcome().await.expect("the turn generates again and commits");
     let session = host.agents.session("chat", "s").await.expect("the session exists");
     assert_eq!(session.messages.len(), 3, "a question and two answers: {:?}", session.messages);

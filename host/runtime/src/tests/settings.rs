@@ -21,7 +21,7 @@ type ToolFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, ToolServerError>>
 #[derive(Debug, Default)]
 pub(super) struct Slow {
     pub(super) called: Notify,
-    pub(super) goes_on: Notify,
+    pub(super) release: Notify,
 }
 
 impl ToolServer for Slow {
@@ -39,7 +39,7 @@ impl ToolServer for Slow {
     fn call<'a>(&'a self, _tool: &'a str, arguments: Value) -> ToolFuture<'a, Value> {
         Box::pin(async move {
             self.called.notify_one();
-            self.goes_on.notified().await;
+            self.release.notified().await;
             Ok(arguments)
         })
     }
@@ -70,9 +70,9 @@ async fn replaced_grants_and_servers_reach_the_next_turn_and_not_the_running_one
     assert!(absent.contains("skep.toml does not list an MCP server \"bank\""), "{absent}");
 
     host.agents.set_tool_servers(servers(&new));
-    old.goes_on.notify_one();
+    old.release.notify_one();
     assert_eq!(running.outcome().await.expect("the turn succeeds").text, r#"{"id":1}"#);
-    new.goes_on.notify_one();
+    new.release.notify_one();
     assert_eq!(host.answer("desk", "b", "mcp:bank/look").await, r#"{"id":1}"#);
     super::fixture::until(async || (Arc::strong_count(&old) == 1).then_some(())).await;
 }

@@ -309,13 +309,13 @@ async fn an_interrupted_upstream_answer_is_regenerated_and_the_caller_is_notifie
     );
     let host = crashed(&remote, "").await;
     let (events, outcome) = followed(&host).await;
-    let told: Vec<_> = events
+    let published: Vec<_> = events
         .iter()
         .filter(|event| matches!(event, RunEvent::Delta { .. } | RunEvent::GenerationRestarted))
         .cloned()
         .collect();
     let delta = |text: &str| RunEvent::Delta { text: text.to_owned() };
-    assert_eq!(told, [delta("One"), RunEvent::GenerationRestarted, delta("Another answer.")]);
+    assert_eq!(published, [delta("One"), RunEvent::GenerationRestarted, delta("Another answer.")]);
     let error = outcome.expect_err("the agent generates until it is refused").to_string();
     assert!(error.contains("as the script says"), "{error}");
     assert_eq!(remote.asked().len(), 3);

@@ -215,7 +215,7 @@ async fn a_budget_in_money_ends_the_turns_of_its_tenant_until_midnight() {
     assert!(spent > "0.00001".parse().expect("an amount"), "{spent}");
     assert!(spent <= "0.0005".parse().expect("an amount"), "the worst case was reserved: {spent}");
 
-    // What was spent survives a restart, and another tenant has its own money.
+    // The spent amount survives a restart, and another tenant has its own money.
     let host = host.restart_with(setup()).await;
     let again = used_up(host.ask("relay", "s", "hi").await.map(drop));
     assert_eq!(RuntimeError::from(again).code(), "money_used_up");

@@ -170,7 +170,7 @@ mod tests {
     #[test]
     fn tokens_written_to_a_cache_have_a_price_of_their_own_or_an_unknown_one() {
         let sums = || {
-            // Of 1,000,000 tokens, 400,000 were read from the cache and 500,000 written to it.
+            // 400,000 of 1,000,000 tokens were read from the cache and 500,000 were written to it.
             let mut sum = sum("a", "2026-01-10", "claude", 1_000_000, 400_000, 100_000);
             sum.counts.cache_write_tokens = 500_000;
             vec![sum]

@@ -438,7 +438,7 @@ mod tests {
         reseal(&store, &place).await.expect("both keys are there");
         assert_eq!(std::fs::read(&path).expect("one key").len(), 32);
 
-        // What cannot be opened stays as it is.
+        // Values that cannot be opened stay as they are.
         let all = Sealed { values: 3, unreadable: 0 };
         assert_eq!(check_sealed(&store, &place).await.expect("read"), all);
         std::fs::write(&path, [7; 32]).expect("the file exists");

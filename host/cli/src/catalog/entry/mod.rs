@@ -112,7 +112,7 @@ pub struct Parameters {
 pub struct Requirements {
     /// Name of the architecture in the model's file.
     pub architecture: String,
-    /// Names of what an architecture that is not read consists of, for messages.
+    /// Names of the parts of an unsupported architecture, for messages.
     #[serde(default)]
     parts: Vec<String>,
     /// Formats that most of the weights in a GGUF file have.

@@ -32,7 +32,7 @@ const SUBJECTS: [&str; 8] = [
 const QUESTIONS: [&str; 4] = [
     "Here is a short explanation of {}:\n\n",
     "Question: can you explain {}? Question: can you explain {} in other words? Answer:",
-    "A teacher told the class about {}. She began with a story that everyone knew, went on to what people had believed for \
+    "A teacher spoke to the class about {}. She began with a story that everyone knew, went on to what people had believed for \
      a long time, and came at last to what can be measured today. \"When we speak of {},\" she said, \"we should begin with",
     "Notes on {}\n1. Definition\n2. Example\n3. Common mistakes\n\n1. Definition\n",
 ];

@@ -33,7 +33,7 @@ skep.toml, every line optional:
   output = 3.00
   currency = \"USD\"
   from = \"2026-01-01\"
-  [grants]                      # the most that agents may be granted; default: the default model
+  [grants]                      # the maximum that agents may be granted; default: the default model
   models = [\"smollm2-135m\"]
   tools = [\"agent:*/*\"]
   hosts = [\"https://*.example.com\"]

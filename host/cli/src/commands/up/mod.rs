@@ -184,7 +184,7 @@ pub async fn run(args: Args, config: Config) -> Result<()> {
         () = reloading => {}
         () = signals.next() => {}
         () = server.until_fenced() => {
-            // Nothing that runs can still be stored, so there is nothing to wait for.
+            // The results of running work can no longer be stored, so there is nothing to wait for.
             failure::report(&anyhow!(
                 "another host has taken over the database, because this one was cut off from it\n  \
                  hint: start this host again, or let a service manager do it"

@@ -7,7 +7,7 @@ import { Link, paths, useRoute } from '../../lib/router.js';
 import { Badge, Button, Code, Empty, Icon } from '../../parts/index.js';
 import { childrenOf, curlOf, resolve, tagsOf, typeOf } from './openapi.js';
 
-/** What the document says of the whole API, and its tags. */
+/** The document's description of the whole API, and its tags. */
 export function ApiOverview({ openapi }) {
   const tags = useMemo(() => tagsOf(openapi), [openapi]);
   return html`<div class="stack api-overview">

@@ -20,7 +20,7 @@ export function useHistory() {
   const opened = useRef(0);
   const stream = useStream(loaded.data ? '/v1/engine' : null, {
     query: { stream: 'true' },
-    // What happened between two connections is only in the history.
+    // The samples between two connections are only in the history.
     onOpen: () => { opened.current += 1; if (opened.current > 1) loaded.reload(); },
     onEvent({ event, data }) {
       if (event !== 'sample' || !kept.current) return;

@@ -49,7 +49,7 @@ function Message({ message, paneId, isLast, busy, editable, plain, session, call
       : html`<${Text} ...${{ text, role, plain, isStreaming, message }} />`}
     ${calls(false)}
     ${message.calls?.some(({ byAgent }) => !byAgent) && isLast && !busy && html`<div class="row"><${Button} kind="primary" icon="play" onClick=${onRun}
-        disabled=${message.calls.some(({ result }) => !result?.trim())}>Send the results<//><span class="muted small">The model goes on with them.</span></div>`}
+        disabled=${message.calls.some(({ result }) => !result?.trim())}>Send the results<//><span class="muted small">The model continues with them.</span></div>`}
     ${message.data !== undefined && message.data !== null && html`<${Code} text=${JSON.stringify(message.data, null, 2)} lang="json" label="Data of the answer" />`}
     <${ErrorNote} error=${message.error} onRetry=${isLast && !busy ? () => onRunFrom(message) : undefined} />
     ${message.ignored && html`<p class="muted small">The host ignored: ${message.ignored}</p>`}
@@ -118,7 +118,7 @@ function Approval({ approval, caller }) {
     <${ErrorNote} error=${error} /></div></div>`;
 }
 
-/** What the answer took. */
+/** The figures of the answer. */
 function Figures({ message, session }) {
   const { usage, first_token_ms: first, tokens_s: speed, total_ms: total } = message.figures ?? {};
   const cached = usage?.prompt_tokens_details?.cached_tokens;

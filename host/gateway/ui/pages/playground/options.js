@@ -59,7 +59,7 @@ function Tools({ state }) {
   if (!tools.length) {
     return html`<${Empty} icon="tool" title="No tools yet" action=${html`<div class="row"><${Button} icon="plus" onClick=${() => addTool({ name: 'my_tool', schema: JSON.stringify({ type: 'object', properties: {} }, null, 2) })}>Add a tool<//>
         <${Button} kind="quiet" onClick=${addWeather}>Use an example<//></div>`}>
-      Describe a tool with a JSON Schema. When the model calls it, its arguments are held to the schema; you type the result, and the model goes on.<//>`;
+      Describe a tool with a JSON Schema. When the model calls it, its arguments are constrained to the schema; you type the result, and the model continues.<//>`;
   }
   const names = tools.filter(({ on }) => on).map(({ name }) => name);
   return html`<div class="stack">

@@ -16,7 +16,7 @@ export function Pane({ pane, models, caller, plain, onClose, isOnly }) {
     changePane(pane.id, { messages: pane.messages.slice(0, message.role === 'user' ? at + 1 : at) });
     run(pane.id);
   };
-  const canGoOn = !busy && !agent && last?.role === 'assistant' && (last.state === 'stopped' || last.finish === 'length') && !last.calls?.length;
+  const canContinue = !busy && !agent && last?.role === 'assistant' && (last.state === 'stopped' || last.finish === 'length') && !last.calls?.length;
   return html`<section class="pane" aria-label=${isOnly ? 'Conversation' : onClose ? 'Right conversation' : 'Left conversation'}>
     <header class="pane-head">
       <${ModelSelect} models=${models} value=${pane.model} disabled=${busy} onSelect=${(id) => chooseModel(pane.id, id)} label=${isOnly ? 'Model or agent' : `Model or agent of the ${onClose ? 'right' : 'left'} side`} />
@@ -32,7 +32,7 @@ export function Pane({ pane, models, caller, plain, onClose, isOnly }) {
       ${!pane.messages.length && html`<${Empty} icon="playground" title=${agent ? `Say something to ${pane.model.slice(6)}` : 'Ask something'}>
         ${agent ? model?.description || 'The agent keeps the conversation in a session of its own.' : 'Write a message below. Settings, tools and the form of the answer stand beside it.'}<//>`}
       ${pane.messages.map((message, n) => html`<${MessageItem} key=${message.id} ...${{ message, caller, plain, busy, paneId: pane.id, session: pane.session, editable: !agent, isLast: n === pane.messages.length - 1, onRun: () => run(pane.id), onRunFrom: runFrom }} />`)}
-      ${canGoOn && html`<div class="row pane-next"><${Button} icon="play" onClick=${() => continueLast(pane.id)}>Go on<//></div>`}
+      ${canContinue && html`<div class="row pane-next"><${Button} icon="play" onClick=${() => continueLast(pane.id)}>Continue<//></div>`}
       ${!busy && last?.role === 'user' && pane.messages.length > 0 && html`<div class="row pane-next"><${Button} icon="play" onClick=${() => run(pane.id)}>Answer<//></div>`}
     <//>
     <div class="sr-only" role="status" aria-live="polite">${busy ? 'The answer is being written.' : last?.role === 'assistant' && last.state === 'done' ? `The answer is complete: ${last.text.slice(0, 300)}` : ''}</div>

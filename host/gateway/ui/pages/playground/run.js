@@ -26,7 +26,7 @@ export async function run(paneId) {
   await write(pane, id, (answer, signal) => (isAgent(pane.model) ? askAgent(pane, answer, signal) : askModel(pane, answer, signal)));
 }
 
-/** Continues the last answer of a pane where it ends. A model that cannot do that is asked to go on. */
+/** Continues the last answer of a pane where it ends. A model that cannot do that is asked to continue. */
 export async function continueLast(paneId) {
   if (running.get().has(paneId)) return;
   const pane = paneOf(paneId);
@@ -37,7 +37,7 @@ export async function continueLast(paneId) {
     ({ param }) => param === CONTINUES);
   if (!refused) return;
   changeMessage(paneId, last.id, { state, finish, figures });
-  append(paneId, userMessage('Go on where you stopped.'));
+  append(paneId, userMessage('Continue where you stopped.'));
   await run(paneId);
 }
 

@@ -43,7 +43,7 @@ export function useVerdict(text, model) {
   return verdict;
 }
 
-/** Where a note belongs to, and what it says. */
+/** The part of the schema that a note belongs to, and its text. */
 function NoteText({ path, keywords, message }) {
   return html`${typeof path === 'string' && html`<code>${path || '/'}</code> `}${(keywords ?? []).map((keyword) => html`<code key=${keyword}>${keyword}</code> `)}<${Markdown} text=${message} />`;
 }

@@ -1,4 +1,4 @@
-// What the playground holds. It lives outside of the page, so that an answer continues while another page is in view, and it is kept in the tab's
+// The state of the playground. It lives outside of the page, so that an answer continues while another page is in view, and it is kept in the tab's
 // session storage, so that a reload keeps it.
 import { createStore, recall, remember } from '../../lib/store.js';
 
@@ -57,7 +57,7 @@ export const messageOf = (paneId, messageId) => paneOf(paneId)?.messages.find(({
 /** Empties the conversations and keeps models, options, tools and format. */
 export const clearAll = () => change(({ panes }) => ({ panes: panes.map((pane) => ({ ...pane, messages: [], session: newSession() })) }));
 
-/** Chooses the model of a pane. An agent's conversation is the agent's own, so it begins anew. */
+/** Chooses the model of a pane. An agent's conversation is the agent's own, so it starts again. */
 export function chooseModel(paneId, model) {
   changePane(paneId, (pane) => (isAgent(model) || isAgent(pane.model)
     ? { model, messages: model === pane.model ? pane.messages : [], session: newSession() } : { model }));

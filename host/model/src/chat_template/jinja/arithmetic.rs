@@ -79,7 +79,7 @@ fn numbers(operator: Arithmetic, left: &Value, right: &Value) -> Result<Value, F
             Arithmetic::Subtract => left.checked_sub(right),
             Arithmetic::Multiply => left.checked_mul(right),
             Arithmetic::Power => u32::try_from(right).ok().and_then(|right| left.checked_pow(right)),
-            // As in Python, division rounds down, and the remainder has the sign of the divisor.
+            // Division rounds down, and the remainder has the sign of the divisor, as in Python.
             Arithmetic::DivideDown => left.checked_div(right).and_then(|quotient| {
                 let is_exact = quotient * right == left;
                 if is_exact || (left < 0) == (right < 0) { Some(quotient) } else { quotient.checked_sub(1) }

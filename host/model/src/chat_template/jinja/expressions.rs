@@ -164,7 +164,7 @@ impl Render<'_> {
                     self.meter.step(1)?;
                     methods::change_list(self, &value, attribute, name, arguments)?
                 }
-                // As in Python, a method takes precedence over a dict entry with the same name.
+                // A method takes precedence over a dict entry with the same name, as in Python.
                 [Step::Attribute(name), Step::Call(arguments), rest @ ..] if methods::has(&value, name) => {
                     let arguments = self.arguments(arguments)?;
                     steps = rest;

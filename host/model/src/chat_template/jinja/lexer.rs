@@ -56,7 +56,7 @@ struct Lexer<'s> {
 
 /// Splits a whole template.
 pub(super) fn tags(source: &str) -> Result<Vec<Tag>, Fault> {
-    // As in Jinja, line breaks are normalized, and a line break at the end is dropped.
+    // Line breaks are normalized, and a line break at the end is dropped, as in Jinja.
     let source = source.replace("\r\n", "\n").replace('\r', "\n");
     let source = source.strip_suffix('\n').unwrap_or(&source);
     let mut lexer = Lexer {

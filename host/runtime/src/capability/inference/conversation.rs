@@ -6,7 +6,7 @@ use crate::{
         inference::conversation_set::{
             MAX_MESSAGES, MAX_TEXT_BYTES, StoredConversation, text_bytes, too_long,
         },
-        session_room::SessionRoom,
+        session_quota::SessionQuota,
     },
 };
 use skep_engine::{
@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 #[derive(Clone)]
 pub struct Conversation {
     pub(crate) model: Model,
-    room: Arc<SessionRoom>,
+    quota: Arc<SessionQuota>,
     inner: Arc<Mutex<Inner>>,
 }
 
@@ -132,7 +132,7 @@ impl Conversation {
         let mut inner = self.lock();
         inner.transcript.clear();
         inner.text_bytes = 0;
-        inner.measure(&self.room);
+        inner.measure(&self.quota);
         inner.changed = true;
         if inner.phase == Phase::Generating {
             inner.phase = Phase::ClearedWhileGenerating;
@@ -152,7 +152,7 @@ impl Conversation {
     pub(in crate::capability) fn new(
         model: Model,
         transcript: Transcript,
-        room: Arc<SessionRoom>,
+        quota: Arc<SessionQuota>,
         bytes: usize,
     ) -> Self {
         let text_bytes = text_bytes(transcript.messages());
@@ -165,7 +165,7 @@ impl Conversation {
             compaction: None,
             model_change: None,
         };
-        Conversation { model, room, inner: Arc::new(Mutex::new(inner)) }
+        Conversation { model, quota, inner: Arc::new(Mutex::new(inner)) }
     }
 
     pub(in crate::capability) fn with_change(self, change: ModelChange) -> Self {
@@ -186,8 +186,8 @@ impl Conversation {
     pub(in crate::capability) fn copy(&self) -> Result<Self, Error> {
         let inner = self.when_open()?;
         let bytes = inner.transcript.bytes();
-        self.room.take(bytes).map_err(Error::InvalidArgument)?;
-        let copy = Conversation::new(self.model.clone(), inner.transcript.clone(), self.room.clone(), bytes);
+        self.quota.take(bytes).map_err(Error::InvalidArgument)?;
+        let copy = Conversation::new(self.model.clone(), inner.transcript.clone(), self.quota.clone(), bytes);
         let model_change = inner.model_change.clone();
         drop(inner);
         let mut of_copy = copy.lock();
@@ -209,7 +209,7 @@ impl Conversation {
     fn make_room(&self, inner: &mut Inner, message: &ChatMessage) -> Result<(), Error> {
         let bytes = message.text_bytes();
         inner.check_room(bytes)?;
-        self.room.take(message.bytes()).map_err(Error::InvalidArgument)?;
+        self.quota.take(message.bytes()).map_err(Error::InvalidArgument)?;
         inner.text_bytes += bytes;
         inner.bytes += message.bytes();
         Ok(())
@@ -233,9 +233,9 @@ impl Conversation {
 
 impl Inner {
     /// Recounts the bytes that the conversation takes of the session's size budget.
-    fn measure(&mut self, room: &SessionRoom) {
+    fn measure(&mut self, quota: &SessionQuota) {
         let bytes = self.transcript.bytes();
-        room.replace(self.bytes, bytes);
+        quota.replace(self.bytes, bytes);
         self.bytes = bytes;
     }
 
@@ -257,7 +257,7 @@ impl Generating {
         }
         inner.transcript = transcript.clone();
         inner.text_bytes = text_bytes(transcript.messages());
-        inner.measure(&self.0.room);
+        inner.measure(&self.0.quota);
         inner.changed = true;
         Ok(())
     }
@@ -280,7 +280,7 @@ impl Generating {
         append(&mut inner.transcript);
         let added = inner.transcript.messages().last().map_or(0, ChatMessage::text_bytes);
         inner.text_bytes = inner.text_bytes.saturating_add(added);
-        inner.measure(&self.0.room);
+        inner.measure(&self.0.quota);
         inner.changed = true;
         Ok(())
     }

@@ -11,7 +11,7 @@ use crate::{
             conversation::{Conversation, ModelChange},
             model_errors,
         },
-        session_room::SessionRoom,
+        session_quota::SessionQuota,
         turn::Turn,
     },
     compute::Compute,
@@ -63,7 +63,7 @@ pub(crate) struct ConversationSet {
     /// Conversations that this turn read from the store.
     read: BTreeMap<String, Arc<StoredConversation>>,
     opened: BTreeMap<String, Conversation>,
-    room: Arc<SessionRoom>,
+    quota: Arc<SessionQuota>,
 }
 
 /// The conversations that a turn read or changed.
@@ -152,9 +152,9 @@ impl ConversationSet {
     pub(crate) fn new(
         committed: Arc<CommittedConversations>,
         source: (Store, SessionKey),
-        room: SessionRoom,
+        quota: SessionQuota,
     ) -> Self {
-        ConversationSet { committed, source: Some(source), room: Arc::new(room), ..Self::default() }
+        ConversationSet { committed, source: Some(source), quota: Arc::new(quota), ..Self::default() }
     }
 
     /// Opens the session's conversation of this name with its own model, or creates one with `model`.
@@ -199,7 +199,7 @@ impl ConversationSet {
             return Ok(Err(error));
         }
         let model = turn.model(model).await;
-        Ok(model.map(|model| Conversation::new(model, Transcript::new(), self.room.clone(), 0)))
+        Ok(model.map(|model| Conversation::new(model, Transcript::new(), self.quota.clone(), 0)))
     }
 
     /// Returns the tool name and arguments of a model's call that is waiting for its result.
@@ -284,11 +284,11 @@ impl ConversationSet {
             },
         };
         let bytes = self.committed.0.get(name).map_or(0, |committed| committed.bytes);
-        let (mut transcript, room) = (stored.transcript.clone(), self.room.clone());
+        let (mut transcript, quota) = (stored.transcript.clone(), self.quota.clone());
         let (checked, of) = (stored.clone(), model.clone());
         let is_quick = stored.digest.is_some() || is_quick_conversation(bytes);
         if turn.compute(is_quick, move |_: &Cancel| checked.is_of(&of)).await {
-            return Ok(Conversation::new(model, transcript, room, bytes));
+            return Ok(Conversation::new(model, transcript, quota, bytes));
         }
         transcript.forget_tokens();
         let change = ModelChange {
@@ -302,7 +302,7 @@ impl ConversationSet {
             to = change.to,
             "a conversation continues with a different model"
         );
-        Ok(Conversation::new(model, transcript, room, bytes).with_change(change))
+        Ok(Conversation::new(model, transcript, quota, bytes).with_change(change))
     }
 
     fn check_new(&self, name: &str) -> Result<(), Error> {

@@ -332,7 +332,7 @@ impl StartedGeneration {
             Ok(outcome) => outcome,
             Err(error) => return Ok(Err(end(error, None))),
         };
-        // What is recorded is never cut again, so that a replayed turn has the same messages.
+        // Recorded reasoning is never cut again, so that a replayed turn has the same messages.
         outcome.reasoning.truncate(outcome.reasoning.floor_char_boundary(MAX_REASONING_BYTES));
         let figures = Some((outcome.usage, outcome.timing));
         if outcome.cut_off {
@@ -418,7 +418,7 @@ async fn recall(
     {
         before = Arc::new(compacted);
     }
-    // As in the original run, the result is not available without yielding once.
+    // The result is not available without yielding once, as in the original run.
     tokio::task::yield_now().await;
     position.reached().await;
     if record.compacted_at().is_some() && record.is_ok() {

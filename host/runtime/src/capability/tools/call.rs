@@ -171,7 +171,7 @@ pub(crate) async fn call(
     metrics::counter!(metric::TOOL_CALLS, "agent" => agent, "source" => source, "outcome" => outcome)
         .increment(1);
     metrics::histogram!(metric::TOOL_TIME, "source" => source).record(started.elapsed());
-    // A call that only the end of the turn stopped is made again when the turn is replayed.
+    // A call that only the end of the turn stopped is repeated when the turn is replayed.
     if !matches!(result, Err(ToolError::Cancelled)) {
         turn.journal.ended(&call, &result, Vec::new());
     }

@@ -13,7 +13,7 @@ use crate::{
     Invocation, RunEvent, RuntimeError, Surface,
     capability::tools::TurnTools,
     capability::{
-        ConversationSet, SessionRoom, Turn, TurnContext,
+        ConversationSet, SessionQuota, Turn, TurnContext,
         events::TurnEvents,
         log::TurnLog,
         schedule::{Owner, ScheduleView},
@@ -104,9 +104,9 @@ impl Opening {
         let number = memory.turns + 1;
         let state = StateView::new(memory.state.clone(), agent.limits.state_kb);
         let bytes = memory.state_bytes() + memory.conversations.bytes();
-        let room = SessionRoom::new(agent.limits.session_kb, bytes);
+        let quota = SessionQuota::new(agent.limits.session_kb, bytes);
         let committed = memory.conversations.clone();
-        let conversations = ConversationSet::new(committed, (host.store.clone(), session), room);
+        let conversations = ConversationSet::new(committed, (host.store.clone(), session), quota);
         span::set_number(number);
 
         let (key, seed, records) = self.write_row(run, &agent, number).await?;

@@ -164,7 +164,7 @@ fn live<T>(
             ended = tokio::time::timeout(LIFE, &mut living) => Life::Whole(ended.expect("the scenario completes in time")),
         }
     });
-    // Nothing of the host runs after this.
+    // No part of the host runs after this.
     runtime.shutdown_timeout(LIFE);
     life
 }

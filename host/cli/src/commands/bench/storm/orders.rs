@@ -116,7 +116,7 @@ impl Storm {
     }
 
     fn reported(&self, answer: &Response, id: &str) -> Reported {
-        match (answer.status, answer.body["data"]["told"].as_str()) {
+        match (answer.status, answer.body["data"]["outcome"].as_str()) {
             (200, Some("done")) => Reported::Done,
             (200, Some("interrupted")) => Reported::Interrupted,
             (200, Some(reported)) => Reported::Failed(reported.to_owned()),

@@ -7,21 +7,21 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The size budget of one session during a turn.
 #[derive(Debug)]
-pub(crate) struct SessionRoom {
+pub(crate) struct SessionQuota {
     limit_kb: u32,
     used: AtomicUsize,
 }
 
 /// A budget of zero, for contexts without a session.
-impl Default for SessionRoom {
+impl Default for SessionQuota {
     fn default() -> Self {
-        SessionRoom::new(0, 0)
+        SessionQuota::new(0, 0)
     }
 }
 
-impl SessionRoom {
+impl SessionQuota {
     pub(crate) fn new(limit_kb: u32, used: usize) -> Self {
-        SessionRoom { limit_kb, used: AtomicUsize::new(used) }
+        SessionQuota { limit_kb, used: AtomicUsize::new(used) }
     }
 
     /// Counts bytes that are about to be added. Fails without counting them if they do not fit.
@@ -63,13 +63,13 @@ mod tests {
 
     #[test]
     fn bytes_that_do_not_fit_are_not_counted_and_shrinking_makes_room() {
-        let room = SessionRoom::new(1, 1_000);
-        let message = room.take(25).expect_err("one byte too many");
+        let quota = SessionQuota::new(1, 1_000);
+        let message = quota.take(25).expect_err("one byte too many");
         assert!(message.contains("would take 1025 bytes, but `session_kb` allows 1 KiB"), "{message}");
-        room.take(24).expect("it fits exactly");
-        room.replace(500, 0);
-        room.take(500).expect("there is room again");
-        room.take(usize::MAX).expect_err("the sum does not overflow");
+        quota.take(24).expect("it fits exactly");
+        quota.replace(500, 0);
+        quota.take(500).expect("there is room again");
+        quota.take(usize::MAX).expect_err("the sum does not overflow");
     }
 
     #[test]
