@@ -81,6 +81,8 @@ mod mcp;
 mod mcp_conformance;
 /// A client of the Model Context Protocol that agents can ask.
 mod mcp_interaction;
+/// The log lines that a client of the Model Context Protocol gets.
+mod mcp_logging;
 /// The metrics of `/metrics`, compared with their documentation.
 mod metrics;
 /// A hub of models with faults.
