@@ -108,6 +108,26 @@ fn published_templates_render_as_in_transformers() {
     assert!(compared == 194 && faults.is_empty(), "{}", faults.join("\n"));
 }
 
+#[test]
+fn an_effort_reaches_the_published_template_that_asks_for_one() {
+    let Some(templates) = templates() else { return };
+    let tokenizer = fs::read(repository().join("tests/fixtures/tokenizer/byte-level-chatml.json")).unwrap();
+    let tokenizer = Tokenizer::from_json(&tokenizer).unwrap();
+    let rendered = |file: &str, effort: Option<&str>| {
+        let source = fs::read_to_string(templates.join(file)).unwrap();
+        let template = ChatTemplate::new(&source, Some("<s>".into()), Some("</s>".into())).unwrap();
+        let reasoning = Reasoning { effort: effort.map(str::to_owned), ..Reasoning::default() };
+        let opening = Opening { tools: &[], examples: &[], reasoning: Some(&reasoning) };
+        prompt_text(&template, &tokenizer, &[ChatMessage::user("Why?")], opening).unwrap()
+    };
+    for (effort, shown) in [(None, "medium"), (Some("low"), "low"), (Some("high"), "high")] {
+        let text = rendered("openai-gpt-oss-120b.jinja", effort);
+        assert!(text.contains(&format!("Reasoning: {shown}\n")), "{effort:?}: {text}");
+    }
+    let qwen = "Qwen-Qwen3-0.6B.jinja";
+    assert_eq!(rendered(qwen, Some("high")), rendered(qwen, None), "a template without efforts");
+}
+
 /// Returns the template, the markup and the conversations of each row of the guide's table.
 fn listed_in_guide(guide: &str) -> Vec<[String; 3]> {
     let table =

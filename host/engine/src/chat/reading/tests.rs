@@ -138,9 +138,13 @@ fn every_accepted_call_is_found_in_every_markup() {
             let compiler = ConstraintCompiler::new(&tokenizer, 320, &[fixture::EOS], "calls").unwrap();
             for seed in 0..10 {
                 let mut draws = Draws::new(seed);
+                let tool_choice = match seed % 2 {
+                    0 => ToolChoice::Required,
+                    _ => ToolChoice::Named(draws.pick(&tools()).name.clone()),
+                };
                 let options = ChatOptions {
                     tools: tools(),
-                    tool_choice: ToolChoice::Required,
+                    tool_choice,
                     parallel_tool_calls: draws.one_in(2),
                     ..ChatOptions::default()
                 };
@@ -162,6 +166,9 @@ fn every_accepted_call_is_found_in_every_markup() {
                 assert!(!read.calls.is_empty() && read.calls.len() == read.begun.len(), "{shown}");
                 for (called, arguments) in &read.calls {
                     found += 1;
+                    if let ToolChoice::Named(wanted) = &options.tool_choice {
+                        assert_eq!(called, wanted, "{shown}");
+                    }
                     let tools = tools();
                     let tool = tools.iter().find(|tool| tool.name == *called).expect("a tool");
                     let arguments: Value = serde_json::from_str(arguments).expect(&shown);
@@ -221,6 +228,37 @@ fn text_before_calls_is_unconstrained_and_calls_match_their_schema() {
                 "{name} allows a call of an unknown tool"
             );
         }
+    }
+}
+
+#[test]
+fn arguments_of_an_open_schema_are_accepted_and_read_in_every_markup() {
+    let arguments = json!({"days": 3, "note": "a b"});
+    for name in NAMES {
+        let written = skep_model::spelled_json(&arguments);
+        let call = ToolCall { id: String::new(), name: "open".into(), arguments: written };
+        let text = Markup::named(name).expect("known").assistant("", &[call]);
+        for tokenizer in [fixture::byte_tokenizer(), with_tokens(name)] {
+            let tokenizer = Arc::new(tokenizer);
+            let dialect = dialect(name, &tokenizer);
+            let compiler = ConstraintCompiler::new(&tokenizer, 320, &[fixture::EOS], "calls").unwrap();
+            let options = ChatOptions {
+                tools: vec![tool("open", json!({"type": "object"}))],
+                tool_choice: ToolChoice::Required,
+                ..ChatOptions::default()
+            };
+            let constraint = tool_grammar::constraint(&options, &dialect, &tokenizer).unwrap().unwrap();
+            let mut state = compiler.compile(&constraint).unwrap_or_else(|error| panic!("{name}: {error}"));
+            let tokens = tokenizer.encode(&text, skep_model::SpecialTokens::Parse).unwrap();
+            let accepted = tokens.iter().take_while(|token| state.try_accept(**token)).count();
+            assert_eq!(
+                accepted,
+                tokens.len(),
+                "{name}: {text:?} stops after {:?}",
+                tokenizer.decode(&tokens[..accepted], false)
+            );
+        }
+        check(name, &text, "", &[("open", arguments.clone())]);
     }
 }
 
