@@ -298,7 +298,7 @@ fn message(json: &Value) -> ChatMessage {
 }
 
 /// Returns the folder of the templates, which is fetched once; `None` if it cannot be had.
-fn templates() -> Option<PathBuf> {
+pub fn templates() -> Option<PathBuf> {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("chat-templates");
     let found = folder.join("templates");
     if found.exists() {

@@ -21,6 +21,8 @@ mod backup;
 mod batches;
 /// The benchmarks that use a server.
 mod bench;
+/// The prefix of conversations that stays cached with published templates.
+mod cached_prefix;
 /// Published chat templates, compared with how `transformers` renders them.
 mod chat_templates;
 /// The commands of the binary, their output and exit codes.
