@@ -76,6 +76,24 @@ async fn images_reach_upstreams_that_see_and_no_other_model() {
         );
         assert!(refused["error"]["message"].as_str().unwrap().contains("accepts only text"), "{refused}");
     }
+    // The other two APIs have parts of their own, which name the place, too.
+    let data = PNG.split_once(',').unwrap().1;
+    let of_responses =
+        json!([{"type": "input_text", "text": "What is this?"}, {"type": "input_image", "image_url": PNG}]);
+    let source = json!({"type": "base64", "media_type": "image/png", "data": data});
+    let of_messages = json!([{"type": "text", "text": "What is this?"}, {"type": "image", "source": source}]);
+    for model in [MODEL, "far/blind"] {
+        for (path, limit, field, content) in [
+            ("/v1/responses", "max_output_tokens", "input", &of_responses),
+            ("/v1/messages", "max_tokens", "messages", &of_messages),
+        ] {
+            let mut body = json!({"model": model, limit: 8});
+            body[field] = json!([{"role": "user", "content": content}]);
+            let (status, refused) = host.post(path, body).await;
+            let said = refused["error"]["message"].as_str().unwrap_or_default();
+            assert!(status == 400 && said.contains("accepts only text"), "{path} {model}: {refused}");
+        }
+    }
     let mut many = picture("far/sees", PNG);
     let part = many["messages"][1]["content"][1].clone();
     many["messages"][1]["content"].as_array_mut().unwrap().extend(vec![part; 16]);

@@ -21,6 +21,8 @@ mod backup;
 mod batches;
 /// The benchmarks that use a server.
 mod bench;
+/// The prefix of conversations that stays cached with published templates.
+mod cached_prefix;
 /// Published chat templates, compared with how `transformers` renders them.
 mod chat_templates;
 /// The commands of the binary, their output and exit codes.
@@ -81,6 +83,8 @@ mod mcp;
 mod mcp_conformance;
 /// A client of the Model Context Protocol that agents can ask.
 mod mcp_interaction;
+/// The log lines that a client of the Model Context Protocol gets.
+mod mcp_logging;
 /// The metrics of `/metrics`, compared with their documentation.
 mod metrics;
 /// A hub of models with faults.

@@ -193,6 +193,34 @@ async fn an_agent_asks_only_what_it_is_granted_and_only_clients_that_can_answer(
         text(&denied).contains("add \"client/elicit\" to `tools` under [grants] in agent.toml"),
         "{denied:?}"
     );
+    let prompt = json!({"prompt": "bees"});
+    let denied =
+        connect(&up.host.at("/mcp/may-not-ask"), None).await.call("test_sampling", prompt.clone()).await;
+    assert!(
+        text(&denied).contains("add \"client/sample\" to `tools` under [grants] in agent.toml"),
+        "{denied:?}"
+    );
+    let mute = connect(&up.host.at("/mcp/asks"), None).await.call("test_sampling", prompt).await;
+    assert!(mute.is_error == Some(true) && text(&mute).contains("does not make completions"), "{mute:?}");
+}
+
+#[tokio::test]
+async fn the_resource_of_a_session_has_its_messages() {
+    let up = Up::start(HOST);
+    deploy(&up.host, "generate", "talks", "").await;
+    let body = json!({"text": "Count the bees.", "data": {"max_tokens": 4}});
+    let (status, answer) = up.host.post("/v1/agents/talks/sessions/hive/messages", body).await;
+    assert_eq!(status, 200, "{answer}");
+    let talks = connect(&up.host.at("/mcp/talks"), None).await;
+    let session = ReadResourceRequestParams::new("skep://agents/talks/sessions/hive");
+    let read = talks.client.read_resource(session).await.unwrap();
+    let read = serde_json::to_value(&read.contents[0]).unwrap();
+    let shown: Value = serde_json::from_str(read["text"].as_str().unwrap()).unwrap();
+    assert_eq!(shown["conversations"][0]["messages"], 2, "{shown}");
+    let messages = shown["messages"].as_array().unwrap();
+    assert_eq!((messages.len(), &messages[0]["role"]), (2, &json!("user")), "{shown}");
+    assert!(messages[0].to_string().contains("Count the bees."), "{shown}");
+    assert_eq!(messages[1]["role"], "assistant", "{shown}");
 }
 
 #[tokio::test]

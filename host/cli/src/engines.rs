@@ -50,7 +50,8 @@ pub fn open_engine_as(
         replica.sampling = catalog::default_sampling(name_or_path, replica.sampling.take());
     }
     report_fallback(&model.name, loaded.first().and_then(|model| model.fallback.as_deref()));
-    let shown = loaded.first().map(|model| Markup::of_template(model.template.source()).name);
+    let shown =
+        loaded.first().map(|model| Markup::of_model(model.template.source(), Some(&model.tokenizer)).name);
     let engine = EngineOptions { markup: engine.markup.or(shown), ..engine };
     let engine =
         Engine::start_replicas(loaded, engine).with_context(|| format!("cannot start {}", model.name))?;

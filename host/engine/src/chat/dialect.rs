@@ -44,10 +44,10 @@ impl Dialect {
         Dialect::of(engine.template(), engine.tokenizer(), named)
     }
 
-    /// Returns the dialect that a template shows, or the one with the given markup.
+    /// Returns the dialect that a template and a vocabulary show, or the one with the given markup.
     pub(crate) fn of(template: &ChatTemplate, tokenizer: &Tokenizer, named: Option<&'static Markup>) -> Self {
         let source = template.source();
-        let markup = named.unwrap_or_else(|| Markup::of_template(source));
+        let markup = named.unwrap_or_else(|| Markup::of_model(source, Some(tokenizer)));
         let declares = template.knows_tools() || markup.declaration.is_some();
         let is_native = declares && markup.is_shown_by(source);
         let is_harmony = matches!(markup.reading, Reading::Harmony);

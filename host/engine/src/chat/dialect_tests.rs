@@ -42,19 +42,19 @@ const KIMI_TEMPLATE: &str = "{% set ns = namespace(last=-1) %}{% for m in messag
     {% elif m.role == 'tool' %}## Return of {{ m.tool_call_id }}\n{{ m.content }}{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}\
     {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
-fn engine(specials: &[&str], template: &str, scripts: &[&str]) -> Engine {
+pub(super) fn engine(specials: &[&str], template: &str, scripts: &[&str]) -> Engine {
     let template = ChatTemplate::new(template, None, None).expect("the template compiles");
     let tokenizer = fixture::tokenizer_with(specials);
     fixture::engine_of(tokenizer, SpecialTokens::Parse, template, scripts, EngineOptions::default())
 }
 
-fn tools() -> Vec<ToolSpec> {
+pub(super) fn tools() -> Vec<ToolSpec> {
     let parameters = json!({"type": "object", "properties": {"city": {"type": "string", "maxLength": 12}},
                             "required": ["city"], "additionalProperties": false});
     vec![ToolSpec { name: "weather".into(), description: "The weather.".into(), parameters }]
 }
 
-fn calls(outcome: &ChatOutcome) -> Vec<(&str, Value)> {
+pub(super) fn calls(outcome: &ChatOutcome) -> Vec<(&str, Value)> {
     let read = |call: &ToolCall| serde_json::from_str(&call.arguments).expect("JSON");
     outcome.tool_calls.iter().map(|call| (call.name.as_str(), read(call))).collect()
 }
@@ -65,7 +65,7 @@ async fn turn(transcript: &mut Transcript, engine: &Engine, options: &ChatOption
     outcome
 }
 
-fn form() -> Constraint {
+pub(super) fn form() -> Constraint {
     Constraint::JsonSchema(
         json!({"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"],
                                   "additionalProperties": false}),

@@ -45,6 +45,8 @@ mod drafted;
 #[cfg(test)]
 pub(crate) mod fixture;
 #[cfg(test)]
+mod reasoning_tests;
+#[cfg(test)]
 mod rolled_back_tests;
 
 pub use answer::{ChatEvent, ChatFinish, ChatOutcome, Routed};

@@ -4,12 +4,13 @@
 //! same however the text was cut into chunks. Text that may still become a marker is held back.
 //!
 //! White space next to a call is dropped. A call whose body is not `{"name": …, "arguments": {…}}` in JSON
-//! becomes text, markup included, once it is complete. A call that a limit cut off is dropped; a call that the
-//! model itself left open becomes text, unless some of its arguments have been reported.
+//! becomes text, markup included, once it is complete. A call that a limit cut off is dropped if its name is known, and
+//! otherwise it is text, because prose may mention the marker; a call that the model itself left open becomes text,
+//! unless some of its arguments have been reported.
 
 use serde_json::Value;
 
-use super::call_object::{self, Unread, read_name, skip};
+use super::call_object::{self, Unread, begins_call, read_name, skip};
 use super::json_scan::JsonScan;
 use super::markup::{CLOSE, OPEN};
 use super::message::ToolCall;
@@ -31,8 +32,9 @@ enum State {
         marker: String,
         after_call: bool,
     },
-    /// In a call whose name is not known yet.
+    /// In a call whose name is not known yet. `before` is the white space before it, in case it is text.
     Head {
+        before: String,
         body: String,
     },
     Arguments {
@@ -46,6 +48,7 @@ enum State {
     },
     /// In a call of another form, which is parsed as a whole.
     Body {
+        before: String,
         body: String,
         scan: Option<JsonScan>,
         json_ended: bool,
@@ -82,10 +85,10 @@ impl ToolParser {
             }
             State::Tail { call, .. } => self.events.finish_call(call),
             State::Arguments { .. } => {}
-            State::Head { body } | State::Body { body, .. } => {
-                if !cut {
-                    self.markup_as_text(&body);
-                }
+            State::Head { body, .. } if cut && read_name(&body).is_ok() => {}
+            State::Body { body, scan: Some(_), .. } if cut && begins_call(&body) => {}
+            State::Head { before, body } | State::Body { before, body, .. } => {
+                self.markup_as_text(&before, &body);
             }
         }
         self.events.take()
@@ -103,12 +106,12 @@ impl ToolParser {
         let state = std::mem::replace(&mut self.state, State::text(false));
         self.state = match state {
             State::Text { space, marker, after_call } => self.step_text(space, marker, after_call, c),
-            State::Head { mut body } => {
+            State::Head { before, mut body } => {
                 body.push(c);
                 match read_head(&body) {
-                    Head::Partial => State::Head { body },
+                    Head::Partial => State::Head { before, body },
                     Head::Complete(name) => self.start_arguments(name),
-                    Head::Other => Self::reread_as_body(body),
+                    Head::Other => Self::reread_as_body(before, body),
                 }
             }
             State::Arguments { mut call, mut scan } => {
@@ -129,7 +132,9 @@ impl ToolParser {
                     State::Tail { call, rest }
                 }
             }
-            State::Body { body, scan, json_ended } => self.step_body(body, scan, json_ended, c),
+            State::Body { before, body, scan, json_ended } => {
+                self.step_body(before, body, scan, json_ended, c)
+            }
         };
     }
 
@@ -145,7 +150,8 @@ impl ToolParser {
         if OPEN[marker.len()..].starts_with(c) {
             marker.push(c);
             return if marker == OPEN {
-                State::Head { body: String::new() }
+                let before = if after_call { String::new() } else { space };
+                State::Head { before, body: String::new() }
             } else {
                 State::Text { space, marker, after_call }
             };
@@ -167,14 +173,15 @@ impl ToolParser {
         State::Arguments { call, scan: JsonScan::opened() }
     }
 
-    fn reread_as_body(body: String) -> State {
+    fn reread_as_body(before: String, body: String) -> State {
         let mut scan = body.trim_start().starts_with('{').then(JsonScan::default);
         let json_ended = scan.as_mut().is_some_and(|scan| body.chars().any(|c| scan.push(c)));
-        State::Body { body, scan, json_ended }
+        State::Body { before, body, scan, json_ended }
     }
 
     fn step_body(
         &mut self,
+        before: String,
         mut body: String,
         mut scan: Option<JsonScan>,
         mut json_ended: bool,
@@ -190,7 +197,7 @@ impl ToolParser {
         }
         // `CLOSE` within a string of the arguments does not end the call.
         if in_string || !body.ends_with(CLOSE) {
-            return State::Body { body, scan, json_ended };
+            return State::Body { before, body, scan, json_ended };
         }
         let inner = &body[..body.len() - CLOSE.len()];
         match read_body(inner) {
@@ -201,13 +208,14 @@ impl ToolParser {
                 State::text(true)
             }
             None => {
-                self.markup_as_text(&body);
+                self.markup_as_text(&before, &body);
                 State::text(false)
             }
         }
     }
 
-    fn markup_as_text(&mut self, body: &str) {
+    fn markup_as_text(&mut self, before: &str, body: &str) {
+        self.events.text(before);
         self.events.text(OPEN);
         self.events.text(body);
     }
@@ -350,13 +358,29 @@ pub(super) mod tests {
     #[test]
     fn a_call_that_was_cut_off_is_dropped() {
         let end = CALL.find("}}\n</tool_call>").unwrap();
-        for at in "<tool_call>".len()..=end {
+        let named = CALL.find(", \"arguments\"").unwrap();
+        for at in named..=end {
             check(&CALL[..at], true, "", &[]);
         }
+        check("<tool_call>{\"arguments\": {\"a\": 1}, \"name\": ", true, "", &[]);
         check("<tool_c", true, "<tool_c", &[]);
         check("<tool_call>{\"na", false, "<tool_call>{\"na", &[]);
         // Only the closing marker is missing; the arguments are complete.
         check(&CALL[..end + 2], true, "", &[("f", ARGUMENTS)]);
+    }
+
+    #[test]
+    fn a_beginning_without_a_name_is_text() {
+        let named = CALL.find(", \"arguments\"").unwrap();
+        for at in "<tool_call>".len()..named {
+            check(&CALL[..at], true, &CALL[..at], &[]);
+        }
+        for text in
+            ["Calls begin with <tool_call>", "The tag <tool_call> begins", "<tool_call>{\"answer\": 4"]
+        {
+            check(text, true, text, &[]);
+            check(text, false, text, &[]);
+        }
     }
 
     #[test]

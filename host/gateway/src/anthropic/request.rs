@@ -20,7 +20,8 @@ use skep_engine::{
 };
 use utoipa::ToSchema;
 
-const UNSUPPORTED: &[(&str, &str)] = &[
+/// The fields that are refused, each with what to do instead.
+pub(crate) const UNSUPPORTED: &[(&str, &str)] = &[
     ("mcp_servers", "declare the servers in the host's configuration, for agents"),
     ("container", "remove it"),
     ("context_management", "remove it"),

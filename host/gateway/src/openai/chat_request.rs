@@ -14,7 +14,8 @@ use skep_engine::{
     chat::{ChatMessage, ChatOptions, Image, Role, ToolChoice},
 };
 
-const UNSUPPORTED: &[(&str, &str)] = &[
+/// The fields that are refused, each with what to do instead.
+pub(crate) const UNSUPPORTED: &[(&str, &str)] = &[
     ("functions", "use tools"),
     ("function_call", "use tool_choice"),
     ("audio", "the only supported modalities are text, and images in messages"),

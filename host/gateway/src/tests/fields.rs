@@ -98,6 +98,55 @@ async fn unsupported_fields_that_change_the_answer_are_refused() {
     }
 }
 
+/// Returns the fields in the first column of the guide's rows that say so.
+fn refused_in_guide(page: &str, section: &str, says: &str) -> BTreeSet<String> {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../guide").join(page);
+    let guide = std::fs::read_to_string(path).unwrap();
+    let section = guide.split("\n## ").find(|part| part.starts_with(section)).expect("the section");
+    let rows = section.lines().filter_map(|line| line.strip_prefix("| `")?.split_once(" | "));
+    let rows = rows.filter(|(_, meaning)| meaning.starts_with(says));
+    rows.flat_map(|(fields, _)| fields.split('`').step_by(2).map(str::to_owned).collect::<Vec<_>>()).collect()
+}
+
+#[tokio::test]
+async fn every_unsupported_field_is_refused_by_its_name_and_so_in_the_guide() {
+    let server = Server::start().await;
+    let user = json!([{"role": "user", "content": "hello"}]);
+    let cases = [
+        (
+            CHAT,
+            crate::openai::chat_request::UNSUPPORTED,
+            ("api-fields.md", "Chat completions\n", "refuses"),
+            json!({"messages": user, "max_tokens": 4}),
+        ),
+        (
+            "/v1/messages",
+            crate::anthropic::request::UNSUPPORTED,
+            ("api-fields.md", "Messages\n", "refuses"),
+            json!({"model": "tiny", "max_tokens": 4, "messages": user}),
+        ),
+        (
+            "/v1/responses",
+            crate::openai::responses::request::UNSUPPORTED,
+            ("responses.md", "Fields\n", "400"),
+            json!({"model": "tiny", "max_output_tokens": 4, "input": "hello"}),
+        ),
+    ];
+    for (path, unsupported, (page, section, says), body) in cases {
+        server.ok(path, &body).await;
+        let listed = refused_in_guide(page, section, says);
+        for (field, instead) in unsupported {
+            let mut body = body.clone();
+            body[*field] = json!(["x"]);
+            let answer = server.post(path, &body).await;
+            let message = answer.json()["error"]["message"].as_str().unwrap_or_default().to_owned();
+            assert_eq!(answer.status, 400, "{path} {field}: {}", answer.text);
+            assert_eq!(message, format!("{field} is not supported; {instead}"), "{path}");
+            assert!(listed.contains(*field), "{page} does not say that {path} refuses {field}: {listed:?}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn biases_decide_the_tokens() {
     let server = Server::start().await;

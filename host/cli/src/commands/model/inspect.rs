@@ -47,10 +47,11 @@ pub fn run(args: &Args) -> Result<()> {
         }
     }
     tensors.sort();
-    let tokenizer = checkpoint.tokenizer()?.map(|tokenizer| tokenizer.vocabulary_size());
+    let tokenizer = checkpoint.tokenizer()?;
     let template = checkpoint.chat_template()?;
     let source = template.as_ref().map_or("", |template| template.source());
-    let markup = Markup::of_template(source).name;
+    let markup = Markup::of_model(source, tokenizer.as_ref()).name;
+    let tokenizer = tokenizer.map(|tokenizer| tokenizer.vocabulary_size());
     let template = template.map(|template| template.knows_tools());
     if args.json {
         let kinds: BTreeMap<_, _> = kinds

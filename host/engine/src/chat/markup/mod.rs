@@ -25,6 +25,8 @@ pub(super) use hermes::{RESERVED, assistant};
 pub(super) use ids::CallIds;
 pub(super) use resolved::{call_markup, special};
 
+use skep_model::Tokenizer;
+
 use crate::chat::message::ToolSpec;
 
 /// One markup.
@@ -157,7 +159,21 @@ static MARKUPS: [&Markup; 14] = [
     &hermes::MARKUP,
 ];
 
-/// Returns the markup of models whose template shows none.
+/// The tokens of vocabularies that choose a markup where a template shows none. The first whose tokens are all there is chosen.
+static VOCABULARIES: [(&[&str], &Markup); 9] = [
+    (&[harmony::CHANNEL, harmony::MESSAGE, harmony::CALL], &harmony::MARKUP),
+    (&["<|tool_call_begin|>", "<|tool_call_argument_begin|>"], &kimi::MARKUP),
+    (&["｜DSML｜"], &deepseek_v32::V32),
+    (&[deepseek_v3::BEGIN, deepseek_v3::SEPARATOR], &deepseek_v3::MARKUP),
+    // The later tokenizers of Mistral keep the token of ids, and those that reason do not write it.
+    (&["[TOOL_CALLS]", "[ARGS]", "[THINK]"], &mistral::V13),
+    (&["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"], &mistral::V11),
+    (&["[TOOL_CALLS]"], &mistral::V3),
+    (&["<arg_key>", "<arg_value>"], &glm::V45),
+    (&["<|start_header_id|>", "<|python_tag|>"], &llama3::MARKUP),
+];
+
+/// Returns the markup of models whose template and vocabulary show none.
 pub(super) fn default() -> &'static Markup {
     &hermes::MARKUP
 }
@@ -174,7 +190,20 @@ impl Markup {
 
     /// Returns the markup that a template uses, or the default.
     pub fn of_template(source: &str) -> &'static Markup {
-        MARKUPS.iter().find(|markup| markup.is_shown_by(source)).copied().unwrap_or_else(default)
+        Markup::of_model(source, None)
+    }
+
+    /// Returns the markup that a model's template uses; if it shows none, the one whose tokens the vocabulary has, or the
+    /// default. A model without a template has an empty one.
+    pub fn of_model(source: &str, tokenizer: Option<&Tokenizer>) -> &'static Markup {
+        let shown = MARKUPS.iter().find(|markup| markup.is_shown_by(source)).copied();
+        // Some vocabularies list the tokens of calls without calling them special.
+        let has = |text: &str| tokenizer.is_some_and(|tokenizer| tokenizer.token_id(text).is_some());
+        let known = || {
+            let found = VOCABULARIES.iter().find(|(texts, _)| texts.iter().all(|text| has(text)));
+            found.map(|(_, markup)| *markup)
+        };
+        shown.or_else(known).unwrap_or_else(default)
     }
 
     /// Returns whether a template uses the markup, so that it gets tools and calls as data.
@@ -270,6 +299,36 @@ mod tests {
             ("[TOOL_CALLS] name [ARGS]", "mistral-v13"),
         ] {
             assert_eq!(Markup::of_template(source).name, name, "{source}");
+        }
+    }
+
+    #[test]
+    fn tokens_choose_the_markup_where_the_template_shows_none() {
+        let chatml = skep_model::ChatTemplate::chatml_default();
+        let cases: [(&[&str], &str); 12] = [
+            (&["<|channel|>", "<|message|>", "<|call|>"], "harmony"),
+            (
+                &["<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>"],
+                "kimi-k2",
+            ),
+            (&["<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"], "deepseek-v3"),
+            (&["<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "｜DSML｜"], "deepseek-v3.2"),
+            (&["[TOOL_CALLS]"], "mistral-v3"),
+            (&["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"], "mistral-v11"),
+            (&["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]"], "mistral-v13"),
+            (&["<tool_call>", "</tool_call>", "<arg_key>", "<arg_value>"], "glm-4.5"),
+            (&["<|start_header_id|>", "<|python_tag|>"], "llama3"),
+            (&["<|start_header_id|>"], "hermes"),
+            (&["<tool_call>", "</tool_call>"], "hermes"),
+            (&[], "hermes"),
+        ];
+        for (tokens, name) in cases {
+            let tokenizer = crate::tests::fixture::tokenizer_with(tokens);
+            for source in ["", chatml.source()] {
+                assert_eq!(Markup::of_model(source, Some(&tokenizer)).name, name, "{tokens:?}");
+            }
+            let shown = Markup::of_model("<tool_call>\n<function=name>\n<parameter=one>", Some(&tokenizer));
+            assert_eq!(shown.name, "qwen3-coder", "a template comes before {tokens:?}");
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::chat::message::ToolCall;
 
 impl Markup {
     /// Returns the text of an assistant message with its calls.
-    pub(in crate::chat) fn assistant(&self, content: &str, calls: &[ToolCall]) -> String {
+    pub fn assistant(&self, content: &str, calls: &[ToolCall]) -> String {
         let CallForm::Parts(parts) = &self.call else { return hermes::assistant(content, calls) };
         let mut text = content.to_owned();
         if calls.is_empty() {

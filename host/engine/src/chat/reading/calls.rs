@@ -1,13 +1,15 @@
 //! A reader of calls that are marked by texts: it finds where calls begin, reads their heads and arguments, and drops the
 //! markup around them.
 //!
-//! A call whose head cannot be read becomes text, markup included. A call that a limit cut off is dropped; a call that
-//! the model itself left open becomes text, unless some of its arguments have been reported.
+//! A call whose head cannot be read becomes text, markup included. A call that a limit cut off is dropped if it names a
+//! tool or its arguments have begun, and otherwise it is text, because prose may mention the markup; a call that the
+//! model itself left open becomes text, unless some of its arguments have been reported.
 
 use serde_json::Value;
 
 use super::heads::{Head, read_head, read_object};
 use super::parameters::{ParameterReader, Progress};
+use crate::chat::call_object::{begins_call, read_name};
 use crate::chat::json_scan::JsonScan;
 use crate::chat::markup::{CallReading, HeadForm};
 use crate::chat::message::{ToolCall, ToolSpec};
@@ -112,12 +114,33 @@ impl CallReader {
                 Some(rest) => self.end_parameters(&name, call, &rest),
                 None => self.text(&format!("{before}{}", reader.text)),
             },
-            State::Head { before, body, .. } | State::Body { before, body, .. } if !cut => {
+            State::Parameters { name, call, reader, .. }
+                if call.is_some() || reader.has_begun() || self.has_tool(&name) => {}
+            State::Parameters { before, reader, .. } => self.text(&format!("{before}{}", reader.text)),
+            State::Head { before, body, form } if cut && self.is_of_call(&before, &body, form) => {}
+            State::Body { before, body, is_call, .. }
+                if cut && (!is_call || is_item(&before) || begins_call(&body)) => {}
+            State::Head { before, body, .. } | State::Body { before, body, .. } => {
                 self.text(&format!("{before}{body}"));
             }
-            State::Arguments { .. } | State::Parameters { .. } | State::Head { .. } | State::Body { .. } => {}
+            State::Arguments { .. } => {}
         }
         self.events.take()
+    }
+
+    /// Returns whether a head that was cut off names a tool of the request, or stands after a call in a list.
+    fn is_of_call(&self, before: &str, body: &str, form: HeadForm) -> bool {
+        is_item(before)
+            || match form {
+                HeadForm::Object => read_name(body).is_ok_and(|(name, _)| self.has_tool(&name)),
+                _ => body
+                    .split(|c: char| c.is_whitespace() || "<>[]{}:|\"｜".contains(c))
+                    .any(|word| self.has_tool(word.strip_prefix("functions.").unwrap_or(word))),
+            }
+    }
+
+    fn has_tool(&self, name: &str) -> bool {
+        self.tools.iter().any(|tool| tool.name == name)
     }
 
     pub(super) fn is_in_call(&self) -> bool {
@@ -413,4 +436,9 @@ impl CallReader {
         self.said |= !text.trim().is_empty();
         self.events.text(text);
     }
+}
+
+/// Returns whether the text before a call separates it from the one before it in a list.
+fn is_item(before: &str) -> bool {
+    before.starts_with(',')
 }

@@ -63,7 +63,7 @@ impl HarmonyReader {
 
     pub(super) fn finish(&mut self, cut: bool) -> Vec<ParsedEvent> {
         match std::mem::replace(&mut self.state, State::Between { held: String::new() }) {
-            State::Header { held } if !cut => self.events.text(&held),
+            State::Header { held } if !(cut && is_header(&held)) => self.events.text(&held),
             State::Content { content: Content::Call { header, .. }, held } if !cut => {
                 self.events.text(&format!("{header}{held}"));
             }
@@ -225,6 +225,22 @@ impl HarmonyReader {
             self.has_text = false;
         }
     }
+}
+
+/// Returns whether a text is the beginning of a header as models write it, rather than prose that mentions a mark.
+fn is_header(text: &str) -> bool {
+    let text = text.trim_start();
+    if ![START, CHANNEL, "to="].iter().any(|mark| text.starts_with(mark)) {
+        return false;
+    }
+    let plain =
+        [START, CHANNEL, CONSTRAIN].iter().fold(text.to_owned(), |text, mark| text.replace(mark, " "));
+    // A mark that is not complete is not a word.
+    let plain = &plain[..plain.find('<').unwrap_or(plain.len())];
+    let words = ["assistant", "analysis", "commentary", "final", "json", "code"];
+    plain
+        .split_whitespace()
+        .all(|word| word.starts_with("to=") || words.iter().any(|known| known.starts_with(word)))
 }
 
 /// Returns whether a text may be the beginning of a header.

@@ -5,6 +5,8 @@
 //! next to reasoning and calls is dropped.
 
 mod calls;
+#[cfg(test)]
+mod conservation_tests;
 mod harmony;
 mod heads;
 mod parameters;

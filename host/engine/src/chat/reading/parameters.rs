@@ -164,6 +164,11 @@ impl ParameterReader {
         }
     }
 
+    /// Returns whether a parameter has begun.
+    pub(super) fn has_begun(&self) -> bool {
+        self.has_arguments() || !matches!(self.state, State::Between { .. })
+    }
+
     pub(super) fn has_arguments(&self) -> bool {
         !self.arguments.is_empty()
     }

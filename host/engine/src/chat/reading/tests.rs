@@ -15,7 +15,7 @@ use crate::chat::{ToolCall, ToolChoice};
 use crate::constraint::{ConstraintCompiler, Spelling};
 use crate::tests::{draws::Draws, fixture, schema_fuzz::walk};
 
-const NAMES: [&str; 14] = [
+pub(super) const NAMES: [&str; 14] = [
     "hermes",
     "kimi-k2",
     "llama3",
@@ -36,7 +36,7 @@ fn tool(name: &str, parameters: Value) -> ToolSpec {
     ToolSpec { name: name.into(), description: "…".into(), parameters }
 }
 
-fn tools() -> Vec<ToolSpec> {
+pub(super) fn tools() -> Vec<ToolSpec> {
     vec![
         tool(
             "get.weather-now",
@@ -60,18 +60,20 @@ fn tools() -> Vec<ToolSpec> {
 
 /// The joined events of an answer: reasoning, text, and name and arguments of its calls.
 #[derive(Debug, Default, PartialEq)]
-struct Read {
-    reasoning: String,
-    text: String,
-    begun: Vec<(String, String)>,
-    calls: Vec<(String, String)>,
+pub(super) struct Read {
+    pub(super) reasoning: String,
+    pub(super) text: String,
+    pub(super) begun: Vec<(String, String)>,
+    pub(super) calls: Vec<(String, String)>,
+    /// Whether the text ended within a call.
+    pub(super) in_call: bool,
 }
 
-fn read(name: &str, pieces: &[&str], cut: bool) -> Read {
+pub(super) fn read(name: &str, pieces: &[&str], cut: bool) -> Read {
     let mut reader = AnswerReader::for_markup(name, Some(("<think>", "</think>")), &tools());
     let mut events: Vec<ParsedEvent> = pieces.iter().flat_map(|piece| reader.push(piece)).collect();
+    let mut read = Read { in_call: reader.is_in_call(), ..Read::default() };
     events.extend(reader.finish(cut));
-    let mut read = Read::default();
     for event in events {
         match event {
             ParsedEvent::Reasoning(delta) => read.reasoning += &delta,
@@ -136,9 +138,13 @@ fn every_accepted_call_is_found_in_every_markup() {
             let compiler = ConstraintCompiler::new(&tokenizer, 320, &[fixture::EOS], "calls").unwrap();
             for seed in 0..10 {
                 let mut draws = Draws::new(seed);
+                let tool_choice = match seed % 2 {
+                    0 => ToolChoice::Required,
+                    _ => ToolChoice::Named(draws.pick(&tools()).name.clone()),
+                };
                 let options = ChatOptions {
                     tools: tools(),
-                    tool_choice: ToolChoice::Required,
+                    tool_choice,
                     parallel_tool_calls: draws.one_in(2),
                     ..ChatOptions::default()
                 };
@@ -160,6 +166,9 @@ fn every_accepted_call_is_found_in_every_markup() {
                 assert!(!read.calls.is_empty() && read.calls.len() == read.begun.len(), "{shown}");
                 for (called, arguments) in &read.calls {
                     found += 1;
+                    if let ToolChoice::Named(wanted) = &options.tool_choice {
+                        assert_eq!(called, wanted, "{shown}");
+                    }
                     let tools = tools();
                     let tool = tools.iter().find(|tool| tool.name == *called).expect("a tool");
                     let arguments: Value = serde_json::from_str(arguments).expect(&shown);
@@ -219,6 +228,37 @@ fn text_before_calls_is_unconstrained_and_calls_match_their_schema() {
                 "{name} allows a call of an unknown tool"
             );
         }
+    }
+}
+
+#[test]
+fn arguments_of_an_open_schema_are_accepted_and_read_in_every_markup() {
+    let arguments = json!({"days": 3, "note": "a b"});
+    for name in NAMES {
+        let written = skep_model::spelled_json(&arguments);
+        let call = ToolCall { id: String::new(), name: "open".into(), arguments: written };
+        let text = Markup::named(name).expect("known").assistant("", &[call]);
+        for tokenizer in [fixture::byte_tokenizer(), with_tokens(name)] {
+            let tokenizer = Arc::new(tokenizer);
+            let dialect = dialect(name, &tokenizer);
+            let compiler = ConstraintCompiler::new(&tokenizer, 320, &[fixture::EOS], "calls").unwrap();
+            let options = ChatOptions {
+                tools: vec![tool("open", json!({"type": "object"}))],
+                tool_choice: ToolChoice::Required,
+                ..ChatOptions::default()
+            };
+            let constraint = tool_grammar::constraint(&options, &dialect, &tokenizer).unwrap().unwrap();
+            let mut state = compiler.compile(&constraint).unwrap_or_else(|error| panic!("{name}: {error}"));
+            let tokens = tokenizer.encode(&text, skep_model::SpecialTokens::Parse).unwrap();
+            let accepted = tokens.iter().take_while(|token| state.try_accept(**token)).count();
+            assert_eq!(
+                accepted,
+                tokens.len(),
+                "{name}: {text:?} stops after {:?}",
+                tokenizer.decode(&tokens[..accepted], false)
+            );
+        }
+        check(name, &text, "", &[("open", arguments.clone())]);
     }
 }
 
@@ -410,72 +450,4 @@ fn reasoning_is_separated_from_the_answer() {
         (read.reasoning.as_str(), read.text.as_str()),
         ("I should look.", "One moment.\n\nIt is 4 < 5.")
     );
-}
-
-#[test]
-fn random_mixtures_of_markup_and_text_read_the_same_in_every_chunking() {
-    let words = [
-        "<tool_call>",
-        "</tool_call>",
-        "\n",
-        " ",
-        "{",
-        "}",
-        "\"",
-        "get",
-        "plot",
-        "<function=",
-        ">",
-        "</function>",
-        "<parameter=city>",
-        "</parameter>",
-        "<arg_key>",
-        "</arg_key>",
-        "<arg_value>",
-        "</arg_value>",
-        "[TOOL_CALLS]",
-        "[ARGS]",
-        "[",
-        "]",
-        ",",
-        "<|tool_calls_section_begin|>",
-        "<|tool_call_begin|>",
-        "functions.get:0",
-        "<|tool_call_argument_begin|>",
-        "{}",
-        "<|tool_call_end|>",
-        "<｜tool▁call▁begin｜>",
-        "<｜tool▁sep｜>",
-        "<｜tool▁call▁end｜>",
-        "<｜DSML｜invoke name=\"",
-        "\">",
-        "</｜DSML｜invoke>",
-        "<|channel|>",
-        "analysis",
-        "commentary",
-        " to=functions.get",
-        "<|message|>",
-        "<|end|>",
-        "<|start|>",
-        "assistant",
-        "<|call|>",
-        "<think>",
-        "</think>",
-        "{\"name\": \"get\", \"parameters\": {}}",
-        "{\"city\": \"Rom\"}",
-        "<",
-        "Grüße 🐝",
-        "word",
-    ];
-    for seed in 0..400 {
-        let mut draws = Draws::new(seed);
-        let text: String = (0..draws.below(12) + 1).map(|_| *draws.pick(&words)).collect();
-        for name in NAMES {
-            for cut in [false, true] {
-                let whole = read(name, &[&text], cut);
-                assert_eq!(read(name, &draws.pieces(&text), cut), whole, "{name} seed {seed}: {text:?}");
-                assert!(whole.calls.len() <= whole.begun.len());
-            }
-        }
-    }
 }

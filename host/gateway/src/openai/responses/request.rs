@@ -20,7 +20,8 @@ use skep_engine::{Affinity, Model, Sampling, chat::ChatOptions};
 
 pub(crate) use super::text_format::FIELD as FORM_FIELD;
 
-const UNSUPPORTED: &[(&str, &str)] = &[
+/// The fields that are refused, each with what to do instead.
+pub(crate) const UNSUPPORTED: &[(&str, &str)] = &[
     ("prompt", "write the prompt into `instructions` and `input`"),
     ("conversation", "continue a response with `previous_response_id`"),
     ("context_management", "remove it"),
