@@ -26,7 +26,7 @@ struct Far {
 }
 
 impl Far {
-    fn new(name: &str, members: &[&str], asked: &Arc<AtomicUsize>) -> Model {
+    fn model(name: &str, members: &[&str], asked: &Arc<AtomicUsize>) -> Model {
         let info = RemoteInfo {
             name: name.to_owned(),
             digest: ModelDigest::remote("http://far", name),
@@ -91,7 +91,7 @@ async fn start() -> (Server, Arc<AtomicUsize>) {
         ("both", &["far/model", "other/model"]),
     ];
     for (name, members) in models {
-        let _ = server.host.models().clone().with(Far::new(name, members, &asked));
+        let _ = server.host.models().clone().with(Far::model(name, members, &asked));
     }
     server.host.models().set_alias("fast", "far/model").unwrap();
     (server, asked)
