@@ -154,7 +154,7 @@ fn published_templates_have_the_markup_of_the_guide_and_write_the_calls_of_its_g
     assert_eq!(listed.len(), renderings.as_object().unwrap().len());
     for [template, name, _] in listed {
         let file = format!("{template}.jinja");
-        let markup = Markup::of_template(&fs::read_to_string(templates.join(&file)).unwrap());
+        let markup = Markup::of_model(&fs::read_to_string(templates.join(&file)).unwrap(), None);
         assert_eq!(markup.name, name, "{template}");
         let of = &renderings[&file];
         let part = |part: &Value| part.as_str().unwrap().to_owned();

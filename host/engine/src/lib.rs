@@ -28,6 +28,7 @@ mod generation_span;
 mod handle;
 mod health;
 mod in_force;
+mod json_pointer;
 mod keyed_hash;
 mod kv;
 mod lookahead;

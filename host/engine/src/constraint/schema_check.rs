@@ -1,6 +1,7 @@
 //! Notes on a schema for its author, made before a model is asked to follow it.
 
 use super::{OutputConstraint, PathStep, UnenforcedValue};
+use crate::json_pointer;
 
 /// The notes on a valid schema.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,7 +32,7 @@ impl SchemaNotes {
 impl CheckedValue {
     fn of(UnenforcedValue { path, schema, .. }: &UnenforcedValue) -> Self {
         let path = path.iter().map(|step| match step {
-            PathStep::Property(name) => format!("/{}", name.replace('~', "~0").replace('/', "~1")),
+            PathStep::Property(name) => format!("/{}", json_pointer::escape(name)),
             PathStep::Item(index) => format!("/{index}"),
             PathStep::AnyProperty | PathStep::AnyItem => "/*".to_owned(),
         });

@@ -14,6 +14,7 @@ use serde_json::{Map, Value};
 use super::drafts::Draft;
 use super::references::Anchors;
 use super::schema_bounds;
+use crate::json_pointer;
 
 pub(super) type Members = Map<String, Value>;
 
@@ -126,7 +127,7 @@ pub(super) fn check(root: &Value, takes_pattern: &dyn Fn(&str) -> bool) -> Resul
 }
 
 pub(super) fn pointer(at: &str, key: &str) -> String {
-    format!("{at}/{}", key.replace('~', "~0").replace('/', "~1"))
+    format!("{at}/{}", json_pointer::escape(key))
 }
 
 /// Returns a keyword's value as a whole number from 0 on. `2.0` counts as one.

@@ -13,6 +13,7 @@ use serde_json::Value;
 use super::canonical::{children, standing_alone, target};
 use super::relaxed::cycles;
 use super::unenforced::{PathStep, UnenforcedValue};
+use crate::json_pointer;
 
 /// Maximum number of named values; past it, the whole document is checked at its end.
 const MAX_VALUES: usize = 64;
@@ -90,10 +91,9 @@ impl Walk<'_> {
         let has = |key: &str| schema.get(key).is_some();
         for (key, location, child) in children(schema, at) {
             let step = match key {
-                "properties" => location
-                    .rsplit('/')
-                    .next()
-                    .map(|name| PathStep::Property(name.replace("~1", "/").replace("~0", "~"))),
+                "properties" => {
+                    location.rsplit('/').next().map(|name| PathStep::Property(json_pointer::unescape(name)))
+                }
                 // The schema that all members have in common is known only where nothing else is described.
                 "additionalProperties" if !has("properties") && !has("patternProperties") => {
                     Some(PathStep::AnyProperty)

@@ -87,7 +87,7 @@ impl KvCache {
         self.tree.page_count()
     }
 
-    /// Returns the number of cached pages of each tenant.
+    /// Returns the number of cached pages of each session, and of each agent and tenant for pages that several have.
     pub fn cached_pages_by_owner(&self) -> BTreeMap<PrefixOwner, usize> {
         self.tree.pages_by_owner()
     }
@@ -107,7 +107,7 @@ impl KvCache {
 
     /// Marks the longest cached prefix of these tokens as used last.
     pub fn touch_prefix(&mut self, tenant: &str, tokens: &[u32]) {
-        self.tree.longest_prefix(tenant, &tokens[..tokens.len() / PAGE_TOKENS * PAGE_TOKENS]);
+        self.cached_prefix(tenant, tokens);
     }
 
     /// Borrows as many of the first `pages` pages of a prefix as are cached.

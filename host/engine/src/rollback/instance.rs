@@ -4,6 +4,8 @@
 
 use serde_json::Value;
 
+use crate::json_pointer;
+
 /// A cursor over the text of a value.
 #[derive(Debug)]
 pub(super) struct Spans<'a> {
@@ -24,7 +26,7 @@ pub(super) struct RepeatedKey {
 /// Returns the offset of the byte after the instance that `pointer` names in `text`, which is valid JSON. If
 /// there is no such instance, returns the end of the text.
 pub(super) fn end_of(text: &[u8], pointer: &str) -> usize {
-    let steps = pointer.split('/').skip(1).map(|step| step.replace("~1", "/").replace("~0", "~"));
+    let steps = pointer.split('/').skip(1).map(json_pointer::unescape);
     let mut spans = Spans { text, at: 0, key_end: 0 };
     for step in steps {
         if !spans.enter(&step) {
@@ -39,7 +41,7 @@ pub(super) fn end_of(text: &[u8], pointer: &str) -> usize {
 /// Returns the offset of the byte after the key `name` of the object that `pointer` names.
 pub(super) fn end_of_key(text: &[u8], pointer: &str, name: &str) -> usize {
     let mut spans = Spans { text, at: 0, key_end: 0 };
-    let steps = pointer.split('/').skip(1).map(|step| step.replace("~1", "/").replace("~0", "~"));
+    let steps = pointer.split('/').skip(1).map(json_pointer::unescape);
     for step in steps.chain([name.to_string()]) {
         if !spans.enter(&step) {
             return text.len();
@@ -184,7 +186,7 @@ impl Spans<'_> {
                                 end: self.at,
                             });
                         }
-                        inner = format!("{pointer}/{}", step.replace('~', "~0").replace('/', "~1"));
+                        inner = format!("{pointer}/{}", json_pointer::escape(&step));
                         keys.push(step);
                     } else if is_object {
                         self.skip_text();

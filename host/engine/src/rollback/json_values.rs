@@ -7,6 +7,7 @@
 use super::opener::Opener;
 use super::written_arguments::{ArgumentStep, WrittenArguments};
 use crate::constraint::{PathStep, UnenforcedValue};
+use crate::json_pointer;
 
 /// The members of a call's object.
 const NAME: &str = "name";
@@ -426,7 +427,7 @@ impl Frame {
     fn pointer(&self) -> String {
         match self {
             Frame::Object { key, .. } => {
-                format!("/{}", key.as_deref().unwrap_or_default().replace('~', "~0").replace('/', "~1"))
+                format!("/{}", json_pointer::escape(key.as_deref().unwrap_or_default()))
             }
             Frame::Array { index } => format!("/{index}"),
         }

@@ -10,6 +10,7 @@ use super::checks::{Checks, InvalidInstance};
 use super::json_values::{Check, Found};
 use crate::CallableTool;
 use crate::constraint::written_argument;
+use crate::json_pointer;
 use crate::request::{CallPart, PartsMarkup};
 
 /// The texts around arguments that are written one by one.
@@ -102,7 +103,7 @@ impl ArgumentTags {
         match found.check {
             Check::Argument { entry, is_text } => {
                 let name = found.pointer.strip_prefix('/').unwrap_or_default();
-                let name = name.replace("~1", "/").replace("~0", "~");
+                let name = json_pointer::unescape(name);
                 let written = String::from_utf8_lossy(text);
                 let value = self.value(found, &name, is_text, &written);
                 // The position of an error within JSON is known.
@@ -116,7 +117,7 @@ impl ArgumentTags {
             Check::Arguments(entry) => {
                 let (arguments, ends) = self.read(found, text);
                 let end = |pointer: &str| {
-                    let name = pointer.split('/').nth(1)?.replace("~1", "/").replace("~0", "~");
+                    let name = json_pointer::unescape(pointer.split('/').nth(1)?);
                     ends.iter().find(|(ended, _)| *ended == name).map(|(_, end)| *end)
                 };
                 let flaw = |(pointer, reason): (String, String)| {

@@ -231,16 +231,21 @@ fn a_request_waits_for_a_running_prefill_of_its_prefix() {
     harness.run();
 }
 
-#[test]
-fn pages_that_a_waiting_request_begins_with_are_evicted_last() {
+/// Returns a harness with 5 cached pages of a's and 5 newer ones of b's, where a running sequence needs 5 of them.
+fn full_harness() -> Harness {
     let mut harness = Harness::new(16, 1, 64);
-    // Both leave 5 pages, and 6 are free.
     for letter in ["a", "b"] {
         harness.submit(greedy(&letter.repeat(80), 1));
         harness.run();
     }
     harness.submit(greedy(&"c".repeat(16), 160));
     harness.step();
+    harness
+}
+
+#[test]
+fn pages_that_a_waiting_request_begins_with_are_evicted_last() {
+    let mut harness = full_harness();
     let next = harness.submit(greedy(&"a".repeat(112), 1));
     harness.run();
     assert_eq!(harness.cached_tokens(next), 80);
@@ -248,13 +253,7 @@ fn pages_that_a_waiting_request_begins_with_are_evicted_last() {
 
 #[test]
 fn of_two_waiting_requests_the_first_keeps_its_pages() {
-    let mut harness = Harness::new(16, 1, 64);
-    for letter in ["a", "b"] {
-        harness.submit(greedy(&letter.repeat(80), 1));
-        harness.run();
-    }
-    harness.submit(greedy(&"c".repeat(16), 160));
-    harness.step();
+    let mut harness = full_harness();
     let waiting = ["a", "b"].map(|letter| harness.submit(greedy(&letter.repeat(112), 1)));
     harness.run();
     let cached = waiting.map(|id| harness.cached_tokens(id));

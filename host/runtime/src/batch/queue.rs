@@ -235,19 +235,22 @@ impl BatchQueue {
     /// Cancels the items that wait or run. Existing results are kept.
     pub(crate) async fn cancel(&self, principal: &str, id: &str) -> Result<(), RuntimeError> {
         let row = self.row(principal, id).await?;
-        self.shared.context.store.cancel_batch(&row.id).await?;
-        self.shared.running().retain(|_, running| running.batch != row.id);
+        self.stop_items(&row.id).await?;
         self.shared.end_finished().await
     }
 
     /// Cancels all batches of a principal.
     pub(crate) async fn cancel_all(&self, principal: &str) -> Result<(), RuntimeError> {
-        let store = &self.shared.context.store;
-        for id in store.batches_of(principal).await? {
-            store.cancel_batch(&id).await?;
-            self.shared.running().retain(|_, running| running.batch != id);
+        for id in self.shared.context.store.batches_of(principal).await? {
+            self.stop_items(&id).await?;
         }
         self.shared.end_finished().await
+    }
+
+    async fn stop_items(&self, id: &str) -> Result<(), RuntimeError> {
+        self.shared.context.store.cancel_batch(id).await?;
+        self.shared.running().retain(|_, running| running.batch != id);
+        Ok(())
     }
 
     fn check(&self, batch: &NewBatch) -> Result<(), RuntimeError> {

@@ -188,11 +188,6 @@ impl Markup {
         })
     }
 
-    /// Returns the markup that a template uses, or the default.
-    pub fn of_template(source: &str) -> &'static Markup {
-        Markup::of_model(source, None)
-    }
-
     /// Returns the markup that a model's template uses; if it shows none, the one whose tokens the vocabulary has, or the
     /// default. A model without a template has an empty one.
     pub fn of_model(source: &str, tokenizer: Option<&Tokenizer>) -> &'static Markup {
@@ -298,7 +293,7 @@ mod tests {
             ("[TOOL_CALLS] [CALL_ID] [ARGS]", "mistral-v11"),
             ("[TOOL_CALLS] name [ARGS]", "mistral-v13"),
         ] {
-            assert_eq!(Markup::of_template(source).name, name, "{source}");
+            assert_eq!(Markup::of_model(source, None).name, name, "{source}");
         }
     }
 
