@@ -15,6 +15,7 @@ mod approval;
 mod chat;
 mod client_batch;
 mod client_file;
+mod cluster;
 mod completion;
 mod config;
 mod engine;
@@ -66,6 +67,7 @@ pub use client_batch::{
     Batch, BatchCounts, BatchError, BatchErrors, BatchState, BatchTimes, CreateBatch, ExpiresAfter,
 };
 pub use client_file::{ClientFile, DeletedFile, UploadFile};
+pub use cluster::{ClusterHost, ClusterHostState, ClusterHosts};
 pub use completion::{Completion, CompletionChoice, CompletionLogprobs};
 pub use config::{Config, ConfigReload, Setting, SettingChange};
 pub use engine::{

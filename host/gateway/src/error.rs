@@ -231,7 +231,7 @@ impl From<RuntimeError> for ApiError {
                 return ApiError { retry_after_ms: Some(STORE_FULL_RETRY_MS), ..error };
             }
             // Another host may answer the next attempt.
-            _ if code == "store_away" || code == "host_replaced" => {
+            _ if code == "store_away" || code == "host_replaced" || code == "session_elsewhere" => {
                 let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, code, message);
                 return ApiError { retry_after_ms: Some(STORE_AWAY_RETRY_MS), ..error };
             }
@@ -285,7 +285,7 @@ pub(crate) async fn in_shape(response: Response) -> Response {
 const STORE_FULL_RETRY_MS: u32 = 30_000;
 /// Header that the official clients of OpenAI and Anthropic obey. Without it, they send a request again after 409.
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
-/// Retry delay that is sent to clients when the database cannot be reached, or belongs to another host.
+/// Retry delay that is sent to clients when the database cannot be reached, or it or the session belongs to another host.
 const STORE_AWAY_RETRY_MS: u32 = 1_000;
 /// Maximum size of an error text that is converted.
 const MAX_PLAIN_BYTES: usize = 16 << 10;

@@ -14,6 +14,7 @@ mod batch;
 mod body;
 mod caller;
 mod client_address;
+mod cluster;
 mod configuration;
 mod console;
 mod error;
@@ -58,6 +59,7 @@ use utoipa_axum::{
 };
 
 pub use access::AccessOptions;
+pub use cluster::{ClusterKey, ClusterOptions, DrainRequests, HttpPeers};
 pub use configuration::{Configuration, ReloadError, reload as reload_configuration};
 pub use console::ConsoleOptions;
 pub use error::ApiError;
@@ -101,6 +103,8 @@ pub struct GatewayOptions {
     pub console: ConsoleOptions,
     /// Links the span of a request to the caller's trace. With `None`, each request starts a trace.
     pub remote_parent: Option<RemoteParent>,
+    /// The cluster that the host is in. The other hosts pass requests on to it, and it to them.
+    pub cluster: Option<ClusterOptions>,
 }
 
 impl Default for GatewayOptions {
@@ -120,6 +124,7 @@ impl Default for GatewayOptions {
             mcp: McpOptions::default(),
             console: ConsoleOptions::default(),
             remote_parent: None,
+            cluster: None,
         }
     }
 }
@@ -135,6 +140,7 @@ struct Gateway {
     started: Instant,
     figures: Arc<Figures>,
     reads: Arc<access::LoggedReads>,
+    cluster: Option<Arc<cluster::Cluster>>,
     /// The address that the server listens on. `None` if the routes are served by another program.
     address: Option<SocketAddr>,
     /// The text of the OpenAPI document, once somebody has asked for it.
@@ -144,9 +150,12 @@ struct Gateway {
 impl Gateway {
     fn new(host: AgentHost, options: GatewayOptions) -> Self {
         let mcp = Arc::new(mcp::Mcp::new(host.clone(), &options.mcp, options.max_body_bytes));
+        let cluster = options.cluster.clone();
+        let cluster = cluster.map(|options| cluster::Cluster::new(options, Arc::new(host.clone())));
         Gateway {
             host,
             options: Arc::new(options),
+            cluster: cluster.map(Arc::new),
             draining: Arc::default(),
             mcp,
             started: Instant::now(),
@@ -232,12 +241,14 @@ fn routes_of(gateway: Gateway) -> Router {
         .layer(middleware::map_response(error::in_shape))
         .layer(CatchPanicLayer::custom(error::panicked))
         .layer(middleware::from_fn_with_state(gateway.clone(), access::guard))
+        .layer(middleware::from_fn_with_state(gateway.clone(), cluster::forward))
         .layer(middleware::from_fn_with_state(gateway.clone(), trace::request))
         .with_state(gateway.clone());
     // This layer wraps the whole router, because it must run before a request is matched to its route.
     Router::new()
         .fallback_service(routes)
-        .layer(middleware::from_fn_with_state(gateway, access::identify))
+        .layer(middleware::from_fn_with_state(gateway.clone(), access::identify))
+        .layer(middleware::from_fn_with_state(gateway, cluster::receive))
         .layer(middleware::from_fn(anthropic::error::in_shape))
 }
 
@@ -245,10 +256,10 @@ fn routes_of(gateway: Gateway) -> Router {
 fn routes(options: &GatewayOptions) -> OpenApiRouter<Gateway> {
     use routes::{
         agents, ai_batches, ai_run, anthropic_messages, approvals, batches, caller, chat_completions,
-        completions, config, engine, events, files, health, held, keys, kv, listings, logs, mcp_servers,
-        messages, model_changes, models, openapi_document, requests, responses, schedules, schemas, secrets,
-        session_exports, sessions, status, stored_responses, tenants, timelines, tokenize, turns, usage,
-        versions, webhooks,
+        clusters, completions, config, engine, events, files, health, held, keys, kv, listings, logs,
+        mcp_servers, messages, model_changes, models, openapi_document, requests, responses, schedules,
+        schemas, secrets, session_exports, sessions, status, stored_responses, tenants, timelines, tokenize,
+        turns, usage, versions, webhooks,
     };
     let deploy_limit = DefaultBodyLimit::max(options.max_component_bytes.saturating_add(1 << 20));
     let file_limit = DefaultBodyLimit::max(files::MAX_FILE_BYTES + (64 << 10));
@@ -326,6 +337,8 @@ fn routes(options: &GatewayOptions) -> OpenApiRouter<Gateway> {
         .routes(routes!(config::show))
         .routes(routes!(config::reload))
         .routes(routes!(status::show))
+        .routes(routes!(clusters::show))
+        .routes(routes!(clusters::drain))
         .routes(routes!(engine::figures))
         .routes(routes!(engine::pages))
         .routes(routes!(health::healthz))

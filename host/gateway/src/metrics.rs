@@ -19,6 +19,8 @@ pub(crate) const MCP_SESSIONS: &str = "skep_mcp_sessions";
 pub(crate) const MCP_CALLS: &str = "skep_mcp_calls_total";
 pub(crate) const CONFIG_RELOADS: &str = "skep_config_reloads_total";
 pub(crate) const RATE_LIMITED: &str = "skep_rate_limited_total";
+pub(crate) const CLUSTER_REQUESTS: &str = "skep_cluster_requests_total";
+pub(crate) const CLUSTER_FORWARD_TIME: &str = "skep_cluster_forward_seconds";
 
 pub(crate) const BUILD: &str = "skep_build_info";
 pub(crate) const RESIDENT: &str = "process_resident_memory_bytes";
@@ -153,6 +155,18 @@ const METRICS: &[MetricSpec] = &[
         kind: MetricKind::Counter,
         unit: Unit::Count,
         help: "Requests refused by a rate limit",
+    },
+    MetricSpec {
+        name: CLUSTER_REQUESTS,
+        kind: MetricKind::Counter,
+        unit: Unit::Count,
+        help: "Requests to other hosts of the cluster by outcome: answered, unreached or broken",
+    },
+    MetricSpec {
+        name: CLUSTER_FORWARD_TIME,
+        kind: MetricKind::Histogram(SECONDS),
+        unit: Unit::Seconds,
+        help: "Time until the owner of a session answers a request that was passed on, including waits for a take-over",
     },
     MetricSpec {
         name: CONFIG_RELOADS,

@@ -13,7 +13,7 @@ use utoipa::{Path as _, ToSchema, openapi::OpenApi};
 const ABOUT: &str = "The HTTP API of a Skep host: agents with sessions, the routes of OpenAI, Anthropic and Workers AI \
     for models, and the host's administration. A host may require a key; then each route needs a role.\n\nTimes are in milliseconds since \
     1970 unless they say otherwise. Objects may gain fields, and enumerations may gain values; clients must ignore those that they do not \
-    know. Every answer has an `x-request-id`. A host with too many connections answers 503 before it reads a request.\n\n\
+    know. Every answer has an `x-request-id`, and in a cluster `x-skep-host`, the number of the host that gave it. A host with too many connections answers 503 before it reads a request.\n\n\
     An agent may have routes of its own, which `GET /v1/agents` lists; `components.pathItems.AgentRoute` describes them.";
 
 const TAGS: [(&str, &str); 17] = [
@@ -121,7 +121,8 @@ fn common_errors(operation: &Value, needs_key: bool, is_counted: bool) -> Vec<(&
         errors.push(("401", "`missing_api_key` or `invalid_api_key`, where the host requires keys."));
         errors.push((
             "503",
-            "`shutting_down`, `store_full`, `store_stalled`, `store_away` or `host_replaced`.",
+            "`shutting_down`, `store_full`, `store_stalled`, `store_away` or `host_replaced`; in a cluster also `host_gone` or \
+             `session_elsewhere`.",
         ));
     }
     let has_body = operation["requestBody"].is_object();

@@ -67,6 +67,7 @@ const AUDITED_ACTIONS: &[(Method, &str, &str, LoggedFor)] = &[
     (Method::POST, "/v1/webhooks/{webhook}/test", "webhook.test", LoggedFor::Everyone),
     (Method::POST, "/v1/webhooks/dead-letters/{id}/redeliver", "webhook.redeliver", LoggedFor::Everyone),
     (Method::POST, "/v1/config/reload", "config.reload", LoggedFor::Everyone),
+    (Method::POST, "/v1/cluster/hosts/{number}/drain", "cluster.drain", LoggedFor::Everyone),
     (Method::POST, "/v1/held", "held.decide", LoggedFor::Everyone),
     (Method::DELETE, "/v1/kv", "kv.purge", LoggedFor::Everyone),
     (Method::POST, "/v1/keys", "key.create", LoggedFor::Everyone),

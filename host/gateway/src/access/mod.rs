@@ -68,7 +68,10 @@ pub(crate) async fn identify(State(gateway): State<Gateway>, mut request: Reques
         Ok(caller)
     });
     let proxies = &gateway.options.trusted_proxies;
-    if let Some(client) = ClientAddress::of_request(request.extensions(), request.headers(), proxies) {
+    // Another host of the cluster has already named the client.
+    if request.extensions().get::<ClientAddress>().is_none()
+        && let Some(client) = ClientAddress::of_request(request.extensions(), request.headers(), proxies)
+    {
         request.extensions_mut().insert(client);
     }
     request.extensions_mut().insert(Identity(caller));

@@ -46,6 +46,8 @@ const ROUTES: &[(Method, &str, Role)] = &[
     (Method::GET, "/v1/engine", Read),
     (Method::GET, "/v1/engine/pages", Admin),
     (Method::GET, "/v1/status", Admin),
+    (Method::GET, "/v1/cluster", Read),
+    (Method::POST, "/v1/cluster/hosts/{number}/drain", Admin),
     (Method::GET, "/v1/config", Admin),
     (Method::POST, "/v1/config/reload", Admin),
     (Method::GET, "/v1/held", Admin),

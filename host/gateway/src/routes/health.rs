@@ -18,16 +18,20 @@ pub(crate) async fn healthz() -> Json<Health> {
 }
 
 /// Reports whether the server accepts work. It does not while it drains, while a model fails, or while the store is
-/// not writable.
+/// not writable. In a cluster, it does not while the host hands its sessions over.
 #[utoipa::path(get, path = "/readyz", tag = "host", operation_id = "get_readiness", responses(
     (status = 200, description = "The server accepts work.", body = Readiness),
-    (status = 503, description = "The server accepts no work: `shutting_down`, `model_failing` or an error of the store."),
+    (status = 503, description = "The server accepts no work: `shutting_down`, `draining`, `model_failing` or an error of the store."),
 ))]
 pub(crate) async fn readyz(State(gateway): State<Gateway>) -> Response {
     if *gateway.draining.borrow() {
         let error =
             ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", "the server is shutting down");
         return error.into_response();
+    }
+    if gateway.host.is_draining() {
+        let message = "the host hands its sessions over to the other hosts of its cluster, and then ends";
+        return ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "draining", message).into_response();
     }
     for engine in gateway.host.models().engines() {
         if let Some(problem) = engine.problem() {

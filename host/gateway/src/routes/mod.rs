@@ -9,6 +9,7 @@ pub(crate) mod approvals;
 pub(crate) mod batches;
 pub(crate) mod caller;
 pub(crate) mod chat_completions;
+pub(crate) mod clusters;
 pub(crate) mod completions;
 pub(crate) mod config;
 pub(crate) mod engine;

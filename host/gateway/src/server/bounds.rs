@@ -32,10 +32,10 @@ pub(super) enum Exceeded {
 
 /// The slot of a connection, or of a request that a proxy forwards.
 #[derive(Debug)]
-pub(super) struct Slot {
+pub(crate) struct Slot {
     bounds: Arc<Bounds>,
     is_connection: bool,
-    client: Option<IpAddr>,
+    client: Mutex<Option<IpAddr>>,
 }
 
 impl Bounds {
@@ -68,7 +68,7 @@ impl Bounds {
             *open.by_client.entry(client).or_default() += 1;
         }
         drop(open);
-        Ok(Slot { bounds: self.clone(), is_connection, client })
+        Ok(Slot { bounds: self.clone(), is_connection, client: Mutex::new(client) })
     }
 
     fn open(&self) -> MutexGuard<'_, Open> {
@@ -76,15 +76,29 @@ impl Bounds {
     }
 }
 
+impl Slot {
+    /// Stops counting the connection for its client, because it is one of a host that sends the requests of many clients.
+    pub(crate) fn leave_address(&self) {
+        let client = self.client.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(client) = client {
+            self.bounds.open().forget(client);
+        }
+    }
+}
+
 impl Drop for Slot {
     fn drop(&mut self) {
-        let mut open = self.bounds.open();
-        open.connections -= usize::from(self.is_connection);
-        let Some(client) = self.client else { return };
-        if let Some(count) = open.by_client.get_mut(&client) {
+        self.leave_address();
+        self.bounds.open().connections -= usize::from(self.is_connection);
+    }
+}
+
+impl Open {
+    fn forget(&mut self, client: IpAddr) {
+        if let Some(count) = self.by_client.get_mut(&client) {
             *count -= 1;
             if *count == 0 {
-                open.by_client.remove(&client);
+                self.by_client.remove(&client);
             }
         }
     }
@@ -117,6 +131,20 @@ mod tests {
         let _first = bounds.admit_connection(address("2001:db8::1")).unwrap();
         assert_eq!(bounds.admit_connection(address("2001:db8::2")).unwrap_err(), Exceeded::Address);
         let _other = bounds.admit_connection(address("2001:db8:0:1::1")).unwrap();
+    }
+
+    #[test]
+    fn a_connection_of_a_host_counts_for_no_client() {
+        let bounds = Arc::new(Bounds::new(2, 1));
+        let first = bounds.admit_connection(address("192.0.2.1")).unwrap();
+        first.leave_address();
+        first.leave_address();
+        let second = bounds.admit_connection(address("192.0.2.1")).unwrap();
+        assert_eq!(bounds.admit_connection(address("192.0.2.2")).unwrap_err(), Exceeded::All);
+        drop(first);
+        assert_eq!(bounds.admit_connection(address("192.0.2.1")).unwrap_err(), Exceeded::Address);
+        drop(second);
+        assert!(bounds.open().by_client.is_empty() && bounds.open().connections == 0);
     }
 
     #[test]

@@ -32,7 +32,7 @@ pub(super) struct Connection {
     server: Arc<Server>,
     peer: SocketAddr,
     pace: Arc<Pace>,
-    _slot: Slot,
+    slot: Arc<Slot>,
     _counted: Counted,
 }
 
@@ -47,7 +47,8 @@ enum End {
 
 impl Connection {
     pub(super) fn new(server: Arc<Server>, peer: SocketAddr, slot: Slot) -> Self {
-        Connection { server, peer, pace: Arc::new(Pace::new()), _slot: slot, _counted: Counted::new() }
+        let (pace, slot) = (Arc::new(Pace::new()), Arc::new(slot));
+        Connection { server, peer, pace, slot, _counted: Counted::new() }
     }
 
     /// Drives the connection to its end. Dropping the future cancels the request in flight and everything that its
@@ -107,6 +108,8 @@ impl Connection {
     async fn route(&self, request: Request<Incoming>) -> Response<Body> {
         let mut request = request.map(Body::new);
         request.extensions_mut().insert(ConnectInfo(self.peer));
+        // A request may outlive its connection, for example in a session of MCP.
+        request.extensions_mut().insert(Arc::downgrade(&self.slot));
         let Ok(response) = self.server.router.clone().call(request).await;
         response
     }

@@ -18,7 +18,8 @@ use crate::{
     metrics::{CONNECTIONS, CONNECTIONS_ENDED, CONNECTIONS_REFUSED},
 };
 use axum::Router;
-use bounds::{Bounds, Exceeded, Slot};
+pub(crate) use bounds::Slot;
+use bounds::{Bounds, Exceeded};
 use connection::Connection;
 use ipnet::IpNet;
 use pace::Overdue;

@@ -34,7 +34,7 @@ mod streaming;
 mod streams;
 mod token_budgets;
 mod tokenize;
-mod turns;
+pub(crate) mod turns;
 mod usage;
 mod web_pages;
 mod workers_ai;

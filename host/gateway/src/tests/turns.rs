@@ -11,7 +11,7 @@ const MESSAGES: &str = "/v1/agents/echo/sessions/s/messages";
 
 /// Returns an agent that replies with the message's text. It traps at a text that begins with `!`, and computes until its
 /// limit at one that begins with `~`.
-pub(super) fn echo() -> Vec<u8> {
+pub(crate) fn echo() -> Vec<u8> {
     let mut module = wat::parse_str(
         r#"(module
             (memory (export "memory") 1)

@@ -1,0 +1,46 @@
+//! The hosts of a cluster.
+
+use crate::words::words;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// The hosts that share one database. A host that is not in a cluster is the only one.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct ClusterHosts {
+    /// The hosts that are alive, by number.
+    pub hosts: Vec<ClusterHost>,
+}
+
+/// A host of a cluster.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct ClusterHost {
+    /// The number of this start of the host, which is never given again.
+    pub number: i64,
+    /// The host's address without its scheme.
+    pub name: String,
+    /// The address at which the other hosts reach it.
+    pub url: String,
+    pub version: String,
+    pub state: ClusterHostState,
+    /// Whether this host gave the answer.
+    pub this: bool,
+    /// The time of its start, as in RFC 3339.
+    pub started_at: String,
+    /// Milliseconds since the host was last heard of.
+    pub seen_ms_ago: u64,
+    /// The models that the host serves.
+    pub models: Vec<String>,
+    /// Number of sessions that the host owns.
+    pub sessions: u64,
+    pub running_turns: u64,
+}
+
+words! {
+    /// The state of a host in a cluster.
+    pub enum ClusterHostState {
+        /// The host takes new sessions.
+        Serving = "serving",
+        /// The host hands its sessions over to others, and then ends.
+        Draining = "draining",
+    }
+}

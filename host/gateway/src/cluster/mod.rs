@@ -1,0 +1,149 @@
+//! Several hosts on one database: requests for a session go to the host that owns it.
+//!
+//! A client may talk to any host. `proxy` passes a request whose path names a session on to the session's owner, as it is;
+//! `routes` and [`HttpPeers`] are what the runtimes of two hosts say to each other. Both are requests that `key` signs and
+//! `inbound` checks, before anything else sees them. Without [`ClusterOptions`], none of this exists.
+//!
+//! The database decides who owns a session, and a host that is gone writes nothing more (`store`). So a request that arrives
+//! at the wrong host, because something has moved meanwhile, costs time and not correctness.
+
+mod inbound;
+mod key;
+mod lines;
+mod link;
+mod nonces;
+mod owners;
+mod peers;
+mod proxy;
+mod routes;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use inbound::receive;
+pub use key::ClusterKey;
+pub use peers::HttpPeers;
+pub(crate) use proxy::forward;
+
+use crate::ApiError;
+use axum::http::{HeaderName, StatusCode};
+use link::Link;
+use nonces::Nonces;
+use owners::Owners;
+use peers::{call, refusal_of};
+use skep_runtime::Member;
+use std::{
+    collections::HashSet,
+    fmt,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tokio::sync::{Mutex, watch};
+
+/// Response header with the number of the host that answered.
+const ANSWERED_BY: HeaderName = HeaderName::from_static("x-skep-host");
+/// Time for which it is remembered which hosts are alive.
+const LIVE_FOR: Duration = Duration::from_secs(1);
+
+/// Options of a host in a cluster, with which it talks to the others.
+#[derive(Clone, Debug)]
+pub struct ClusterOptions {
+    pub key: ClusterKey,
+    /// The number of this start of the host in the database.
+    pub number: i64,
+    /// Receives the requests to drain this host.
+    pub drain: DrainRequests,
+}
+
+/// Requests that this host hands its sessions over and ends. Clones are the same.
+#[derive(Clone, Debug, Default)]
+pub struct DrainRequests(Arc<watch::Sender<bool>>);
+
+impl DrainRequests {
+    /// Asks for it. Asking again changes nothing.
+    pub fn ask(&self) {
+        self.0.send_replace(true);
+    }
+
+    /// Resolves once somebody has asked.
+    pub async fn asked(&self) {
+        let mut asked = self.0.subscribe();
+        // The sender is part of this value, so there is always one.
+        let _ = asked.wait_for(|asked| *asked).await;
+    }
+}
+
+/// The state of a host's part in its cluster.
+pub(crate) struct Cluster {
+    key: ClusterKey,
+    number: i64,
+    drain: DrainRequests,
+    link: Link,
+    nonces: Nonces,
+    owners: Arc<dyn Owners>,
+    /// The numbers of the hosts that were alive at a time.
+    live: Mutex<Option<(Instant, HashSet<i64>)>>,
+}
+
+impl Cluster {
+    pub(crate) fn new(options: ClusterOptions, owners: Arc<dyn Owners>) -> Self {
+        let ClusterOptions { key, number, drain } = options;
+        let link = Link::new(key.clone());
+        Cluster { key, number, drain, link, nonces: Nonces::default(), owners, live: Mutex::default() }
+    }
+
+    /// Asks a host to hand its sessions over and to end.
+    pub(crate) async fn drain(&self, member: &Member) -> Result<(), ApiError> {
+        if member.number == self.number {
+            self.drain.ask();
+            return Ok(());
+        }
+        call(&self.link, member, routes::DRAIN, Vec::new()).await.map(drop).map_err(|error| {
+            let message = format!("host {} cannot be asked to drain: {}", member.number, refusal_of(error));
+            let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, HOST_GONE, message);
+            ApiError { retry_after_ms: Some(RETRY_MS), ..error }
+        })
+    }
+
+    /// Resolves when a host is not one of the cluster any more.
+    async fn until_gone(&self, number: i64) {
+        loop {
+            tokio::time::sleep(LIVE_FOR).await;
+            if !self.is_live(number).await {
+                return;
+            }
+        }
+    }
+
+    /// Returns whether a host is alive, as far as the database says. While the database cannot be asked, every host is.
+    async fn is_live(&self, number: i64) -> bool {
+        let mut live = self.live.lock().await;
+        if let Some((at, hosts)) = &*live
+            && at.elapsed() < LIVE_FOR
+        {
+            return hosts.contains(&number);
+        }
+        match tokio::time::timeout(LIVE_FOR, self.owners.live()).await {
+            Ok(Ok(hosts)) => {
+                let is_live = hosts.contains(&number);
+                *live = Some((Instant::now(), hosts));
+                is_live
+            }
+            Ok(Err(error)) => {
+                tracing::debug!(%error, "the hosts of the cluster cannot be listed");
+                true
+            }
+            Err(_) => true,
+        }
+    }
+}
+
+impl fmt::Debug for Cluster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cluster").field("number", &self.number).finish_non_exhaustive()
+    }
+}
+
+/// The code of the error when the owner of a session cannot be reached.
+const HOST_GONE: &str = "host_gone";
+/// Delay until a client should try again: a host that was lost is replaced within seconds.
+const RETRY_MS: u32 = 2_000;

@@ -1,0 +1,37 @@
+//! The questions that `proxy` asks: who owns what, and who is alive. The runtime answers them, and in tests a script.
+
+use futures::future::BoxFuture;
+use skep_runtime::{AgentHost, RuntimeError, SessionPlace};
+use std::collections::HashSet;
+
+/// The thing that a request is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Subject {
+    Session { agent: String, session: String },
+    Approval(String),
+}
+
+pub(crate) trait Owners: Send + Sync + 'static {
+    /// Returns where requests about a subject go.
+    fn place<'a>(&'a self, subject: &'a Subject) -> BoxFuture<'a, Result<SessionPlace, RuntimeError>>;
+    /// Returns the numbers of the hosts that are alive.
+    fn live(&self) -> BoxFuture<'_, Result<HashSet<i64>, RuntimeError>>;
+}
+
+impl Owners for AgentHost {
+    fn place<'a>(&'a self, subject: &'a Subject) -> BoxFuture<'a, Result<SessionPlace, RuntimeError>> {
+        Box::pin(async move {
+            match subject {
+                Subject::Session { agent, session } => self.place_of(agent, session).await,
+                Subject::Approval(id) => self.place_of_approval(id).await,
+            }
+        })
+    }
+
+    fn live(&self) -> BoxFuture<'_, Result<HashSet<i64>, RuntimeError>> {
+        Box::pin(async move {
+            let hosts = self.cluster_hosts().await?;
+            Ok(hosts.into_iter().map(|host| host.number).collect())
+        })
+    }
+}

@@ -1,0 +1,124 @@
+//! The internal routes: what another host may ask this one. Only requests that were signed with the cluster's key get here.
+
+use super::{
+    Cluster,
+    key::{Signed, SignedBody},
+    lines,
+};
+use crate::{ApiError, Gateway};
+use axum::{
+    Json,
+    body::{Body, Bytes, to_bytes},
+    extract::Request,
+    http::{HeaderValue, Method, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use skep_runtime::{PeerInvocation, RunHandle, RuntimeError, TurnAddress};
+use std::time::Duration;
+
+pub(super) const INVOKE: &str = "/cluster/v1/invoke";
+pub(super) const FOLLOW: &str = "/cluster/v1/follow";
+pub(super) const CANCEL: &str = "/cluster/v1/cancel";
+pub(super) const DRAIN: &str = "/cluster/v1/drain";
+/// The code of the error that a session is owned by another host.
+pub(super) const ELSEWHERE: &str = "session_elsewhere";
+
+const BODY_TIMEOUT: Duration = Duration::from_secs(60);
+const LINES: HeaderValue = HeaderValue::from_static("application/x-ndjson");
+
+/// The body of an error.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Refusal {
+    pub(super) code: String,
+    pub(super) message: String,
+    pub(super) retry_after_ms: Option<u32>,
+}
+
+/// Returns whether a request is for one of these routes.
+pub(super) fn is_internal(method: &Method, path: &str) -> bool {
+    method == Method::POST && [INVOKE, FOLLOW, CANCEL, DRAIN].contains(&path)
+}
+
+/// Answers a request of another host.
+pub(super) async fn answer(
+    gateway: &Gateway,
+    cluster: &Cluster,
+    signed: &Signed,
+    request: Request,
+) -> Response {
+    let path = request.uri().path().to_owned();
+    let answer = match read(gateway, signed, request).await {
+        Ok(body) => act(gateway, cluster, &path, &body).await,
+        Err(error) => Err(error),
+    };
+    answer.unwrap_or_else(|error| {
+        tracing::debug!(path, code = error.code, message = error.message, "a request of another host failed");
+        let ApiError { status, code, message, retry_after_ms, .. } = error;
+        (status, Json(Refusal { code: code.to_owned(), message, retry_after_ms })).into_response()
+    })
+}
+
+async fn act(gateway: &Gateway, cluster: &Cluster, path: &str, body: &[u8]) -> Result<Response, ApiError> {
+    let host = &gateway.host;
+    match path {
+        INVOKE => {
+            let invocation: PeerInvocation = parse(body)?;
+            Ok(events(host.invoke_here(invocation.into_invocation()).await.map_err(refused)?))
+        }
+        FOLLOW => {
+            let TurnAddress { agent, session, turn } = parse(body)?;
+            Ok(events(host.follow_here(&agent, &session, &turn).await.map_err(refused)?))
+        }
+        CANCEL => {
+            let TurnAddress { agent, session, turn } = parse(body)?;
+            host.cancel_here(&agent, &session, &turn).await.map_err(refused)?;
+            Ok(StatusCode::NO_CONTENT.into_response())
+        }
+        DRAIN => {
+            tracing::info!("an admin has asked, through another host, that this one drains and ends");
+            cluster.drain.ask();
+            Ok(StatusCode::ACCEPTED.into_response())
+        }
+        _ => Err(ApiError::new(StatusCode::NOT_FOUND, "route_not_found", "there is no such internal route")),
+    }
+}
+
+/// Reads a body, which must be the one that was signed.
+async fn read(gateway: &Gateway, signed: &Signed, request: Request) -> Result<Bytes, ApiError> {
+    // JSON takes up to six bytes for one of a message.
+    let limit = gateway.options.max_body_bytes.saturating_mul(6).saturating_add(1 << 20);
+    let body = tokio::time::timeout(BODY_TIMEOUT, to_bytes(request.into_body(), limit)).await;
+    let body = body.map_err(|_| {
+        let message = format!("the body was not received within {BODY_TIMEOUT:?}");
+        ApiError::new(StatusCode::REQUEST_TIMEOUT, "body_timeout", message)
+    })?;
+    let body = body.map_err(|error| {
+        let message = format!("the body cannot be read, or is larger than {limit} bytes: {error}");
+        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message)
+    })?;
+    if SignedBody::of(&body) != signed.body {
+        let message = "the body is not the one that was signed";
+        return Err(ApiError::new(StatusCode::UNAUTHORIZED, "cluster_signature_refused", message));
+    }
+    Ok(body)
+}
+
+fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
+    serde_json::from_slice(body).map_err(|error| {
+        let message = format!("the body is not what this version expects: {error}");
+        ApiError::new(StatusCode::BAD_REQUEST, "invalid_json", message)
+    })
+}
+
+/// Returns the events of a turn. A host that does not read on drops the turn's handle.
+fn events(run: RunHandle) -> Response {
+    let body: Body = lines::write(run.turn_id().to_owned(), run);
+    ([(header::CONTENT_TYPE, LINES)], body).into_response()
+}
+
+/// Returns an error of the runtime with its own code, which clients of some errors do not see.
+fn refused(error: RuntimeError) -> ApiError {
+    let code = error.code();
+    ApiError { code, ..ApiError::from(error) }
+}
