@@ -6,17 +6,21 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use skep_engine::{EngineOptions, InForce};
-use skep_gateway::{Configuration, ConsoleOptions, GatewayOptions, RateLimiter};
-use skep_runtime::{AgentHost, HostParts, RuntimeOptions, SealingKey};
+use skep_gateway::{
+    ClusterOptions, Configuration, ConsoleOptions, DrainRequests, GatewayOptions, HttpPeers, RateLimiter,
+};
+use skep_runtime::{AgentHost, HostParts, Peers, RuntimeOptions, SealingKey, check_sealed};
 use skep_store::Store;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use crate::agent_source::AgentSource;
+use crate::cluster_setup::{ClusterPlace, KEY_VARIABLE};
 use crate::data_lock::DataLock;
 use crate::database_flag::DatabaseAddress;
 use crate::kv_disk;
@@ -30,6 +34,10 @@ use crate::upstreams::VaultKeys;
 /// The name under which the agents that a host is started with are deployed.
 pub(crate) const DEPLOYER: &str = "operator";
 
+/// Minimum time for which `/readyz` refuses before a host of a cluster stops accepting connections: balancers look every
+/// second or two.
+const NOTICED_AFTER: Duration = Duration::from_secs(2);
+
 /// A running host.
 pub struct RunningServer {
     pub address: SocketAddr,
@@ -37,10 +45,13 @@ pub struct RunningServer {
     pub has_console: bool,
     pub host: AgentHost,
     pub configuration: Arc<dyn Configuration>,
+    /// The host's number in its cluster and the address at which the others reach it, for people.
+    pub place: Option<String>,
+    drain_requests: DrainRequests,
     store: Store,
     /// Held until everything else is closed.
     locks: Vec<DataLock>,
-    drain: std::time::Duration,
+    drain: Duration,
     stop: oneshot::Sender<()>,
     serving: JoinHandle<std::io::Result<()>>,
 }
@@ -76,6 +87,8 @@ pub async fn start_with(
         )
     })?;
     let address = listener.local_addr()?;
+    let environment = std::env::var(KEY_VARIABLE).ok();
+    let cluster = options.cluster.place(address, options.database.as_ref(), options.standby, environment)?;
     let locks = take_locks(&options)?;
     let vault = VaultKeys::default();
     let weights = InForce::new(options.weights.clone());
@@ -96,15 +109,20 @@ pub async fn start_with(
         tracing::warn!("{warning}");
     }
     local_models::load_at_start(&options.local_models(), &models, &budget, &progress).await?;
-    let store = open_store(&options).await?;
+    let store = open_store(&options, cluster.as_ref()).await?;
     let artifact_dir = match &options.data {
         DataDir::Path(dir) => Some(dir.join("artifacts")),
         DataDir::InMemory => None,
     };
     let sealing_key = sealing_key(&options.data, &options.runtime.sealing_key);
+    if cluster.is_some() && options.runtime.sealing_key == SealingKey::InMemory {
+        check_own_key(&store, &sealing_key).await?;
+    }
     let runtime = RuntimeOptions { artifact_dir, sealing_key, ..options.runtime.clone() };
     let tool_servers = options.tool_servers.clone();
-    let parts = HostParts { tool_servers, disk, ..HostParts::new(store.clone(), models) };
+    let peers = cluster.as_ref().map(|place| HttpPeers::new(place.key.clone()));
+    let peers = peers.map(|peers| -> Arc<dyn Peers> { Arc::new(peers) });
+    let parts = HostParts { tool_servers, disk, peers, ..HostParts::new(store.clone(), models) };
     let host = AgentHost::start(parts, runtime).await.context("cannot start the agent host")?;
     vault.open(host.secret_reader());
     for agent in agents {
@@ -129,7 +147,18 @@ pub async fn start_with(
         progress,
     };
     let configuration: Arc<dyn Configuration> = Arc::new(Settings::new(host.clone(), parts, options));
+    let drain_requests = DrainRequests::default();
+    let cluster = match cluster {
+        Some(ClusterPlace { url, key, .. }) => {
+            let number = store.host_number().context("the database gave this host no number")?;
+            let drain = drain_requests.clone();
+            Some((format!("host {number} at {url}"), ClusterOptions { key, number, drain }))
+        }
+        None => None,
+    };
+    let (place, cluster) = cluster.unzip();
     let gateway = GatewayOptions {
+        cluster,
         access,
         rates,
         model_names,
@@ -150,6 +179,8 @@ pub async fn start_with(
         has_console,
         host,
         configuration,
+        place,
+        drain_requests,
         store,
         locks,
         drain,
@@ -204,7 +235,10 @@ fn same_folder(one: &Path, other: &Path) -> bool {
 }
 
 /// Opens the database. A host that stands by has loaded its models by now, and waits here.
-async fn open_store(options: &ServerOptions) -> Result<Store> {
+async fn open_store(options: &ServerOptions, cluster: Option<&ClusterPlace>) -> Result<Store> {
+    if let Some(ClusterPlace { database, url, .. }) = cluster {
+        return Ok(Store::connect_to_cluster(database, url).await?);
+    }
     let durability = options.durability;
     Ok(match (&options.database, &options.data) {
         (Some(DatabaseAddress::Postgres(url)), _) if options.standby => {
@@ -217,6 +251,24 @@ async fn open_store(options: &ServerOptions) -> Result<Store> {
     })
 }
 
+/// Checks that a host of a cluster can read the secrets with a key of its own, which the other hosts may not have.
+async fn check_own_key(store: &Store, key: &SealingKey) -> Result<()> {
+    let sealed = check_sealed(store, key).await?;
+    if sealed.unreadable > 0 {
+        bail!(
+            "{} of the {} secrets in the database do not open with this host's own key ({key})\n  hint: all hosts of a cluster \
+             need the same key: set key_file or key_command under [secrets] in skep.toml",
+            sealed.unreadable,
+            sealed.values
+        );
+    }
+    tracing::warn!(
+        "this host would seal secrets with a key of its own ({key}); if the cluster is to have secrets, set key_file or \
+         key_command under [secrets] in skep.toml at all hosts"
+    );
+    Ok(())
+}
+
 impl RunningServer {
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
@@ -227,8 +279,19 @@ impl RunningServer {
         self.store.until_fenced().await;
     }
 
-    /// Stops accepting requests, lets running ones finish within the drain time, and closes everything.
+    /// Resolves when somebody has asked, over HTTP, that this host hands its sessions over and ends.
+    pub async fn until_drain_asked(&self) {
+        self.drain_requests.asked().await;
+    }
+
+    /// Stops accepting requests, lets running ones finish within the drain time, and closes everything. A host of a cluster
+    /// hands its sessions over before, and answers requests meanwhile.
     pub async fn shutdown(self) {
+        if self.host.is_clustered() {
+            let began = Instant::now();
+            self.host.hand_over(self.drain).await;
+            tokio::time::sleep(NOTICED_AFTER.saturating_sub(began.elapsed())).await;
+        }
         // The receiver is gone only if serving has already ended.
         let _ = self.stop.send(());
         match self.serving.await {

@@ -18,6 +18,7 @@ use skep_runtime::{RuntimeOptions, ToolServer};
 use skep_store::Durability;
 
 use crate::catalog;
+use crate::cluster_setup::ClusterSetup;
 use crate::database_flag::DatabaseAddress;
 use crate::file_settings::FileSettings;
 use crate::kv_disk::KvDiskOptions;
@@ -34,6 +35,8 @@ pub struct ServerOptions {
     pub database: Option<DatabaseAddress>,
     /// Whether the host waits while another one uses the database.
     pub standby: bool,
+    /// The cluster that the host is in.
+    pub cluster: ClusterSetup,
     pub durability: Durability,
     /// A catalog name, `hf:OWNER/REPO[:FILE]`, `pip:PACKAGE==VERSION/FILE`, or a path.
     pub model: String,
@@ -114,6 +117,7 @@ impl Default for ServerOptions {
             data: DataDir::InMemory,
             database: None,
             standby: false,
+            cluster: ClusterSetup::default(),
             durability: Durability::default(),
             model: catalog::DEFAULT_MODEL.to_owned(),
             models: Vec::new(),

@@ -3,6 +3,7 @@
 mod ai;
 mod approvals;
 mod chat;
+mod cluster;
 mod config;
 mod engine;
 mod events;

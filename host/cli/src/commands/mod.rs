@@ -6,6 +6,7 @@ mod backup;
 mod bench;
 mod build;
 mod chat;
+mod cluster;
 mod completions;
 mod config;
 mod confirmation;
@@ -73,6 +74,8 @@ Environment:
               API key for a host that requires one
   SKEP_HOME   folder for models, toolchain and data (default: the user's cache and data folders)
   SKEP_CUBINS folder with the GPU kernels that `skep kernels build` made
+  SKEP_CLUSTER_KEY
+              the key of a cluster, for `skep up --cluster` without a key file
   NO_COLOR    turns colors off")]
 pub struct Cli {
     #[command(subcommand)]
@@ -138,6 +141,8 @@ enum Command {
     Tenant(tenant::Command),
     #[command(subcommand)]
     Config(config::Command),
+    #[command(subcommand)]
+    Cluster(cluster::Command),
     #[command(subcommand)]
     Kv(kv::Command),
     #[command(subcommand)]
@@ -252,6 +257,7 @@ impl Command {
             Command::Key(command) => key::run(command).await,
             Command::Tenant(command) => tenant::run(command).await,
             Command::Config(command) => config::run(command).await,
+            Command::Cluster(command) => cluster::run(command).await,
             Command::Kv(command) => kv::run(command).await,
             Command::Db(command) => db::run(command).await,
             Command::Backup(args) => backup::run(args).await,

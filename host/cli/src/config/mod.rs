@@ -7,6 +7,7 @@ mod agents;
 mod ai;
 mod auth;
 mod batch;
+mod cluster;
 mod engine;
 mod grants;
 mod http;
@@ -45,6 +46,7 @@ use agents::AgentConfig;
 pub use ai::AiConfig;
 pub use auth::{AuthConfig, AuthFlag};
 pub use batch::{BatchConfig, ResponseConfig};
+pub use cluster::ClusterConfig;
 pub use engine::{EngineConfig, KvConfig, RoutingConfig, SpeculationConfig};
 use grants::GrantsConfig;
 pub use http::HttpConfig;
@@ -77,6 +79,8 @@ pub struct Config {
     pub database: Option<DatabaseAddress>,
     /// Whether the host waits while another one uses the database.
     pub standby: Option<bool>,
+    /// The other hosts that use the database.
+    pub cluster: ClusterConfig,
     pub durability: Option<DurabilityConfig>,
     /// A catalog name, `hf:OWNER/REPO[:FILE]`, `pip:PACKAGE==VERSION/FILE`, or a path; or several models as `[[model]]`.
     pub model: Option<ModelSetting>,
@@ -198,6 +202,7 @@ impl Config {
             config.data = Some(dir.join(data));
         }
         config.secrets.relative_to(path.parent().unwrap_or(Path::new(".")));
+        config.cluster.relative_to(path.parent().unwrap_or(Path::new(".")));
         Ok(config)
     }
 
@@ -224,6 +229,7 @@ impl Config {
         }
         options.database = self.database.clone().or(options.database.take());
         set(&mut options.standby, &self.standby);
+        self.cluster.apply(&mut options.cluster);
         set(&mut options.executor.device, &self.device);
         set(&mut options.executor.deterministic, &self.deterministic);
         options.threads = self.threads.or(options.threads);

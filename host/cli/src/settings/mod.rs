@@ -19,6 +19,7 @@ use skep_gateway::{Configuration, RateLimiter, RateOptions, ReloadError};
 use skep_runtime::{AgentHost, ToolServer};
 
 use crate::catalog;
+use crate::cluster_setup::KEY_VARIABLE;
 use crate::config::{self, rates_of_open_host};
 use crate::file_settings::FileSettings;
 use crate::local_models;
@@ -169,6 +170,8 @@ pub fn check(file: &std::path::Path) -> Result<(ServerOptions, Vec<String>)> {
 
 fn check_together(options: &ServerOptions, config: &config::Config) -> Result<Vec<String>> {
     options.auth.at(options.listen.ip())?;
+    let key = std::env::var(KEY_VARIABLE).ok();
+    options.cluster.place(options.listen, options.database.as_ref(), options.standby, key)?;
     let local = options.local_models();
     config.ai.check(options)?;
     local.iter().try_for_each(|model| catalog::name_of(&model.source).map(drop))?;

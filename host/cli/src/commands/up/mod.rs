@@ -1,5 +1,6 @@
 //! `skep up`: starts a host, and watches sources if asked to.
 
+mod cluster_flags;
 mod help;
 mod load_flags;
 mod overrides;
@@ -18,6 +19,7 @@ use skep_gateway::ConsoleOptions;
 use skep_model::physical_cores;
 use skep_runtime::ModelMismatch;
 
+use self::cluster_flags::ClusterFlags;
 use self::load_flags::{LoadFlags, context_text};
 use super::out;
 use crate::agent_source::AgentSource;
@@ -99,6 +101,8 @@ struct StorageFlags {
     /// While another host uses the PostgreSQL database, wait with the models loaded, and take over when it ends or hangs
     #[arg(long, conflicts_with = "ephemeral")]
     standby: bool,
+    #[command(flatten)]
+    cluster: ClusterFlags,
     #[command(flatten)]
     kv_disk: KvDiskFlag,
 }
@@ -183,6 +187,7 @@ pub async fn run(args: Args, config: Config) -> Result<()> {
         () = watching => {}
         () = reloading => {}
         () = signals.next() => {}
+        () = server.until_drain_asked() => {}
         () = server.until_fenced() => {
             // The results of running work can no longer be stored, so there is nothing to wait for.
             failure::report(&anyhow!(
@@ -230,6 +235,7 @@ fn options(args: &Args, config: &Config) -> Result<ServerOptions> {
     }
     options.database = args.storage.database.database.clone().or(options.database);
     options.standby |= args.storage.standby;
+    args.storage.cluster.apply(&mut options.cluster);
     options.kv_disk.gigabytes = args.storage.kv_disk.kv_disk_gb.unwrap_or(options.kv_disk.gigabytes);
     options.listen = args.listen.unwrap_or(options.listen);
     options.threads = args.threads.or(options.threads);
@@ -296,6 +302,9 @@ fn announce(
     }
     if let Some(database) = database {
         out::line(&format!("  tables  {database}"))?;
+    }
+    if let Some(place) = &server.place {
+        out::line(&format!("  cluster {place}"))?;
     }
     if let Some(disk) = server.host.kv_disk() {
         out::line(&format!(

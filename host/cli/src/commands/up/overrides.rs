@@ -16,12 +16,17 @@ pub(super) fn apply(args: &Args, models: &[ModelOptions], written: &mut FileSett
     let data = args.data.as_ref().map(|data| data.display().to_string());
     let is_required = args.access.auth.map(|auth| auth == AuthFlag::Required);
     let device = compute.device;
+    let cluster = &args.storage.cluster;
+    let key_file = cluster.cluster_key_file.as_ref().map(|file| file.display().to_string());
     let flags = [
         (None, "listen", "--listen", args.listen.map(|value| text(&value))),
         (None, "data", "--data", data.map(|value| text(&value))),
         (None, "data", "--ephemeral", args.ephemeral.then(|| text(&"in memory"))),
         (None, "database", "--database", args.storage.database.database.as_ref().map(|value| text(value))),
         (None, "standby", "--standby", args.storage.standby.then(|| number(&true))),
+        (Some("cluster"), "enabled", "--cluster", cluster.cluster.then(|| number(&true))),
+        (Some("cluster"), "url", "--cluster-url", cluster.cluster_url.as_ref().map(|value| text(value))),
+        (Some("cluster"), "key_file", "--cluster-key-file", key_file.map(|value| text(&value))),
         (None, "device", "--device", device.device.map(|value| text(&value))),
         (None, "deterministic", "--deterministic", device.deterministic.map(|value| number(&value))),
         (None, "threads", "--threads", args.threads.map(|value| number(&value))),

@@ -1,0 +1,57 @@
+//! `[cluster]` in `skep.toml`: whether the host shares its database with others, and how they reach it.
+
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use crate::cluster_setup::ClusterSetup;
+
+/// The section as written in the file.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ClusterConfig {
+    pub enabled: Option<bool>,
+    /// The address at which the other hosts reach this one.
+    pub url: Option<String>,
+    /// File with the key of the cluster, relative to the file of settings.
+    pub key_file: Option<PathBuf>,
+}
+
+impl ClusterConfig {
+    pub(super) fn relative_to(&mut self, dir: &Path) {
+        if let Some(file) = &mut self.key_file {
+            *file = dir.join(&*file);
+        }
+    }
+
+    pub(super) fn apply(&self, setup: &mut ClusterSetup) {
+        super::set(&mut setup.enabled, &self.enabled);
+        setup.url = self.url.clone().or(setup.url.take());
+        setup.key_file = self.key_file.clone().or(setup.key_file.take());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::server_options::ServerOptions;
+
+    #[test]
+    fn the_place_in_a_cluster_comes_from_the_file() {
+        let dir = tempfile::tempdir().expect("temporary folder");
+        let path = dir.path().join("skep.toml");
+        let text = "[cluster]\nenabled = true\nurl = \"http://10.0.0.2:8080\"\nkey_file = \"cluster.key\"\n";
+        std::fs::write(&path, text).expect("file");
+        let mut options = ServerOptions::default();
+        assert_eq!(options.cluster, ClusterSetup::default());
+        Config::read(&path).expect("valid").apply(&mut options).expect("sensible");
+        let expected = ClusterSetup {
+            enabled: true,
+            url: Some("http://10.0.0.2:8080".to_owned()),
+            key_file: Some(dir.path().join("cluster.key")),
+        };
+        assert_eq!(options.cluster, expected);
+        assert!(Config::parse("[cluster]\nkey = \"a secret\"\n").is_err(), "a key is not a setting");
+    }
+}
