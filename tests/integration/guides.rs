@@ -297,6 +297,7 @@ pages! {
         http_api = "http-api",
         api_fields = "api-fields",
         clients = "clients",
+        cluster = "cluster",
         asynchronous_batches = "asynchronous-batches",
         console = "console",
         responses = "responses",
@@ -415,6 +416,80 @@ fn settings_and_json_in_the_guides_are_valid() {
     }
     assert!(count > 30, "found only {count} blocks");
     assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+/// A mistake in a file for another program would only be found by who uses it.
+#[test]
+fn yaml_in_the_guides_is_well_formed() {
+    let (mut faults, mut count) = (Vec::new(), 0);
+    for page in pages() {
+        for block in blocks(&page).iter().filter(|block| block.is("yaml")) {
+            count += 1;
+            let wrong = malformed_yaml(&block.text).into_iter();
+            faults.extend(wrong.map(|line| format!("{}:{}: {line:?}", page.display(), block.line)));
+        }
+    }
+    assert!(count > 0, "found no block");
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+/// Returns the lines that are not of the simple form that the guides use: entries of mappings and of lists, two spaces
+/// deeper than the entry that they belong to, each key once, and each alias after its anchor.
+fn malformed_yaml(text: &str) -> Vec<&str> {
+    let (mut wrong, mut open, mut anchors) = (Vec::new(), Vec::<(usize, Vec<&str>)>::new(), Vec::new());
+    // Whether the last line was a key without a value, so that the next one may be deeper.
+    let mut may_deepen = true;
+    for line in text.lines().filter(|line| !line.trim().is_empty() && !line.trim_start().starts_with('#')) {
+        let entry = line.trim_start();
+        let depth = line.len() - entry.len();
+        let deepest = open.last().map_or(0, |(depth, _)| *depth);
+        let is_deeper = open.is_empty() || depth > deepest;
+        let is_aligned = match is_deeper {
+            true => may_deepen && depth == if open.is_empty() { 0 } else { deepest + 2 },
+            false => open.iter().any(|(known, _)| *known == depth),
+        };
+        open.retain(|(known, _)| *known <= depth);
+        if is_deeper {
+            open.push((depth, Vec::new()));
+        }
+        let item = entry.strip_prefix("- ");
+        let pair = entry.split_once(": ").or_else(|| Some((entry.strip_suffix(':')?, "")));
+        let value = item.unwrap_or_else(|| pair.map_or("", |(_, value)| value)).trim();
+        let keys = open.last_mut().map(|(_, keys)| keys);
+        let is_new = match (item, pair, keys) {
+            (None, Some((key, _)), Some(keys)) => {
+                let is_new = !keys.contains(&key);
+                keys.push(key);
+                is_new && !key.is_empty() && !key.contains(' ')
+            }
+            (item, ..) => item.is_some(),
+        };
+        anchors.extend(value.strip_prefix('&'));
+        let is_known = value.strip_prefix('*').is_none_or(|alias| anchors.contains(&alias));
+        let is_closed = value.matches(['[', ']', '"']).count() % 2 == 0;
+        if !is_aligned || !is_new || !is_known || !is_closed || line.contains('\t') {
+            wrong.push(line);
+        }
+        may_deepen = value.is_empty() || value.starts_with('&');
+    }
+    wrong
+}
+
+#[test]
+fn malformed_yaml_is_found() {
+    let good = "a: &x\n  b: 1\n  c:\n    - [\"d\", \"e\"]\n    - f: g\nh:\n  <<: *x\n# note\ni:\n";
+    assert!(malformed_yaml(good).is_empty(), "{:?}", malformed_yaml(good));
+    for (text, wrong) in [
+        ("a: 1\n  b: 2\n", "  b: 2"),
+        ("a:\n   b: 2\n", "   b: 2"),
+        ("a:\n  b: 1\n  b: 2\n", "  b: 2"),
+        ("a:\n\tb: 1\n", "\tb: 1"),
+        ("a: *x\n", "a: *x"),
+        ("a: [\"b\", \"c]\n", "a: [\"b\", \"c]"),
+        ("a:\n  plain\n", "  plain"),
+    ] {
+        assert_eq!(malformed_yaml(text), [wrong], "{text}");
+    }
 }
 
 /// A page whose Rust blocks are not compiled with a package that it writes is in the list of doc tests.
