@@ -192,6 +192,11 @@ impl From<RuntimeError> for ApiError {
             RuntimeError::CallRefused { .. }
             | RuntimeError::PriceUnknown(_)
             | RuntimeError::ModelNotGranted { .. } => StatusCode::FORBIDDEN,
+            // Another host of the cluster has refused it, with a status of its own.
+            RuntimeError::RefusedElsewhere { status, retry_after_ms, .. } => {
+                let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+                return ApiError { retry_after_ms, ..ApiError::new(status, code, message) };
+            }
             // Waiting does not help, and each retry of the same request would compute its answer again.
             RuntimeError::ResponsesFull { .. } => {
                 return ApiError::new(StatusCode::CONFLICT, code, message).with_header(SHOULD_RETRY, "false");
