@@ -215,7 +215,7 @@ async fn a_request_waits_until_the_session_of_a_host_that_ended_is_taken_over() 
     assert_eq!(owners.asked().len(), 3);
 }
 
-/// A host that reads a request and then answers with these bytes, or closes the connection.
+/// Starts a host that reads a request, answers with these bytes, and closes the connection.
 async fn rude(answer: &'static [u8]) -> Member {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let member = member(&listener);
