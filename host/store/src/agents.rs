@@ -6,6 +6,7 @@
 use crate::{
     NewSchedule, Store, StoreError,
     chunks::{Bind, Chunk, ChunkProgress, remove_content, remove_turns},
+    notices::{self, NoticeKind},
     rows, schedules,
     sql::{Connection, Row, query, query_scalar},
     sqlite::CHUNK_TIME,
@@ -49,7 +50,7 @@ impl Store {
             // A deleted agent with this name must be gone completely first.
             self.finish_deleting(&agent.name).await?;
             let version = self
-                .write(
+                .write_common(
                     (agent.clone(), component.to_vec(), schedules.to_vec()),
                     |connection, (agent, component, schedules)| {
                         Box::pin(put(connection, agent, component, schedules))
@@ -69,7 +70,7 @@ impl Store {
         version: u64,
         schedules: &[NewSchedule],
     ) -> Result<bool, StoreError> {
-        self.write(
+        self.write_common(
             (agent.to_owned(), version, schedules.to_vec()),
             |connection, (agent, version, schedules)| {
                 Box::pin(activate_version(connection, agent, *version, schedules))
@@ -123,8 +124,8 @@ impl Store {
         let (store, agent) = (self.clone(), agent.to_owned());
         // The deletion continues even if the caller stops waiting.
         let deleting = tokio::spawn(async move {
-            let mark =
-                store.write(agent.clone(), |connection, agent| Box::pin(mark_deleted(connection, agent)));
+            let mark = store
+                .write_common(agent.clone(), |connection, agent| Box::pin(mark_deleted(connection, agent)));
             let was_there = mark.await?;
             store.finish_deleting(&agent).await?;
             Ok(was_there)
@@ -145,7 +146,7 @@ impl Store {
         let _permit = self.chunked_write_permit().await?;
         loop {
             let progress = self
-                .write((agent.to_owned(), self.chunk_time), |connection, (agent, time)| {
+                .write_common((agent.to_owned(), self.chunk_time), |connection, (agent, time)| {
                     Box::pin(async move { delete(connection, agent, Chunk::new(*time)).await })
                 })
                 .await?;
@@ -172,7 +173,7 @@ async fn put(
         .execute(&mut *connection)
         .await
         .map_err(failed())?;
-    // Another host that deploys the same agent waits here, and then gets the next version.
+    // Another host that deploys the same agent waits, and then gets the next version.
     query("INSERT INTO agents (name, version) VALUES (?, 0) ON CONFLICT (name) DO UPDATE SET version = agents.version")
         .bind(&agent.name)
         .execute(&mut *connection)
@@ -212,6 +213,7 @@ async fn put(
     // At most one component: that of the version that was pushed out.
     drop_orphans(connection, &mut Chunk::new(CHUNK_TIME)).await?;
     schedules::replace_of_manifest(connection, &agent.name, schedules).await?;
+    notices::raise(connection, NoticeKind::Agents).await?;
     Ok(Some(version as u64))
 }
 
@@ -242,6 +244,7 @@ async fn activate_version(
         return Ok(false);
     }
     schedules::replace_of_manifest(connection, agent, schedules).await?;
+    notices::raise(connection, NoticeKind::Agents).await?;
     Ok(true)
 }
 
@@ -253,8 +256,15 @@ async fn mark_deleted(connection: &mut Connection, agent: &str) -> Result<bool, 
         .await
         .map_err(failed())?;
     // Secrets may be set before their agent exists, so no foreign key deletes them.
-    query("DELETE FROM secrets WHERE agent = ?").bind(agent).execute(connection).await.map_err(failed())?;
-    Ok(marked.rows_affected() > 0)
+    let secrets = query("DELETE FROM secrets WHERE agent = ?").bind(agent).execute(&mut *connection).await;
+    if secrets.map_err(failed())?.rows_affected() > 0 {
+        notices::raise(connection, NoticeKind::Secrets).await?;
+    }
+    if marked.rows_affected() == 0 {
+        return Ok(false);
+    }
+    notices::raise(connection, NoticeKind::Agents).await?;
+    Ok(true)
 }
 
 async fn delete(

@@ -1,7 +1,9 @@
 //! API keys: which caller may act as whom. The store never holds a key itself, only its SHA-256.
 
 use crate::{
-    Store, StoreError, rows,
+    Store, StoreError,
+    notices::{self, NoticeKind},
+    rows,
     sql::{AssertSqlSafe, Connection, Row, query, query_scalar},
 };
 
@@ -36,7 +38,7 @@ const COLUMNS: &str = "id, digest, tenant, role, agents, name, created_at_ms, ex
 impl Store {
     /// Adds a key.
     pub async fn put_api_key(&self, key: &ApiKeyRow) -> Result<(), StoreError> {
-        self.write(key.clone(), |connection, key| Box::pin(put(connection, key))).await
+        self.write_common(key.clone(), |connection, key| Box::pin(put(connection, key))).await
     }
 
     /// Returns all keys, the oldest first.
@@ -62,27 +64,15 @@ impl Store {
     /// Marks a key as revoked. A key that is already revoked stays unchanged. Returns `None` if the key does
     /// not exist.
     pub async fn revoke_api_key(&self, id: &str, at_ms: u64) -> Result<Option<ApiKeyRow>, StoreError> {
-        self.write((id.to_owned(), at_ms), |connection, (id, at_ms)| {
-            Box::pin(async move {
-let at_ms = *at_ms;
-        let sql = format!(
-            "UPDATE api_keys SET revoked_at_ms = COALESCE(revoked_at_ms, ?2) WHERE id = ?1 RETURNING {COLUMNS}"
-        );
-        let row = query(AssertSqlSafe(sql))
-            .bind(id)
-            .bind(at_ms as i64)
-            .fetch_optional(connection)
-            .await
-            .map_err(StoreError::while_it("revoked an API key"))?;
-        row.map(|row| rows::one(&row, "API key", api_key_row)).transpose()
-})
+        self.write_common((id.to_owned(), at_ms), |connection, (id, at_ms)| {
+            Box::pin(revoke(connection, id, *at_ms))
         })
         .await
     }
 
     /// Records that the key was used on this day.
     pub async fn use_api_key(&self, id: &str, day: u32) -> Result<(), StoreError> {
-        self.write((id.to_owned(), day), |connection, (id, day)| {
+        self.write_common((id.to_owned(), day), |connection, (id, day)| {
             Box::pin(async move {
                 let day = *day;
                 query("UPDATE api_keys SET last_used_day = ?2 WHERE id = ?1")
@@ -122,7 +112,22 @@ async fn put(connection: &mut Connection, key: &ApiKeyRow) -> Result<(), StoreEr
         .execute(&mut *connection)
         .await
         .map_err(failed())?;
-    Ok(())
+    notices::raise(connection, NoticeKind::Keys).await
+}
+
+async fn revoke(connection: &mut Connection, id: &str, at_ms: u64) -> Result<Option<ApiKeyRow>, StoreError> {
+    let sql = format!(
+        "UPDATE api_keys SET revoked_at_ms = COALESCE(revoked_at_ms, ?2) WHERE id = ?1 RETURNING {COLUMNS}"
+    );
+    let row = query(AssertSqlSafe(sql))
+        .bind(id)
+        .bind(at_ms as i64)
+        .fetch_optional(&mut *connection)
+        .await
+        .map_err(StoreError::while_it("revoked an API key"))?;
+    let Some(row) = row else { return Ok(None) };
+    notices::raise(connection, NoticeKind::Keys).await?;
+    rows::one(&row, "API key", api_key_row).map(Some)
 }
 
 fn api_key_row(row: &Row) -> Result<ApiKeyRow, sqlx::Error> {

@@ -5,7 +5,7 @@
 
 use crate::{
     SessionFolder, Store, StoreError, TurnKey,
-    sql::{AssertSqlSafe, Row, query},
+    sql::{AssertSqlSafe, Row, query, query_as},
 };
 
 /// A call that a person has to decide about.
@@ -99,6 +99,15 @@ impl Store {
             .await
             .map_err(StoreError::while_it("read an approval"))?;
         Ok(row.as_ref().map(approval_row))
+    }
+
+    /// Returns the agent and the session of an approval, unless its turn was removed.
+    pub async fn session_of_approval(&self, id: &str) -> Result<Option<(String, String)>, StoreError> {
+        query_as("SELECT agent, session FROM approvals JOIN turns ON turns.key = turn WHERE approvals.id = ?")
+            .bind(id)
+            .fetch_optional(&self.readers)
+            .await
+            .map_err(StoreError::while_it("looked for the session of an approval"))
     }
 
     /// Returns the requests that open turns wait for, the oldest first, for the sessions in a folder or for

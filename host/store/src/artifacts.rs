@@ -22,7 +22,7 @@ pub struct ArtifactRow {
 impl Store {
     /// Records a file, replacing one with the same key.
     pub async fn put_artifact(&self, artifact: &ArtifactRow) -> Result<(), StoreError> {
-        self.write(artifact.clone(), |connection, artifact| {
+        self.write_common(artifact.clone(), |connection, artifact| {
             Box::pin(async move {
                 query(
                     "INSERT INTO artifacts (key, checksum, bytes, used_at_ms) VALUES (?1, ?2, ?3, ?4)
@@ -52,7 +52,7 @@ impl Store {
 
     /// Returns the file with this key and marks it as used at `at_ms`.
     pub async fn use_artifact(&self, key: &str, at_ms: u64) -> Result<Option<ArtifactRow>, StoreError> {
-        self.write((key.to_owned(), at_ms), |connection, (key, at_ms)| {
+        self.write_common((key.to_owned(), at_ms), |connection, (key, at_ms)| {
             Box::pin(async move {
                 let at_ms = *at_ms;
                 let row =
@@ -79,7 +79,7 @@ impl Store {
 
     /// Removes the row with this key, if there is one. The caller removes the file.
     pub async fn delete_artifact(&self, key: &str) -> Result<(), StoreError> {
-        self.write(key.to_owned(), |connection, key| {
+        self.write_common(key.to_owned(), |connection, key| {
             Box::pin(async move {
                 query("DELETE FROM artifacts WHERE key = ?")
                     .bind(key)

@@ -2,12 +2,12 @@
 //!
 //! An item is taken and finishes once: a result is written only to an item that this host has taken. Items that were
 //! taken when a host terminated are given back when the next one starts. Hosts that take items at the same time get
-//! different ones.
+//! different ones, and one of them finds that an item was the last of its batch.
 
 use crate::work_states::{DONE, FAILED, RUNNING, WAITING};
 use crate::{
     Store, StoreError,
-    hosts::{HostNumber, is_left_at_start},
+    hosts::{HostNumber, is_left},
     sql::{AssertSqlSafe, Connection, QueryBuilder, query, query_as, query_scalar},
 };
 use std::collections::BTreeMap;
@@ -90,7 +90,7 @@ impl Store {
         now_ms: u64,
     ) -> Result<Take, StoreError> {
         let data = (models.to_vec(), tenants.to_vec(), now_ms, self.host);
-        self.write(data, |connection, (models, tenants, now_ms, host)| {
+        self.write_common(data, |connection, (models, tenants, now_ms, host)| {
             Box::pin(take(connection, models, tenants, *now_ms, *host))
         })
         .await
@@ -98,18 +98,18 @@ impl Store {
 
     /// Finishes an item that was taken, or gives it back.
     pub async fn end_item(&self, key: ItemKey, end: &ItemEnd) -> Result<ItemEnded, StoreError> {
-        self.write((key, end.clone(), self.host), |connection, (key, end, host)| {
+        self.write_common((key, end.clone(), self.host), |connection, (key, end, host)| {
             Box::pin(end_taken(connection, *key, end, *host))
         })
         .await
     }
 
-    /// Gives back the items whose host is gone or was the last process of this one, so that they wait again. An
+    /// Gives back the items whose host is gone, so that they wait again: in a file, all that its last process has left. An
     /// item that was lost `max_losses` times fails with `error`, because it may be what terminates processes.
     /// Returns the number of lost items.
     pub async fn recover_items(&self, max_losses: u32, error: &[u8]) -> Result<u64, StoreError> {
-        self.write((max_losses, error.to_vec(), self.host), |connection, (max_losses, error, host)| {
-            Box::pin(recover(connection, *max_losses, error, *host))
+        self.write_common((max_losses, error.to_vec()), |connection, (max_losses, error)| {
+            Box::pin(recover(connection, *max_losses, error))
         })
         .await
     }
@@ -117,7 +117,7 @@ impl Store {
     /// Gives back the items that this host has taken and that are not in `running`, without counting a failure. Nothing
     /// runs them, because the database failed when they were taken. Returns their number.
     pub async fn requeue_orphaned_items(&self, running: &[ItemKey]) -> Result<u64, StoreError> {
-        self.write((running.to_vec(), self.host), |connection, (running, host)| {
+        self.write_common((running.to_vec(), self.host), |connection, (running, host)| {
             Box::pin(give_back_others(connection, running, *host))
         })
         .await
@@ -125,7 +125,7 @@ impl Store {
 
     /// Gives back all items that this host has taken, without counting a failure, because it shuts down in an orderly way.
     pub async fn give_back_items(&self) -> Result<(), StoreError> {
-        self.write(self.host, |connection, host| Box::pin(give_back_others(connection, &[], *host)))
+        self.write_common(self.host, |connection, host| Box::pin(give_back_others(connection, &[], *host)))
             .await
             .map(drop)
     }
@@ -267,19 +267,14 @@ async fn end_taken(
     Ok(if has_more { ItemEnded::OthersLeft } else { ItemEnded::Last })
 }
 
-async fn recover(
-    connection: &mut Connection,
-    max_losses: u32,
-    error: &[u8],
-    host: HostNumber,
-) -> Result<u64, StoreError> {
+async fn recover(connection: &mut Connection, max_losses: u32, error: &[u8]) -> Result<u64, StoreError> {
     let failed = || StoreError::while_it("gave back batch items");
     let lost = format!(
         "UPDATE batch_items SET losses = losses + 1, wake_ms = 0, host = NULL,
              state = CASE WHEN losses + 1 >= ?1 THEN ?2 ELSE ?3 END,
              result = CASE WHEN losses + 1 >= ?1 THEN ?4 END
          WHERE state = ?5 AND {} RETURNING batch",
-        is_left_at_start("host", "?6")
+        is_left("host")
     );
     let lost: Vec<i64> = query_scalar(AssertSqlSafe(lost))
         .bind(max_losses)
@@ -287,7 +282,6 @@ async fn recover(
         .bind(WAITING)
         .bind(error)
         .bind(RUNNING)
-        .bind(host)
         .fetch_all(&mut *connection)
         .await
         .map_err(failed())?;

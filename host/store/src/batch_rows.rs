@@ -6,7 +6,7 @@ use crate::{
     BatchRoom, NewBatch, NewEvent, NewItem, Queued, Store, StoreError,
     chunks::{Bind, Chunk, ChunkProgress, is_there},
     events,
-    hosts::{HostNumber, is_left_at_start},
+    hosts::{HostNumber, is_left},
     sessions::bounded,
     sql::{AssertSqlSafe, Connection, QueryBuilder, query, query_as, query_scalar},
     work_states::{CANCELLED, WAITING},
@@ -48,7 +48,7 @@ impl Store {
         let bytes = bytes + details;
         let head = NewBatch { id, principal, model, at_ms, items: Vec::new(), terms };
         let key = self
-            .write((head, bytes, room, self.host), |connection, (head, bytes, room, maker)| {
+            .write_common((head, bytes, room, self.host), |connection, (head, bytes, room, maker)| {
                 Box::pin(reserve(connection, head, *bytes, *room, *maker))
             })
             .await?;
@@ -91,7 +91,7 @@ impl Store {
         // The cancellation continues even if the caller stops waiting.
         let cancelling = tokio::spawn(async move {
             let key = store
-                .write((id, expires), |connection, (id, expires)| {
+                .write_common((id, expires), |connection, (id, expires)| {
                     Box::pin(mark_cancelled(connection, id, *expires))
                 })
                 .await?;
@@ -126,7 +126,7 @@ impl Store {
         let _permit = self.chunked_write_permit().await?;
         loop {
             let progress = self
-                .write((id.to_owned(), self.chunk_time), |connection, (id, time)| {
+                .write_common((id.to_owned(), self.chunk_time), |connection, (id, time)| {
                     Box::pin(async move {
                         let mut chunk = Chunk::new(*time);
                         let ended = "SELECT key FROM batches WHERE id = ? AND ended_at_ms IS NOT NULL";
@@ -162,10 +162,9 @@ impl Store {
         let left = format!(
             "SELECT key, complete FROM batches
              WHERE (NOT complete AND {}) OR (complete AND cancelled AND ended_at_ms IS NULL)",
-            is_left_at_start("maker", "?")
+            is_left("maker")
         );
         let left: Vec<(i64, bool)> = query_as(AssertSqlSafe(left))
-            .bind(self.host)
             .fetch_all(&self.readers)
             .await
             .map_err(StoreError::while_it("looked for incomplete batches"))?;
@@ -179,7 +178,7 @@ impl Store {
         let _permit = self.chunked_write_permit().await?;
         loop {
             let progress = self
-                .write((batch, self.chunk_time), |connection, (batch, time)| {
+                .write_common((batch, self.chunk_time), |connection, (batch, time)| {
                     Box::pin(async move {
                         let mut chunk = Chunk::new(*time);
                         let sql = "UPDATE batch_items SET state = ?2 WHERE (batch, position) IN
@@ -202,7 +201,7 @@ impl Store {
         let _permit = self.chunked_write_permit().await?;
         loop {
             let progress = self
-                .write((batch, self.chunk_time), |connection, (batch, time)| {
+                .write_common((batch, self.chunk_time), |connection, (batch, time)| {
                     Box::pin(async move {
                         let mut chunk = Chunk::new(*time);
                         let removable = "SELECT 1 FROM batches WHERE key = ?

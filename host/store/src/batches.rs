@@ -161,7 +161,7 @@ impl Store {
         now_ms: u64,
         event: Option<&NewEvent>,
     ) -> Result<bool, StoreError> {
-        self.write((id.to_owned(), now_ms, event.cloned()), |connection, (id, now_ms, event)| {
+        self.write_common((id.to_owned(), now_ms, event.cloned()), |connection, (id, now_ms, event)| {
             Box::pin(end(connection, id, *now_ms, event.as_ref()))
         })
         .await
@@ -232,7 +232,7 @@ impl Store {
 
     /// Changes members of the details of a batch, as an RFC 7396 merge patch.
     pub async fn patch_batch_details(&self, id: &str, patch: &str) -> Result<(), StoreError> {
-        self.write((id.to_owned(), patch.to_owned()), |connection, (id, patch)| {
+        self.write_common((id.to_owned(), patch.to_owned()), |connection, (id, patch)| {
             Box::pin(async move {
                 query("UPDATE batches SET details = json_patch(details, ?) WHERE id = ? AND details IS NOT NULL")
                     .bind(patch.as_str())

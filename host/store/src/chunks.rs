@@ -6,7 +6,7 @@
 
 use crate::{
     Store, StoreError,
-    hosts::is_left_at_start,
+    hosts::is_left,
     sql::{AssertSqlSafe, Connection, query, query_scalar},
     writer::Work,
 };
@@ -81,8 +81,10 @@ pub(crate) enum Bind<'a> {
 }
 
 impl Store {
-    /// Cleans up after a crash: removes incomplete copies, files and batches that no other host is writing, and finishes
-    /// deletions. Only a starting host calls this; other processes that open the file must not.
+    /// Cleans up after a crash: removes incomplete copies, files and batches that no host is writing, and finishes
+    /// deletions. The host of a file calls this only when it starts, and other processes that open the file must not. A host of
+    /// a server leaves alone what hosts that live are writing, itself included, so it may call this again when another one is
+    /// gone.
     pub async fn tidy(&self) -> Result<(), StoreError> {
         let failed = || StoreError::while_it("looked for unfinished work");
         let agents: Vec<String> = query_scalar("SELECT name FROM agents WHERE deleted")
@@ -95,18 +97,15 @@ impl Store {
         for erasure in self.erasures().await? {
             self.erase_rest(erasure).await?;
         }
-        let left = is_left_at_start("maker", "?");
-        let unnamed = format!("SELECT key FROM sessions WHERE session IS NULL AND {left}");
-        let unnamed: Vec<i64> = query_scalar(AssertSqlSafe(unnamed))
-            .bind(self.host)
-            .fetch_all(&self.readers)
-            .await
-            .map_err(failed())?;
+        let unnamed = format!("SELECT key FROM sessions WHERE session IS NULL AND {}", is_left("maker"));
+        let unnamed: Vec<i64> =
+            query_scalar(AssertSqlSafe(unnamed)).fetch_all(&self.readers).await.map_err(failed())?;
         for session in unnamed {
             self.remove_unnamed(session).await?;
         }
         self.tidy_files().await?;
-        self.tidy_batches().await
+        self.tidy_batches().await?;
+        self.tidy_owners().await
     }
 
     /// Waits for a permit to write in chunks.
@@ -120,7 +119,7 @@ impl Store {
         let _permit = self.chunked_write_permit().await?;
         loop {
             let progress = self
-                .write((session, self.chunk_time), |connection, (session, time)| {
+                .write_common((session, self.chunk_time), |connection, (session, time)| {
                     Box::pin(async move {
                         let mut chunk = Chunk::new(*time);
                         let unnamed = "SELECT 1 FROM sessions WHERE key = ? AND session IS NULL";
@@ -149,7 +148,7 @@ impl Store {
         let _permit = self.chunked_write_permit().await?;
         let mut changed = 0;
         loop {
-            match self.write(data.clone(), work).await? {
+            match self.write_common(data.clone(), work).await? {
                 0 => return Ok(changed),
                 rows => changed += rows,
             }

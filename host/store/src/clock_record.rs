@@ -35,7 +35,7 @@ impl Store {
 
     /// Replaces the record in one transaction.
     pub async fn put_clock(&self, clock: ClockRow) -> Result<(), StoreError> {
-        self.write(clock, |connection, clock| {
+        self.write_common(clock, |connection, clock| {
             Box::pin(async move {
                 let failed = || StoreError::while_it("wrote the clock's record");
                 for sql in ["DELETE FROM clock", "DELETE FROM clock_skips"] {
@@ -122,7 +122,7 @@ impl Store {
         wake_ms: u64,
     ) -> Result<(), StoreError> {
         let (id, from_ms) = (row.schedule.id.clone(), row.schedule.due_ms);
-        self.write((id, from_ms, due_ms, wake_ms), |connection, (id, from_ms, due_ms, wake_ms)| {
+        self.write_common((id, from_ms, due_ms, wake_ms), |connection, (id, from_ms, due_ms, wake_ms)| {
             Box::pin(async move {
                 query(
                     "UPDATE schedules SET due_ms = ?, wake_ms = ? WHERE id = ? AND due_ms = ? AND state = 0",

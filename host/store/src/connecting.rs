@@ -2,6 +2,7 @@
 
 use crate::{
     Store, StoreError,
+    membership::Membership,
     postgres::{Reconnecting, Server, Upgrade},
     sql::Pool,
     sqlite::{CHUNK_TIME, MAX_CHUNKED_WRITES},
@@ -12,8 +13,8 @@ use tokio::sync::Semaphore;
 
 /// Number of connections that read, besides the one that writes and the one that reads API keys.
 const READERS: u32 = 6;
-/// Maximum number of connections that a host opens to a PostgreSQL server.
-pub const MAX_CONNECTIONS: u32 = READERS + 2;
+/// Maximum number of connections that a host opens to a PostgreSQL server. One of them listens, in a cluster.
+pub const MAX_CONNECTIONS: u32 = READERS + 3;
 
 /// Interval at which a host that is not certain of its lease looks at it.
 const CERTAINTY_INTERVAL: Duration = Duration::from_millis(100);
@@ -37,6 +38,13 @@ impl Store {
     /// Connects like [`Store::connect`], but waits as long as another host uses the database, and takes over from one that hangs.
     pub async fn connect_as_standby(url: &str) -> Result<Store, StoreError> {
         Ok(Self::on(Reconnecting::as_standby(Server::new(url)?).await?))
+    }
+
+    /// Connects to a PostgreSQL database as one of several hosts, which the others reach at `host_url`. The first of them creates
+    /// or migrates the tables as [`Store::connect`] does; later ones check that they can use the tables. A host that has the
+    /// database for itself, and a migration, exclude the hosts of a cluster and are excluded by them.
+    pub async fn connect_to_cluster(url: &str, host_url: &str) -> Result<Store, StoreError> {
+        Self::join(Server::new(url)?, host_url).await
     }
 
     /// Connects to a database that hosts may be using. Tables of another version are refused and stay as they are.
@@ -68,6 +76,10 @@ impl Store {
         Ok(Self::on(Reconnecting::as_host(server, Upgrade::Reversible).await?))
     }
 
+    pub(crate) async fn join(server: Server, host_url: &str) -> Result<Store, StoreError> {
+        Ok(Self::on(Reconnecting::as_member(server, host_url).await?))
+    }
+
     pub(crate) async fn connect_beside_to(server: Server) -> Result<Store, StoreError> {
         Ok(Self::on(Reconnecting::beside(server).await?))
     }
@@ -77,6 +89,7 @@ impl Store {
             fenced: Some(connection.fenced()),
             lease: connection.host().is_some().then(|| connection.lease()),
             host: connection.host(),
+            membership: connection.is_member().then(|| Arc::new(Membership::new(connection.pool(1)))),
             readers: Pool::Postgres(connection.pool(READERS)),
             key_reader: Pool::Postgres(connection.pool(1)),
             writer: Writer::start(WriteConnection::Postgres(Box::new(connection))),

@@ -196,7 +196,14 @@ impl Store {
             let (rows, is_last) = source.rows().await?;
             let (agent, row, time) = (agent.to_owned(), row.clone(), self.chunk_time);
             let put = CopyChunk { agent, row, existing, key: *key, rows, is_last, time, maker: self.host };
-            match self.write(put, |connection, put| Box::pin(put_chunk(connection, put))).await? {
+            let state = match put.is_last && existing == Existing::Replace {
+                // It removes what other hosts count, too.
+                true => {
+                    self.write_common(put, |connection, put| Box::pin(put_chunk(connection, put))).await?
+                }
+                false => self.write(put, |connection, put| Box::pin(put_chunk(connection, put))).await?,
+            };
+            match state {
                 CopyState::InProgress(unnamed) => *key = Some(unnamed),
                 state => return Ok(state),
             }
@@ -322,7 +329,8 @@ async fn put_chunk(connection: &mut Connection, put: &CopyChunk) -> Result<CopyS
         Existing::Refuse => None,
         Existing::Replace => {
             let chunk = Chunk::new(*time);
-            Some(erasure::begin(connection, agent, session, PendingDeliveries::Remove, chunk).await?)
+            let deliveries = PendingDeliveries::Remove;
+            Some(erasure::begin(connection, agent, session, deliveries, chunk, *maker).await?)
         }
     };
     query("UPDATE sessions SET session = ? WHERE key = ?")

@@ -114,8 +114,8 @@ impl Store {
     /// Takes up the deliveries that had started when their host terminated, and returns them with those that this host has
     /// in hand.
     pub async fn begun_deliveries(&self) -> Result<Vec<Delivery>, StoreError> {
-        if self.host.is_some() {
-            self.write(self.host, |connection, host| Box::pin(take_up(connection, *host))).await?;
+        if self.host.is_some() && self.has_left_deliveries().await? {
+            self.write_common(self.host, |connection, host| Box::pin(take_up(connection, *host))).await?;
         }
         let sql = format!(
             "SELECT {COLUMNS} FROM deliveries JOIN events ON events.key = deliveries.event
@@ -127,6 +127,12 @@ impl Store {
             .await
             .map_err(StoreError::while_it("listed deliveries"))?;
         Ok(rows::readable(&rows, "delivery", delivery))
+    }
+
+    async fn has_left_deliveries(&self) -> Result<bool, StoreError> {
+        let sql = format!("SELECT EXISTS (SELECT 1 FROM deliveries WHERE {})", is_stopped());
+        let found = query_scalar(AssertSqlSafe(sql)).fetch_one(&self.readers).await;
+        found.map_err(StoreError::while_it("looked for deliveries that had started"))
     }
 
     /// Returns deliveries that failed permanently, the newest first. If `before` is given, returns only those
@@ -161,14 +167,17 @@ impl Store {
         Ok(rows.iter().map(|row| (row.get(0), row.get::<i64>(1).max(0) as usize)).collect())
     }
 
-    /// Starts an attempt. Returns whether the delivery was still waiting.
+    /// Starts an attempt. Returns whether the delivery was still waiting, and no other host is just starting it.
     pub async fn begin_delivery(&self, key: DeliveryKey, attempt: u32) -> Result<bool, StoreError> {
         self.write((key, attempt, self.host), |connection, (key, attempt, host)| {
             Box::pin(async move {
                 let (key, attempt, host) = (*key, *attempt, *host);
-                let begin =
-                    "UPDATE deliveries SET state = ?, attempt = ?, host = ? WHERE key = ? AND state = ?";
-                let begun = query(begin)
+                let begin = format!(
+                    "UPDATE deliveries SET state = ?, attempt = ?, host = ?
+                     WHERE key = (SELECT key FROM deliveries WHERE key = ? AND state = ? {})",
+                    connection.dialect().skip_locked()
+                );
+                let begun = query(AssertSqlSafe(begin))
                     .bind(BEGUN)
                     .bind(attempt)
                     .bind(host)
@@ -251,7 +260,7 @@ let (key, attempt, wake_ms) = (*key, *attempt, *wake_ms);
     /// Queues a dead delivery again, starting with its first attempt. Returns whether a dead delivery with a
     /// usable target exists.
     pub async fn redeliver(&self, key: DeliveryKey, now_ms: u64) -> Result<bool, StoreError> {
-        self.write((key, now_ms), |connection, (key, now_ms)| {
+        self.write_common((key, now_ms), |connection, (key, now_ms)| {
             Box::pin(async move {
                 let (key, now_ms) = (*key, *now_ms);
                 let again = query(
@@ -272,8 +281,13 @@ let (key, attempt, wake_ms) = (*key, *attempt, *wake_ms);
     }
 }
 
+/// Returns the condition that nobody makes a delivery that has started.
+fn is_stopped() -> String {
+    format!("state = {BEGUN} AND {}", is_left("host"))
+}
+
 async fn take_up(connection: &mut Connection, host: HostNumber) -> Result<(), StoreError> {
-    let sql = format!("UPDATE deliveries SET host = ? WHERE state = {BEGUN} AND {}", is_left("host"));
+    let sql = format!("UPDATE deliveries SET host = ? WHERE {}", is_stopped());
     let taken = query(AssertSqlSafe(sql)).bind(host).execute(connection).await;
     taken.map(drop).map_err(StoreError::while_it("took up deliveries that had started"))
 }

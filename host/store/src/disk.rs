@@ -14,7 +14,7 @@ impl Store {
     /// Writes a small row and commits it in the same way as a turn. The error says why nothing can be written
     /// at present.
     pub async fn check(&self) -> Result<(), StoreError> {
-        self.write((), |connection, ()| {
+        self.write_common((), |connection, ()| {
             Box::pin(async move {
                 let failed = || StoreError::while_it("checked whether it can write");
                 // The new row is written beside the previous one, whose pages are not free yet, so the file

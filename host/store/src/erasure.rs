@@ -8,6 +8,7 @@
 use crate::{
     Store, StoreError,
     chunks::{Bind, Chunk, ChunkProgress, remove_content, remove_turns},
+    hosts::{HostNumber, is_left},
     sql::{AssertSqlSafe, Connection, Row, query, query_scalar},
     usage,
 };
@@ -41,13 +42,15 @@ impl Store {
     /// Removes everything that is stored of a session except open turns. Returns whether there was anything.
     /// If an error occurs after the session has disappeared, the rest is left to [`Store::tidy`].
     pub async fn delete_session(&self, agent: &str, session: &str) -> Result<bool, StoreError> {
-        let (store, data) = (self.clone(), (agent.to_owned(), session.to_owned(), self.chunk_time));
+        let data = (agent.to_owned(), session.to_owned(), self.chunk_time, self.host);
+        let store = self.clone();
         // The deletion continues even if the caller stops waiting.
         let deleting = tokio::spawn(async move {
             let started = store
-                .write(data, |connection, (agent, session, time)| {
+                .write_common(data, |connection, (agent, session, time, maker)| {
                     Box::pin(async move {
-                        begin(connection, agent, session, PendingDeliveries::Remove, Chunk::new(*time)).await
+                        let (deliveries, chunk) = (PendingDeliveries::Remove, Chunk::new(*time));
+                        begin(connection, agent, session, deliveries, chunk, *maker).await
                     })
                 })
                 .await?;
@@ -65,11 +68,11 @@ impl Store {
         session: &str,
         before_ms: u64,
     ) -> Result<bool, StoreError> {
-        let (store, data) =
-            (self.clone(), (agent.to_owned(), session.to_owned(), before_ms, self.chunk_time));
+        let data = (agent.to_owned(), session.to_owned(), before_ms, self.chunk_time, self.host);
+        let store = self.clone();
         let expiring = tokio::spawn(async move {
             let started = store
-                .write(data, |connection, (agent, session, before_ms, time)| {
+                .write_common(data, |connection, (agent, session, before_ms, time, maker)| {
                     Box::pin(async move {
                         let expired = query(AssertSqlSafe(format!("{EXPIRED} AND session = ?3")))
                             .bind(agent)
@@ -80,8 +83,8 @@ impl Store {
                             .map_err(failed())?;
                         match expired {
                             Some(_) => {
-                                begin(connection, agent, session, PendingDeliveries::Keep, Chunk::new(*time))
-                                    .await
+                                let (deliveries, chunk) = (PendingDeliveries::Keep, Chunk::new(*time));
+                                begin(connection, agent, session, deliveries, chunk, *maker).await
                             }
                             None => Ok(StartedErasure { was_there: false, left: None }),
                         }
@@ -127,7 +130,7 @@ impl Store {
         let mut all = 0;
         loop {
             let progress = self
-                .write((erasure.clone(), self.chunk_time), |connection, (erasure, time)| {
+                .write_common((erasure.clone(), self.chunk_time), |connection, (erasure, time)| {
                     Box::pin(async move { erase(connection, erasure, Chunk::new(*time)).await })
                 })
                 .await?;
@@ -140,12 +143,14 @@ impl Store {
 
     /// Returns the deletions that a crash interrupted.
     pub(crate) async fn erasures(&self) -> Result<Vec<Erasure>, StoreError> {
-        let rows = query(
-            "SELECT key, agent, session, schedule, delivery, turn, log, request, response FROM erasures",
-        )
-        .fetch_all(&self.readers)
-        .await
-        .map_err(StoreError::while_it("looked for interrupted deletions"))?;
+        let sql = format!(
+            "SELECT key, agent, session, schedule, delivery, turn, log, request, response FROM erasures WHERE {}",
+            is_left("maker")
+        );
+        let rows = query(AssertSqlSafe(sql))
+            .fetch_all(&self.readers)
+            .await
+            .map_err(StoreError::while_it("looked for interrupted deletions"))?;
         Ok(rows.iter().map(erasure).collect())
     }
 
@@ -193,34 +198,39 @@ pub(crate) enum PendingDeliveries {
     Keep,
 }
 
-/// Makes the session disappear, and removes as many of its rows as a chunk may.
+/// Makes the session disappear, and removes as many of its rows as a chunk may. `maker` is the host that removes the rest.
+/// An owner of the session remains its owner (see `owners`).
 pub(crate) async fn begin(
     connection: &mut Connection,
     agent: &str,
     session: &str,
     deliveries: PendingDeliveries,
     chunk: Chunk,
+    maker: HostNumber,
 ) -> Result<StartedErasure, StoreError> {
-    let content =
-        query_scalar("UPDATE sessions SET session = NULL WHERE agent = ? AND session = ? RETURNING key")
-            .bind(agent)
-            .bind(session)
-            .fetch_optional(&mut *connection)
-            .await
-            .map_err(failed())?;
+    let hide =
+        "UPDATE sessions SET session = NULL, maker = ?3 WHERE agent = ?1 AND session = ?2 RETURNING key";
+    let content = query_scalar(hide)
+        .bind(agent)
+        .bind(session)
+        .bind(maker)
+        .fetch_optional(&mut *connection)
+        .await
+        .map_err(failed())?;
     let row = query(
-        "INSERT INTO erasures (agent, session, schedule, delivery, turn, log, request, response)
+        "INSERT INTO erasures (agent, session, schedule, delivery, turn, log, request, response, maker)
          SELECT ?1, ?2, (SELECT COALESCE(MAX(key), 0) FROM schedules),
              CASE WHEN ?3 THEN (SELECT COALESCE(MAX(key), 0) FROM deliveries) ELSE 0 END,
              COALESCE((SELECT MIN(key) - 1 FROM turns WHERE agent = ?1 AND session = ?2 AND ended_at_ms IS NULL),
                  (SELECT COALESCE(MAX(key), 0) FROM turns)),
              (SELECT COALESCE(MAX(id), 0) FROM logs), (SELECT COALESCE(MAX(key), 0) FROM requests),
-             (SELECT COALESCE(MAX(key), 0) FROM responses)
+             (SELECT COALESCE(MAX(key), 0) FROM responses), ?4
          RETURNING key, agent, session, schedule, delivery, turn, log, request, response",
     )
     .bind(agent)
     .bind(session)
     .bind(matches!(deliveries, PendingDeliveries::Remove))
+    .bind(maker)
     .fetch_one(&mut *connection)
     .await
     .map_err(failed())?;
@@ -348,7 +358,8 @@ mod tests {
     async fn a_deleted_session_leaves_no_row_in_any_table_that_has_sessions() {
         let store = Store::for_tests().await.unwrap();
         let mut tables = tables_with(&store, "session").await;
-        tables.retain(|(table, _)| table != "erasures");
+        // An ownership ends when its host releases it.
+        tables.retain(|(table, _)| !["erasures", "session_owners"].contains(&table.as_str()));
         assert!(tables.len() >= 8, "{tables:?}");
         for table in &tables {
             let is_name = table.1.iter().any(|(column, kind)| column == "session" && kind == "TEXT");

@@ -20,8 +20,8 @@ pub enum StoreError {
     )]
     Away { waited_s: u64 },
     #[error(
-        "another host uses the database {database}\n  hint: one host at a time uses a database; stop that host, or start \
-         this one with --standby, which waits"
+        "another host uses the database {database}\n  hint: one host at a time uses a database, unless all are started with \
+         --cluster; stop that host, or start this one with --standby, which waits"
     )]
     InUse { database: String },
     /// Another host works with the database now. This host writes nothing any more, until its process is started again.

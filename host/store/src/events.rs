@@ -4,7 +4,7 @@
 
 use crate::{
     NewDelivery, Store, StoreError, deliveries,
-    sql::{Connection, Row, query, query_scalar},
+    sql::{AssertSqlSafe, Connection, Row, query, query_scalar},
 };
 
 /// Time for which an event is kept after its deliveries are finished, so that the same event is not accepted
@@ -144,10 +144,11 @@ pub(crate) struct Pruned {
 /// Checks some events, starting where the last search stopped, and removes the old ones.
 pub(crate) async fn prune(connection: &mut Connection, bounds: Bounds) -> Result<Pruned, StoreError> {
     let failed = || StoreError::while_it("removed old events");
-    let after: i64 = query_scalar("SELECT after_key FROM event_pruning")
-        .fetch_one(&mut *connection)
-        .await
-        .map_err(failed())?;
+    let after = format!("SELECT after_key FROM event_pruning {}", connection.dialect().skip_locked());
+    let after: Option<i64> =
+        query_scalar(AssertSqlSafe(after)).fetch_optional(&mut *connection).await.map_err(failed())?;
+    // Another host is looking for old events.
+    let Some(after) = after else { return Ok(Pruned { gone: 0, is_through: true }) };
     let looked_at = query(
         // After the clock was set back, events with a time in the future lie before older ones.
         "SELECT COUNT(*), COUNT(*) FILTER (WHERE published_at_ms < ?1 OR published_at_ms > ?2), coalesce(MAX(key), 0)

@@ -37,6 +37,15 @@ impl Store {
         }
     }
 
+    /// Joins the cluster that uses the database that belongs to this path. Returns `None` without a server, because only a server
+    /// has several hosts.
+    pub async fn join_for_tests(path: &Path, host_url: &str) -> Result<Option<Store>, StoreError> {
+        match env::var(TEST_SERVER) {
+            Ok(url) => Self::join(schema_of(&url, path).await?, host_url).await.map(Some),
+            Err(_) => Ok(None),
+        }
+    }
+
     /// Opens a database that another store of [`Store::open_for_tests`] uses, as a command beside a host does.
     pub async fn open_beside_for_tests(path: &Path) -> Result<Store, StoreError> {
         match env::var(TEST_SERVER) {

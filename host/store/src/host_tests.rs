@@ -2,7 +2,7 @@
 //! server there is only one host.
 
 use crate::{
-    postgres::{Reconnecting, Server},
+    postgres::{Reconnecting, Server, has_host},
     sql::query_scalar,
     *,
 };
@@ -14,14 +14,14 @@ use std::{
 };
 
 /// A schema on the server that the tests are given.
-struct Database {
-    server: Server,
+pub(crate) struct Database {
+    pub(crate) server: Server,
     schema: String,
     admin: PgConnection,
 }
 
 impl Database {
-    async fn new() -> Option<Database> {
+    pub(crate) async fn new() -> Option<Database> {
         static SCHEMAS: AtomicU32 = AtomicU32::new(0);
         let url = env::var(TEST_SERVER).ok()?;
         let schema = format!("fencing_{}_{}", std::process::id(), SCHEMAS.fetch_add(1, Ordering::Relaxed));
@@ -31,11 +31,22 @@ impl Database {
         Some(database)
     }
 
-    async fn run(&mut self, sql: String) {
+    pub(crate) async fn run(&mut self, sql: String) {
         sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut self.admin).await.unwrap();
     }
 
-    async fn host(&self) -> Store {
+    /// Waits until no host holds the lock of the schema.
+    pub(crate) async fn until_free(&mut self) {
+        while sqlx::query_scalar::<_, bool>(AssertSqlSafe(has_host()))
+            .fetch_one(&mut self.admin)
+            .await
+            .unwrap()
+        {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    pub(crate) async fn host(&self) -> Store {
         Store::connect_to(self.server.clone()).await.unwrap()
     }
 
@@ -60,7 +71,7 @@ impl Database {
 /// Time for which a host hangs in a test, which is longer than another one needs to replace it.
 const HANGS: Duration = Duration::from_secs(5);
 
-fn agent() -> AgentRow {
+pub(crate) fn agent() -> AgentRow {
     AgentRow {
         name: "a".into(),
         manifest: "manifest".into(),
@@ -313,22 +324,24 @@ async fn a_host_that_starts_removes_only_what_no_other_host_is_writing() {
                  INSERT INTO sessions (agent, session, turns, created_at_ms, updated_at_ms, maker)
                      VALUES ('a', NULL, 1, 1, 1, {host});
                  INSERT INTO batches (id, principal, model, created_at_ms, bytes, running, cancelled, complete, maker)
-                     VALUES ('{name}', 'p', 'm', 1, 0, 0, FALSE, FALSE, {host})"
+                     VALUES ('{name}', 'p', 'm', 1, 0, 0, FALSE, FALSE, {host});
+                 INSERT INTO erasures (agent, session, schedule, delivery, turn, log, maker)
+                     VALUES ('a', '{name}', 0, 0, 0, 0, {host})"
             ))
             .await;
     }
     let left = async || -> i64 {
         let count =
             "SELECT (SELECT COUNT(*) FROM files) + (SELECT COUNT(*) FROM sessions WHERE session IS NULL)
-             + (SELECT COUNT(*) FROM batches)";
+             + (SELECT COUNT(*) FROM batches) + (SELECT COUNT(*) FROM erasures)";
         query_scalar(count).fetch_one(&one.readers).await.unwrap()
     };
     let third = database.another_host().await;
     third.tidy().await.unwrap();
-    assert_eq!(left().await, 6, "both hosts live");
+    assert_eq!(left().await, 8, "both hosts live");
     other.close().await;
     third.tidy().await.unwrap();
-    assert_eq!(left().await, 3, "what the live host writes stays");
+    assert_eq!(left().await, 4, "what the live host writes stays");
 }
 
 #[tokio::test]

@@ -20,7 +20,12 @@ mod chunks;
 #[cfg(test)]
 mod chunks_tests;
 mod clock_record;
+mod cluster;
+#[cfg(test)]
+mod cluster_tests;
 mod connecting;
+#[cfg(test)]
+mod contention_tests;
 mod copies;
 mod deliveries;
 mod disk;
@@ -43,8 +48,12 @@ mod journal;
 mod keys;
 mod listings;
 mod logs;
+mod losses;
+mod membership;
 mod moving;
+mod notices;
 mod open_work;
+mod owners;
 mod postgres;
 #[cfg(test)]
 mod request_tests;
@@ -89,6 +98,7 @@ pub use batches::{
     BatchRoom, BatchRow, BatchTerms, ItemCounts, ItemRow, ItemState, NewBatch, NewItem, QueueDepth, Queued,
 };
 pub use clock_record::ClockRow;
+pub use cluster::{HostRow, HostState};
 pub use connecting::MAX_CONNECTIONS;
 pub use copies::{Existing, Fork};
 pub use deliveries::{Delivery, DeliveryKey, DeliveryState, NewDelivery, Target};
@@ -104,7 +114,9 @@ pub use keys::{SessionFolder, TurnKey};
 pub use listings::{ListedSession, ListedTurn, SessionCursor, SessionSearch};
 pub use logs::{LogEntry, LogFilter, LogRow};
 pub use moving::{RowProgress, TableRows};
+pub use notices::{NoticeKind, Notices};
 pub use open_work::{DiskUse, OpenWork, QueuedWork};
+pub use owners::Claim;
 pub use requests::{RequestBody, RequestFilter, RequestPage, RequestRange, RequestRow};
 pub use responses::{ChainSize, NewResponse, ResponseRoom, ResponseRow, ResponseState, ResponseTurn};
 pub use restored::{Held, HeldTurn, Release};

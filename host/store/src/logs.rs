@@ -4,7 +4,7 @@
 
 use crate::{
     SessionFolder, Store, StoreError,
-    sql::{Connection, Dialect, QueryBuilder, Row, query, query_scalar},
+    sql::{AssertSqlSafe, Connection, Dialect, QueryBuilder, Row, query, query_scalar},
 };
 
 /// Number of lines kept per agent.
@@ -165,6 +165,7 @@ pub(crate) async fn insert(
 
 async fn trim(connection: &mut Connection, agent: &str) -> Result<(), StoreError> {
     let failed = || StoreError::while_it("trimmed log lines");
+    let dialect = connection.dialect();
     let lines: i64 = query_scalar("SELECT COUNT(*) FROM logs WHERE agent = ?")
         .bind(agent)
         .fetch_one(&mut *connection)
@@ -188,16 +189,19 @@ async fn trim(connection: &mut Connection, agent: &str) -> Result<(), StoreError
         let Some((folder, lines)) = folders.last_mut() else { break };
         // Remove just enough lines that this tenant no longer has the most.
         let gone = surplus.min((*lines - next).max(1));
-        query(
-            "DELETE FROM logs WHERE id IN (SELECT id FROM logs WHERE agent = ?1
-                 AND substr(session, 1, instr(session, '/')) = ?2 ORDER BY id LIMIT ?3)",
-        )
-        .bind(agent)
-        .bind(&*folder)
-        .bind(gone)
-        .execute(&mut *connection)
-        .await
-        .map_err(failed())?;
+        // Another host that trims the same lines is not waited for, and not joined by removing younger ones.
+        let trim = format!(
+            "DELETE FROM logs WHERE id IN (SELECT id FROM logs WHERE id IN (SELECT id FROM logs WHERE agent = ?1
+                 AND substr(session, 1, instr(session, '/')) = ?2 ORDER BY id LIMIT ?3) {})",
+            dialect.skip_locked()
+        );
+        query(AssertSqlSafe(trim))
+            .bind(agent)
+            .bind(&*folder)
+            .bind(gone)
+            .execute(&mut *connection)
+            .await
+            .map_err(failed())?;
         *lines -= gone;
         surplus -= gone;
     }

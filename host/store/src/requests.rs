@@ -291,7 +291,7 @@ impl Store {
         while gone < bytes {
             let _permit = self.chunked_write_permit().await?;
             let data = (tenant.to_owned(), bytes - gone);
-            let work = self.write(data, |connection, (tenant, bytes)| {
+            let work = self.write_common(data, |connection, (tenant, bytes)| {
                 Box::pin(remove_oldest(connection, tenant, *bytes))
             });
             match work.await? {

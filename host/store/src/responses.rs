@@ -96,7 +96,7 @@ const CHAIN: &str = "WITH RECURSIVE chain(key, previous, depth) AS (
 impl Store {
     /// Stores a response durably, if there is room for it. Returns whether there was.
     pub async fn put_response(&self, response: NewResponse, room: ResponseRoom) -> Result<bool, StoreError> {
-        self.write((response, room), |connection, (response, room)| {
+        self.write_common((response, room), |connection, (response, room)| {
             Box::pin(put(connection, response, *room))
         })
         .await
@@ -166,7 +166,7 @@ impl Store {
 
     /// Writes the end of an open response. A response that has ended is left unchanged.
     pub async fn end_response(&self, id: &str, state: ResponseState, at_ms: u64) -> Result<(), StoreError> {
-        self.write((id.to_owned(), state, at_ms), |connection, (id, state, at_ms)| {
+        self.write_common((id.to_owned(), state, at_ms), |connection, (id, state, at_ms)| {
             Box::pin(async move {
                 let (state, answer) = match state {
                     ResponseState::Open => return Ok(()),
@@ -193,7 +193,7 @@ impl Store {
 
     /// Removes a response of this tenant. Returns whether there was one.
     pub async fn delete_response(&self, principal: &str, id: &str) -> Result<bool, StoreError> {
-        self.write((principal.to_owned(), id.to_owned()), |connection, (principal, id)| {
+        self.write_common((principal.to_owned(), id.to_owned()), |connection, (principal, id)| {
             Box::pin(async move {
                 let gone = query("DELETE FROM responses WHERE id = ? AND principal = ?")
                     .bind(&*id)

@@ -6,6 +6,7 @@
 
 use crate::{
     OpenTurn, Store, StoreError,
+    notices::{self, NoticeKind},
     sql::{AssertSqlSafe, Connection, Row, query, query_as, raw_sql},
     turns,
 };
@@ -108,7 +109,7 @@ impl Store {
     /// Releases deliveries and schedules, some at a time.
     pub async fn release(&self, how: Release, now_ms: u64) -> Result<(), StoreError> {
         while self
-            .write((how, now_ms), |connection, (how, now_ms)| {
+            .write_common((how, now_ms), |connection, (how, now_ms)| {
                 Box::pin(release_some(connection, *how, *now_ms))
             })
             .await?
@@ -118,16 +119,17 @@ impl Store {
 
     /// Releases held turns and batches, some at a time.
     pub async fn release_work(&self) -> Result<(), StoreError> {
-        while self.write((), |connection, ()| Box::pin(release_work(connection))).await? {}
+        while self.write_common((), |connection, ()| Box::pin(release_work(connection))).await? {}
         Ok(())
     }
 
     /// Ends the hold after everything that was held has been resumed or dropped.
     pub async fn end_hold(&self) -> Result<(), StoreError> {
-        self.write((), |connection, ()| {
+        self.write_common((), |connection, ()| {
             Box::pin(async move {
-                let ended = query("DELETE FROM restores").execute(connection).await;
-                ended.map(drop).map_err(StoreError::while_it("ended the hold of a restore"))
+                let ended = query("DELETE FROM restores").execute(&mut *connection).await;
+                ended.map_err(StoreError::while_it("ended the hold of a restore"))?;
+                notices::raise(connection, NoticeKind::Held).await
             })
         })
         .await
@@ -179,6 +181,9 @@ async fn release_some(connection: &mut Connection, how: Release, now_ms: u64) ->
         let done = query(AssertSqlSafe(sql)).bind(now_ms as i64).bind(ROWS).execute(&mut *connection);
         changed += done.await.map_err(failed())?.rows_affected();
     }
+    if changed > 0 {
+        notices::raise(connection, NoticeKind::Deliveries).await?;
+    }
     Ok(changed > 0)
 }
 
@@ -190,6 +195,9 @@ async fn release_work(connection: &mut Connection) -> Result<bool, StoreError> {
     ] {
         let done = query(AssertSqlSafe(sql)).bind(ROWS).execute(&mut *connection).await;
         changed += done.map_err(StoreError::while_it("released work held since a restore"))?.rows_affected();
+    }
+    if changed > 0 {
+        notices::raise(connection, NoticeKind::Held).await?;
     }
     Ok(changed > 0)
 }

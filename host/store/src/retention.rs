@@ -49,8 +49,9 @@ impl Store {
         let mut gone = 0;
         loop {
             let _permit = self.chunked_write_permit().await?;
-            let pruned =
-                self.write(bounds, |connection, bounds| Box::pin(events::prune(connection, *bounds))).await?;
+            let pruned = self
+                .write_common(bounds, |connection, bounds| Box::pin(events::prune(connection, *bounds)))
+                .await?;
             gone += pruned.gone;
             if pruned.is_through {
                 return Ok(gone);

@@ -118,8 +118,8 @@ impl Store {
     /// Takes up the schedules that had started, or were settled without a next due time, when their host terminated, and
     /// returns them with those that this host has in hand.
     pub async fn begun_schedules(&self) -> Result<Vec<ScheduleRow>, StoreError> {
-        if self.host.is_some() {
-            self.write(self.host, |connection, host| Box::pin(take_up(connection, *host))).await?;
+        if self.host.is_some() && self.has_left_schedules().await? {
+            self.write_common(self.host, |connection, host| Box::pin(take_up(connection, *host))).await?;
         }
         let sql = format!(
             "SELECT {COLUMNS} FROM schedules WHERE state IN ({BEGUN}, {SETTLED}) AND host IS NOT DISTINCT FROM ?
@@ -133,7 +133,13 @@ impl Store {
         Ok(rows::readable(&rows, "schedule", schedule_row))
     }
 
-    /// Starts an attempt of a waiting schedule. Returns whether it was still waiting.
+    async fn has_left_schedules(&self) -> Result<bool, StoreError> {
+        let sql = format!("SELECT EXISTS (SELECT 1 FROM schedules WHERE {})", is_stopped());
+        let found = query_scalar(AssertSqlSafe(sql)).fetch_one(&self.readers).await;
+        found.map_err(StoreError::while_it("looked for schedules that had started"))
+    }
+
+    /// Starts an attempt of a waiting schedule. Returns whether it was still waiting, and no other host is just starting it.
     pub async fn begin_schedule(
         &self,
         id: &str,
@@ -145,20 +151,22 @@ impl Store {
         self.write(data, |connection, (id, due_ms, missed, attempt, host)| {
             Box::pin(async move {
                 let (due_ms, missed, attempt) = (*due_ms, *missed, *attempt);
-                let begun = query(
+                let begin = format!(
                     "UPDATE schedules SET state = ?, due_ms = ?, missed = ?, attempt = ?, host = ?
-                     WHERE id = ? AND state = ?",
-                )
-                .bind(BEGUN)
-                .bind(due_ms as i64)
-                .bind(missed)
-                .bind(attempt)
-                .bind(*host)
-                .bind(id)
-                .bind(WAITING)
-                .execute(connection)
-                .await
-                .map_err(StoreError::while_it("started a schedule"))?;
+                     WHERE key = (SELECT key FROM schedules WHERE id = ? AND state = ? {})",
+                    connection.dialect().skip_locked()
+                );
+                let begun = query(AssertSqlSafe(begin))
+                    .bind(BEGUN)
+                    .bind(due_ms as i64)
+                    .bind(missed)
+                    .bind(attempt)
+                    .bind(*host)
+                    .bind(id)
+                    .bind(WAITING)
+                    .execute(connection)
+                    .await
+                    .map_err(StoreError::while_it("started a schedule"))?;
                 Ok(begun.rows_affected() > 0)
             })
         })
@@ -257,7 +265,7 @@ impl Store {
     /// Makes a schedule due now, with all its attempts. Returns whether there is a waiting or failed schedule
     /// with this id.
     pub async fn run_schedule(&self, agent: &str, id: &str, now_ms: u64) -> Result<bool, StoreError> {
-        self.write((agent.to_owned(), id.to_owned(), now_ms), |connection, (agent, id, now_ms)| {
+        self.write_common((agent.to_owned(), id.to_owned(), now_ms), |connection, (agent, id, now_ms)| {
             Box::pin(async move {
                 let now_ms = *now_ms;
                 let run = query(
@@ -280,7 +288,7 @@ impl Store {
 
     /// Removes a schedule. Returns whether it existed.
     pub async fn cancel_schedule(&self, agent: &str, id: &str) -> Result<bool, StoreError> {
-        self.write((agent.to_owned(), id.to_owned()), |connection, (agent, id)| {
+        self.write_common((agent.to_owned(), id.to_owned()), |connection, (agent, id)| {
             Box::pin(async move {
                 let cancelled = query("DELETE FROM schedules WHERE agent = ? AND id = ?")
                     .bind(agent)
@@ -323,9 +331,13 @@ impl Store {
     }
 }
 
+/// Returns the condition that nobody works on a schedule that has started.
+fn is_stopped() -> String {
+    format!("state IN ({BEGUN}, {SETTLED}) AND {}", is_left("host"))
+}
+
 async fn take_up(connection: &mut Connection, host: HostNumber) -> Result<(), StoreError> {
-    let sql =
-        format!("UPDATE schedules SET host = ? WHERE state IN ({BEGUN}, {SETTLED}) AND {}", is_left("host"));
+    let sql = format!("UPDATE schedules SET host = ? WHERE {}", is_stopped());
     let taken = query(AssertSqlSafe(sql)).bind(host).execute(connection).await;
     taken.map(drop).map_err(StoreError::while_it("took up schedules that had started"))
 }

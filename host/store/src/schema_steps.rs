@@ -485,4 +485,5 @@ pub(crate) const STEPS: &[&str] = &[
     include_str!("sqlite/hosts.sql"),
     // Tokens of prompts that another server wrote to its cache.
     "ALTER TABLE usage ADD COLUMN cache_write INTEGER NOT NULL DEFAULT 0;",
+    include_str!("sqlite/cluster.sql"),
 ];

@@ -1,7 +1,9 @@
 //! Secrets of agents. They are sealed by the caller; this crate cannot read them.
 
 use crate::{
-    Store, StoreError, WebhookRow, rows,
+    Store, StoreError, WebhookRow,
+    notices::{self, NoticeKind},
+    rows,
     sql::{Connection, Row, query},
     webhooks,
 };
@@ -20,7 +22,7 @@ pub struct SecretRow {
 impl Store {
     /// Stores a secret, replacing one with the same agent and name.
     pub async fn put_secret(&self, secret: &SecretRow) -> Result<(), StoreError> {
-        self.write(secret.clone(), |connection, secret| Box::pin(put(connection, secret))).await
+        self.write_common(secret.clone(), |connection, secret| Box::pin(put(connection, secret))).await
     }
 
     /// Replaces secrets and webhooks, whose sealed values have changed, all together.
@@ -29,7 +31,7 @@ impl Store {
         secrets: Vec<SecretRow>,
         webhooks: Vec<WebhookRow>,
     ) -> Result<(), StoreError> {
-        self.write((secrets, webhooks), |connection, (secrets, webhooks)| {
+        self.write_common((secrets, webhooks), |connection, (secrets, webhooks)| {
             Box::pin(async move {
                 for secret in secrets {
                     put(connection, secret).await?;
@@ -72,15 +74,19 @@ impl Store {
 
     /// Deletes a secret. Returns whether it existed.
     pub async fn delete_secret(&self, agent: Option<&str>, name: &str) -> Result<bool, StoreError> {
-        self.write((agent.map(str::to_owned), name.to_owned()), |connection, (agent, name)| {
+        self.write_common((agent.map(str::to_owned), name.to_owned()), |connection, (agent, name)| {
             Box::pin(async move {
                 let deleted = query("DELETE FROM secrets WHERE agent = ? AND name = ?")
                     .bind(agent.as_deref().unwrap_or_default())
                     .bind(name)
-                    .execute(connection)
+                    .execute(&mut *connection)
                     .await
                     .map_err(StoreError::while_it("deleted a secret"))?;
-                Ok(deleted.rows_affected() > 0)
+                if deleted.rows_affected() == 0 {
+                    return Ok(false);
+                }
+                notices::raise(connection, NoticeKind::Secrets).await?;
+                Ok(true)
             })
         })
         .await
@@ -108,9 +114,10 @@ async fn put(connection: &mut Connection, secret: &SecretRow) -> Result<(), Stor
     .bind(&secret.hosts)
     .bind(&secret.sealed)
     .bind(secret.updated_at_ms as i64)
-    .execute(connection)
+    .execute(&mut *connection)
     .await;
-    put.map(drop).map_err(StoreError::while_it("stored a secret"))
+    put.map_err(StoreError::while_it("stored a secret"))?;
+    notices::raise(connection, NoticeKind::Secrets).await
 }
 
 #[cfg(test)]

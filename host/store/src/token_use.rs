@@ -2,11 +2,13 @@
 
 use crate::{
     Store, StoreError, rows,
-    sql::{Connection, Row, query},
+    sql::{AssertSqlSafe, Connection, KeyPart, Row, query},
 };
 
 /// Number of days that are kept besides today.
 const DAYS_KEPT: u32 = 31;
+const ADD: &str = "INSERT INTO token_use (day, tenant, agent, tokens) VALUES (?1, ?2, ?3, ?4)
+    ON CONFLICT (day, tenant, agent) DO UPDATE SET tokens = token_use.tokens + ?4";
 
 /// Number of tokens of one tenant on one day.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,25 +45,21 @@ fn token_use_row(row: &Row) -> Result<TokenUse, sqlx::Error> {
 
 /// Adds tokens to the count of a day.
 pub(crate) async fn add(connection: &mut Connection, used: &TokenUse) -> Result<(), StoreError> {
-    let failed = || StoreError::while_it("counted tokens");
     let TokenUse { day, tenant, agent, tokens } = used;
-    query(
-        "INSERT INTO token_use (day, tenant, agent, tokens) VALUES (?1, ?2, ?3, ?4)
-         ON CONFLICT (day, tenant, agent) DO UPDATE SET tokens = token_use.tokens + ?4",
-    )
-    .bind(day)
-    .bind(tenant)
-    .bind(agent.as_deref().unwrap_or_default())
-    .bind(*tokens as i64)
-    .execute(&mut *connection)
-    .await
-    .map_err(failed())?;
-    query("DELETE FROM token_use WHERE day < ?")
-        .bind(day.saturating_sub(DAYS_KEPT))
-        .execute(connection)
-        .await
-        .map_err(failed())?;
-    Ok(())
+    let key = vec![
+        KeyPart::Number(i64::from(*day)),
+        KeyPart::Text(tenant.clone()),
+        KeyPart::Text(agent.clone().unwrap_or_default()),
+    ];
+    connection.count(ADD, key, &[i64::try_from(*tokens).unwrap_or(i64::MAX)]);
+    let forget = format!(
+        "DELETE FROM token_use WHERE (day, tenant, agent) IN
+             (SELECT day, tenant, agent FROM token_use WHERE day < ? {})",
+        connection.dialect().skip_locked()
+    );
+    let forgotten =
+        query(AssertSqlSafe(forget)).bind(day.saturating_sub(DAYS_KEPT)).execute(connection).await;
+    forgotten.map(drop).map_err(StoreError::while_it("removed the tokens of old days"))
 }
 
 #[cfg(test)]

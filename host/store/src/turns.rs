@@ -5,7 +5,9 @@
 //! unless callers must be able to find the failure by it.
 
 use crate::{
-    LogEntry, NewEvent, Store, StoreError, TokenUse, TurnKey, UsageRow, events, journal, logs, rows,
+    LogEntry, NewEvent, Store, StoreError, TokenUse, TurnKey, UsageRow, events,
+    hosts::is_owned,
+    journal, logs, rows,
     sql::{AssertSqlSafe, Connection, Row, query},
     token_use, usage,
 };
@@ -129,7 +131,7 @@ pub(crate) struct EndedTurn<'a> {
 }
 
 const WAITING: i64 = 0;
-const RUNNING: i64 = 1;
+pub(crate) const RUNNING: i64 = 1;
 const DONE: i64 = 2;
 const FAILED: i64 = 3;
 pub(crate) const COLUMNS: &str = "key, id, agent, session, idempotency_key, digest, input, seed, accepted_at_ms, state, number, \
@@ -155,61 +157,22 @@ impl Store {
     }
 
     /// Returns all turns that wait or run and are not held, in the order in which they are to be resumed:
-    /// running ones first.
+    /// running ones first. In a cluster, these are the turns of the sessions that this host owns.
     pub async fn open_turns(&self) -> Result<Vec<OpenTurn>, StoreError> {
-        let rows = query(
+        let own = match (&self.membership, self.host) {
+            (Some(_), Some(host)) => is_owned("turns", host),
+            _ => "TRUE".to_owned(),
+        };
+        let sql = format!(
             "SELECT key, id, agent, session, state, losses, length(input) FROM turns
-             WHERE ended_at_ms IS NULL AND NOT held
-             ORDER BY state DESC, key",
-        )
-        .fetch_all(&self.readers)
-        .await
-        .map_err(StoreError::while_it("listed open turns"))?;
+             WHERE ended_at_ms IS NULL AND NOT held AND {own}
+             ORDER BY state DESC, key"
+        );
+        let rows = query(AssertSqlSafe(sql))
+            .fetch_all(&self.readers)
+            .await
+            .map_err(StoreError::while_it("listed open turns"))?;
         Ok(rows::readable(&rows, "turn", open_turn))
-    }
-
-    /// Counts a loss for each turn that was running when the last process died, unless that process shut down
-    /// in an orderly way. The count restarts for a turn that has made progress since its last loss. Turns
-    /// that wait for a person, or for a turn that they called, are not counted, because they did nothing. The
-    /// idempotency key of such a call begins with `called`, the id of the calling turn, and a space. Records that
-    /// match one of the `LIKE` patterns `aside` are no progress.
-    pub async fn count_losses(&self, called: &str, aside: &[&str]) -> Result<(), StoreError> {
-        let aside: Vec<String> = aside.iter().map(|pattern| (*pattern).to_owned()).collect();
-        self.write((called.to_owned(), aside), |connection, (called, aside)| {
-            Box::pin(count_losses(connection, called, aside))
-        })
-        .await
-    }
-
-    /// Marks a turn that another process left as running in this process, so that it counts as lost if this
-    /// process dies.
-    pub async fn mark_turn_running_here(&self, turn: TurnKey) -> Result<(), StoreError> {
-        self.write(turn, |connection, turn| {
-            Box::pin(async move {
-                query("UPDATE turns SET runs = TRUE WHERE key = ?")
-                    .bind(turn.0)
-                    .execute(connection)
-                    .await
-                    .map(drop)
-                    .map_err(StoreError::while_it("resumed a turn"))
-            })
-        })
-        .await
-    }
-
-    /// Records that the process shuts down in an orderly way, so that running turns do not count as lost.
-    pub async fn end_in_order(&self, at_ms: u64) -> Result<(), StoreError> {
-        self.write(at_ms, |connection, at_ms| {
-            Box::pin(async move {
-                query("INSERT INTO ended_in_order (at_ms) VALUES (?)")
-                    .bind(*at_ms as i64)
-                    .execute(connection)
-                    .await
-                    .map(drop)
-                    .map_err(StoreError::while_it("recorded the shutdown of the host"))
-            })
-        })
-        .await
     }
 
     /// Returns a turn of a session by its id, if it is still stored.
@@ -393,52 +356,31 @@ async fn prune(
     now_ms: u64,
 ) -> Result<(), StoreError> {
     let failed = || StoreError::while_it("removed old turns");
-    query(
-        "DELETE FROM turns WHERE agent = ?1 AND session = ?2 AND ended_at_ms IS NOT NULL AND key <=
-         (SELECT key FROM turns WHERE agent = ?1 AND session = ?2 AND ended_at_ms IS NOT NULL
-          ORDER BY key DESC LIMIT 1 OFFSET ?3)",
-    )
-    .bind(agent)
-    .bind(session)
-    .bind(TURNS_KEPT)
-    .execute(&mut *connection)
-    .await
-    .map_err(failed())?;
-    query("DELETE FROM turns WHERE key IN (SELECT key FROM turns WHERE ended_at_ms < ? LIMIT ?)")
+    let skip = connection.dialect().skip_locked();
+    let surplus = format!(
+        "DELETE FROM turns WHERE key IN (SELECT key FROM turns WHERE agent = ?1 AND session = ?2
+             AND ended_at_ms IS NOT NULL AND key <=
+             (SELECT key FROM turns WHERE agent = ?1 AND session = ?2 AND ended_at_ms IS NOT NULL
+              ORDER BY key DESC LIMIT 1 OFFSET ?3) {skip})"
+    );
+    query(AssertSqlSafe(surplus))
+        .bind(agent)
+        .bind(session)
+        .bind(TURNS_KEPT)
+        .execute(&mut *connection)
+        .await
+        .map_err(failed())?;
+    // Other hosts remove old turns of all sessions, too.
+    let old = format!(
+        "DELETE FROM turns WHERE key IN (SELECT key FROM turns WHERE ended_at_ms < ? LIMIT ? {skip})"
+    );
+    query(AssertSqlSafe(old))
         .bind(now_ms.saturating_sub(KEPT_MS) as i64)
         .bind(MAX_FORGOTTEN)
         .execute(connection)
         .await
         .map_err(failed())?;
     Ok(())
-}
-
-/// Number of the first parameter that is a pattern, in the statement below.
-const FIRST_PATTERN: usize = 4;
-
-async fn count_losses(connection: &mut Connection, called: &str, aside: &[String]) -> Result<(), StoreError> {
-    let failed = || StoreError::while_it("counted the turns that were lost");
-    let ended = query("DELETE FROM ended_in_order").execute(&mut *connection).await.map_err(failed())?;
-    let text = connection.dialect().pick("CAST(body AS TEXT)", "encode(body, 'escape')");
-    let is_progress: String =
-        (0..aside.len()).map(|index| format!(" AND {text} NOT LIKE ?{}", FIRST_PATTERN + index)).collect();
-    let sql = format!(
-        "UPDATE turns SET losses = CASE WHEN lost_at = reached.position THEN losses + 1 ELSE 1 END,
-             lost_at = reached.position
-         FROM (SELECT key AS turn, COALESCE((SELECT position FROM turn_records
-                   WHERE turn_records.turn = turns.key{is_progress}
-                   ORDER BY position DESC LIMIT 1), 0) AS position FROM turns
-               WHERE ended_at_ms IS NULL) AS reached
-         WHERE turns.key = reached.turn AND state = ?1 AND runs AND NOT ?3
-             AND NOT EXISTS (SELECT 1 FROM approvals WHERE approvals.turn = turns.key AND verdict IS NULL)
-             AND NOT EXISTS (SELECT 1 FROM turns AS called WHERE called.ended_at_ms IS NULL
-                 AND substr(called.idempotency_key, 1, length(?2 || turns.id) + 1) = ?2 || turns.id || ' ')",
-    );
-    let lost = query(AssertSqlSafe(sql)).bind(RUNNING).bind(called).bind(ended.rows_affected() > 0);
-    let lost = aside.iter().fold(lost, |lost, pattern| lost.bind(pattern));
-    lost.execute(&mut *connection).await.map_err(failed())?;
-    let left = query("UPDATE turns SET runs = FALSE WHERE ended_at_ms IS NULL").execute(connection).await;
-    left.map(drop).map_err(failed())
 }
 
 fn check_turn_is_open(rows: u64, turn: TurnKey) -> Result<(), StoreError> {

@@ -5,7 +5,7 @@
 use crate::{
     BatchRoom, Queued, Store, StoreError,
     chunks::{Bind, Chunk, ChunkProgress, is_there},
-    hosts::{HostNumber, is_left_at_start},
+    hosts::{HostNumber, is_left},
     rows,
     sql::{AssertSqlSafe, Connection, Row, query, query_as, query_scalar},
 };
@@ -52,7 +52,7 @@ impl Store {
     async fn store_in_chunks(&self, file: NewFile, room: BatchRoom) -> Result<Queued, StoreError> {
         let permit = self.chunked_write_permit().await?;
         let key = self
-            .write((file.clone(), room, self.host), |connection, (file, room, maker)| {
+            .write_common((file.clone(), room, self.host), |connection, (file, room, maker)| {
                 Box::pin(reserve(connection, file, *room, *maker))
             })
             .await?;
@@ -141,7 +141,10 @@ impl Store {
         let store = self.clone();
         // The removal continues even if the caller stops waiting.
         let removing = tokio::spawn(async move {
-            store.write(key, |connection, key| Box::pin(set_complete(connection, *key, false))).await?;
+            let data = (key, store.host);
+            store
+                .write_common(data, |connection, (key, host)| Box::pin(hide(connection, *key, *host)))
+                .await?;
             store.remove_file(key).await
         });
         removing.await.map_err(|_ended| StoreError::Closed)??;
@@ -165,9 +168,8 @@ impl Store {
 
     /// Removes files that are not complete, and those whose removal was begun.
     pub(crate) async fn tidy_files(&self) -> Result<(), StoreError> {
-        let left = format!("SELECT key FROM files WHERE NOT complete AND {}", is_left_at_start("maker", "?"));
+        let left = format!("SELECT key FROM files WHERE NOT complete AND {}", is_left("maker"));
         let left: Vec<i64> = query_scalar(AssertSqlSafe(left))
-            .bind(self.host)
             .fetch_all(&self.readers)
             .await
             .map_err(StoreError::while_it("looked for incomplete files"))?;
@@ -182,7 +184,7 @@ impl Store {
         let _permit = self.chunked_write_permit().await?;
         loop {
             let progress = self
-                .write((file, self.chunk_time), |connection, (file, time)| {
+                .write_common((file, self.chunk_time), |connection, (file, time)| {
                     Box::pin(async move {
                         let mut chunk = Chunk::new(*time);
                         let removable = "SELECT 1 FROM files WHERE key = ? AND NOT complete";
@@ -274,6 +276,17 @@ async fn set_complete(connection: &mut Connection, file: i64, complete: bool) ->
         .execute(connection)
         .await
         .map_err(StoreError::while_it("completed or deleted a file"))?;
+    Ok(())
+}
+
+/// Begins the removal of a file, which this host finishes unless it is gone before.
+async fn hide(connection: &mut Connection, file: i64, host: HostNumber) -> Result<(), StoreError> {
+    query("UPDATE files SET complete = FALSE, maker = ? WHERE key = ?")
+        .bind(host)
+        .bind(file)
+        .execute(connection)
+        .await
+        .map_err(StoreError::while_it("deleted a file"))?;
     Ok(())
 }
 

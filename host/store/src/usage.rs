@@ -9,7 +9,7 @@ use crate::{
     Store, StoreError, TokenUse,
     chunks::Chunk,
     rows,
-    sql::{AssertSqlSafe, Connection, Row, query},
+    sql::{AssertSqlSafe, Connection, KeyPart, Row, query},
     token_use,
 };
 
@@ -144,7 +144,8 @@ impl UsageBy {
 const SUMS: &str = "CAST(SUM(requests) AS BIGINT), CAST(SUM(input) AS BIGINT), CAST(SUM(cached) AS BIGINT),
     CAST(SUM(output) AS BIGINT), CAST(SUM(estimated_requests) AS BIGINT), CAST(SUM(estimated_input) AS BIGINT),
     CAST(SUM(estimated_output) AS BIGINT), CAST(SUM(cache_write) AS BIGINT)";
-const ADD: &str = "ON CONFLICT (day, tenant, key, agent, session, model) DO UPDATE SET
+const ADD: &str = "INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    ON CONFLICT (day, tenant, key, agent, session, model) DO UPDATE SET
     requests = usage.requests + excluded.requests, input = usage.input + excluded.input,
     cached = usage.cached + excluded.cached, output = usage.output + excluded.output,
     estimated_requests = usage.estimated_requests + excluded.estimated_requests,
@@ -224,18 +225,21 @@ impl Store {
 /// Adds counts to the rows of their day.
 pub(crate) async fn add(connection: &mut Connection, usage: &[UsageRow]) -> Result<(), StoreError> {
     for row in usage {
-        let UsageRow { day, tenant, key, agent, session, model, counts } = row;
-        let mut statement = query(AssertSqlSafe(format!(
-            "INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) {ADD}"
-        )))
-        .bind(day)
-        .bind(tenant)
-        .bind(key.as_deref().unwrap_or_default())
-        .bind(agent.as_deref().unwrap_or_default())
-        .bind(session.as_deref().unwrap_or_default())
-        .bind(model);
-        for count in counts.fields() {
-            statement = statement.bind(i64::try_from(count).unwrap_or(i64::MAX));
+        let counts = row.counts.fields().map(|count| i64::try_from(count).unwrap_or(i64::MAX));
+        let Some(session) = row.session.as_deref().filter(|session| !session.is_empty()) else {
+            // Every host adds to this row.
+            connection.count(ADD, common_key(row), &counts);
+            continue;
+        };
+        let mut statement = query(ADD)
+            .bind(row.day)
+            .bind(&row.tenant)
+            .bind(row.key.as_deref().unwrap_or_default())
+            .bind(row.agent.as_deref().unwrap_or_default())
+            .bind(session)
+            .bind(&row.model);
+        for count in counts {
+            statement = statement.bind(count);
         }
         statement
             .execute(&mut *connection)
@@ -243,6 +247,18 @@ pub(crate) async fn add(connection: &mut Connection, usage: &[UsageRow]) -> Resu
             .map_err(StoreError::while_it("counted the use of a model"))?;
     }
     Ok(())
+}
+
+/// Returns the key of the row without a session.
+fn common_key(row: &UsageRow) -> Vec<KeyPart> {
+    vec![
+        KeyPart::Number(i64::from(row.day)),
+        KeyPart::Text(row.tenant.clone()),
+        KeyPart::Text(row.key.clone().unwrap_or_default()),
+        KeyPart::Text(row.agent.clone().unwrap_or_default()),
+        KeyPart::Text(String::new()),
+        KeyPart::Text(row.model.clone()),
+    ]
 }
 
 /// Makes the rows of a deleted session part of its agent's rows; without a session, those of all sessions of
@@ -276,36 +292,43 @@ enum Value<'a> {
     Text(&'a str),
 }
 
-/// Makes some of these rows of sessions part of their agents' rows. Returns their number.
+/// Makes some of these rows of sessions part of their agents' rows. Returns their number. A row is counted by the transaction
+/// that removes it.
 async fn merge(
     connection: &mut Connection,
     which: &'static str,
     values: &[Value<'_>],
 ) -> Result<u64, StoreError> {
-    let some = format!(
-        "SELECT {PRIMARY_KEY}, requests, input, cached, output, estimated_requests, estimated_input,
-             estimated_output, cache_write
-         FROM usage WHERE {which} ORDER BY {PRIMARY_KEY} LIMIT {CHUNK_ROWS}"
+    let failed = || StoreError::while_it("merged the use of models of sessions");
+    let sql = format!(
+        "DELETE FROM usage WHERE ({PRIMARY_KEY}) IN (SELECT {PRIMARY_KEY} FROM usage WHERE {which}
+             ORDER BY {PRIMARY_KEY} LIMIT {CHUNK_ROWS})
+         RETURNING day, tenant, key, agent, model, requests, input, cached, output, estimated_requests, estimated_input,
+             estimated_output, cache_write"
     );
-    let mut changed = 0;
-    for sql in [
-        format!(
-            "INSERT INTO usage SELECT day, tenant, key, agent, '', model, {SUMS} FROM ({some}) AS part WHERE TRUE
-             GROUP BY day, tenant, key, agent, model {ADD}"
-        ),
-        format!("DELETE FROM usage WHERE ({PRIMARY_KEY}) IN (SELECT {PRIMARY_KEY} FROM ({some}) AS part)"),
-    ] {
-        let mut statement = query(AssertSqlSafe(sql));
-        for value in values {
-            statement = match value {
-                Value::Day(day) => statement.bind(*day),
-                Value::Text(text) => statement.bind(*text),
-            };
-        }
-        let done = statement.execute(&mut *connection).await;
-        changed = done.map_err(StoreError::while_it("merged the use of models of sessions"))?.rows_affected();
+    let mut statement = query(AssertSqlSafe(sql));
+    for value in values {
+        statement = match value {
+            Value::Day(day) => statement.bind(*day),
+            Value::Text(text) => statement.bind(*text),
+        };
     }
-    Ok(changed)
+    let removed = statement.fetch_all(&mut *connection).await.map_err(failed())?;
+    let rows = removed.iter().map(removed_row).collect::<Result<Vec<_>, _>>().map_err(failed())?;
+    add(connection, &rows).await?;
+    Ok(rows.len() as u64)
+}
+
+/// Reads the row of a session as one of its agent.
+fn removed_row(row: &Row) -> Result<UsageRow, sqlx::Error> {
+    let text =
+        |column: usize| row.try_get::<String>(column).map(|text| Some(text).filter(|text| !text.is_empty()));
+    let mut counts = UsageCounts::default();
+    for (column, count) in (5..).zip(counts.fields_mut()) {
+        *count = row.try_get::<i64>(column)? as u64;
+    }
+    let (day, tenant, model) = (row.try_get(0)?, row.try_get(1)?, row.try_get(4)?);
+    Ok(UsageRow { day, tenant, key: text(2)?, agent: text(3)?, session: None, model, counts })
 }
 
 fn usage_sum(row: &Row) -> Result<UsageSum, sqlx::Error> {

@@ -1,7 +1,9 @@
 //! Webhooks: URLs that events are sent to.
 
 use crate::{
-    Store, StoreError, rows,
+    Store, StoreError,
+    notices::{self, NoticeKind},
+    rows,
     sql::{Connection, Row, query},
 };
 
@@ -47,7 +49,7 @@ impl Store {
     /// Adds a webhook, or replaces the one with the same id, which keeps its last attempt and its deliveries
     /// in flight.
     pub async fn put_webhook(&self, webhook: &WebhookRow) -> Result<(), StoreError> {
-        self.write(webhook.clone(), |connection, webhook| Box::pin(put(connection, webhook))).await
+        self.write_common(webhook.clone(), |connection, webhook| Box::pin(put(connection, webhook))).await
     }
 
     /// Returns all webhooks, the oldest first.
@@ -100,14 +102,18 @@ impl Store {
 
     /// Removes a webhook with all its deliveries. Returns whether it existed.
     pub async fn delete_webhook(&self, id: &str) -> Result<bool, StoreError> {
-        self.write(id.to_owned(), |connection, id| {
+        self.write_common(id.to_owned(), |connection, id| {
             Box::pin(async move {
                 let deleted = query("DELETE FROM webhooks WHERE id = ?")
                     .bind(id)
-                    .execute(connection)
+                    .execute(&mut *connection)
                     .await
                     .map_err(StoreError::while_it("deleted a webhook"))?;
-                Ok(deleted.rows_affected() > 0)
+                if deleted.rows_affected() == 0 {
+                    return Ok(false);
+                }
+                notices::raise(connection, NoticeKind::Webhooks).await?;
+                Ok(true)
             })
         })
         .await
@@ -129,10 +135,10 @@ pub(crate) async fn put(connection: &mut Connection, webhook: &WebhookRow) -> Re
     .bind(configured)
     .bind(*created_at_ms as i64)
     .bind(disabled)
-    .execute(connection)
+    .execute(&mut *connection)
     .await
     .map_err(StoreError::while_it("stored a webhook"))?;
-    Ok(())
+    notices::raise(connection, NoticeKind::Webhooks).await
 }
 
 fn webhook_row(row: &Row) -> Result<WebhookRow, sqlx::Error> {

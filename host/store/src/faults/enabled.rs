@@ -84,7 +84,7 @@ impl Faults {
         };
         // The handler was for one write only.
         if self.0.interrupts.swap(false, Ordering::AcqRel)
-            && let Connection::Sqlite(connection) = &mut *connection
+            && let Some(connection) = connection.sqlite_mut()
         {
             connection.lock_handle().await?.remove_progress_handler();
         }
@@ -96,7 +96,7 @@ impl Faults {
             }
             Some(Fault::Ends) => std::future::pending().await,
             Some(Fault::Interrupted(instructions)) => {
-                let Connection::Sqlite(connection) = connection else {
+                let Some(connection) = connection.sqlite_mut() else {
                     // PostgreSQL counts no instructions; its statement is interrupted at once.
                     return Err(sqlx::Error::Database(Box::new(Injected { code: SQLITE_INTERRUPT })));
                 };

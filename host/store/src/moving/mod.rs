@@ -9,7 +9,7 @@ mod tests;
 
 use crate::{
     Store, StoreError,
-    sql::{AssertSqlSafe, Connection, Dialect, Query, Row, Value, query, query_scalar, raw_sql},
+    sql::{AssertSqlSafe, Connection, Dialect, Query, Row, Target, Value, query, query_scalar, raw_sql},
 };
 use catalog::{Catalog, ColumnKind, Table};
 use futures::{StreamExt as _, TryStreamExt as _, stream::BoxStream};
@@ -56,10 +56,13 @@ const TABLES: [&str; 36] = [
 ];
 /// Tables that have rows in a database that no host has used.
 const NEVER_EMPTY: [&str; 2] = ["api_key_changes", "event_pruning"];
-/// Tables that describe the hosts of one database, and stay with it.
-const UNMOVED: [&str; 1] = ["hosts"];
+/// Tables that describe the hosts of one database, what they own and what they have to read again. They stay with it: a
+/// number of a host means another one in the next database.
+const UNMOVED: [&str; 3] = ["hosts", "notices", "session_owners"];
 /// Tables whose rows name the host that works on them. The host stays with the old database.
 const WITH_A_HOST: [&str; 3] = ["schedules", "deliveries", "batch_items"];
+/// Tables whose rows name the host that has begun to write or to remove what they belong to.
+const WITH_A_MAKER: [&str; 4] = ["batches", "erasures", "files", "sessions"];
 /// Maximum number of rows and of bytes in one statement.
 const MAX_ROWS: usize = 250;
 const MAX_BYTES: usize = 4 << 20;
@@ -130,9 +133,11 @@ async fn fill(
         .await?;
         continue_numbers(table, &mut from, to).await?;
     }
-    for table in WITH_A_HOST {
-        let disown = query(AssertSqlSafe(format!("UPDATE {table} SET host = NULL WHERE host IS NOT NULL")));
-        disown.execute(&mut *to).await.map_err(StoreError::while_it("moved work in progress"))?;
+    let named = WITH_A_HOST.map(|table| (table, "host")).into_iter();
+    for (table, column) in named.chain(WITH_A_MAKER.map(|table| (table, "maker"))) {
+        let disown = format!("UPDATE {table} SET {column} = NULL WHERE {column} IS NOT NULL");
+        let disowned = query(AssertSqlSafe(disown)).execute(&mut *to).await;
+        disowned.map_err(StoreError::while_it("moved work in progress"))?;
     }
     let written = count_all(to).await?;
     match written.iter().zip(&expected).find(|(written, expected)| written != expected) {
@@ -233,13 +238,11 @@ fn stream<'c>(
     sql: AssertSqlSafe<String>,
     connection: &'c mut Connection,
 ) -> BoxStream<'c, Result<Row, sqlx::Error>> {
-    match connection {
-        Connection::Sqlite(connection) => {
-            sqlx::query(sql).fetch(&mut ***connection).map_ok(Row::Sqlite).boxed()
-        }
-        Connection::Postgres(connection) => {
-            sqlx::query(sql).fetch(&mut ***connection).map_ok(Row::Postgres).boxed()
-        }
+    match Target::from(connection) {
+        Target::Sqlite(connection) => sqlx::query(sql).fetch(connection).map_ok(Row::Sqlite).boxed(),
+        Target::Postgres(connection) => sqlx::query(sql).fetch(connection).map_ok(Row::Postgres).boxed(),
+        Target::SqlitePool(pool) => sqlx::query(sql).fetch(pool).map_ok(Row::Sqlite).boxed(),
+        Target::PostgresPool(pool) => sqlx::query(sql).fetch(pool).map_ok(Row::Postgres).boxed(),
     }
 }
 

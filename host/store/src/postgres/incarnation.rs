@@ -5,17 +5,19 @@
 //! nothing more is written under its number. The row also counts the transactions, which tells whether a commit whose answer
 //! was lost was made, and has the time of the last one, which tells whether the host hangs.
 
-use super::lease::{LEASE, Lease};
-use crate::{StoreError, hosts::GONE};
+use super::{
+    lease::{LEASE, Lease, SILENCE},
+    locks,
+};
+use crate::{
+    StoreError,
+    hosts::{GONE, NOW_MS, SERVES},
+};
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row as _, query_as, query_scalar};
 use std::time::Instant;
 
-/// The state of a host that may write.
-const SERVES: i64 = 1;
 /// Number of hosts that are gone and stay listed.
 const LISTED: i64 = 64;
-/// The time of the server.
-const NOW_MS: &str = "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS BIGINT)";
 
 /// A run of a host.
 #[derive(Debug)]
@@ -31,8 +33,12 @@ pub(super) struct Incarnation {
 }
 
 impl Incarnation {
-    /// Registers a host that has the database for itself. Every earlier host is gone from then on.
-    pub(super) async fn register(connection: &mut PgConnection) -> Result<Self, StoreError> {
+    /// Registers a host that has the database for itself, at least for now. Every earlier host is gone from then on, and owns
+    /// nothing. `url` is the address of one that others may join.
+    pub(super) async fn register(
+        connection: &mut PgConnection,
+        url: Option<&str>,
+    ) -> Result<Self, StoreError> {
         let failed = || StoreError::while_it("registered the host");
         let mut transaction = connection.begin().await.map_err(failed())?;
         sqlx::query("UPDATE hosts SET state = $1 WHERE state != $1")
@@ -40,22 +46,35 @@ impl Incarnation {
             .execute(&mut *transaction)
             .await
             .map_err(failed())?;
-        let host = Self::add(&mut transaction).await?;
+        sqlx::query("DELETE FROM session_owners").execute(&mut *transaction).await.map_err(failed())?;
+        if url.is_some() {
+            // In a cluster, each turn says whether its host was lost.
+            sqlx::raw_sql(
+                "UPDATE turns SET runs = FALSE WHERE ended_at_ms IS NULL AND EXISTS (SELECT 1 FROM ended_in_order);
+                 DELETE FROM ended_in_order",
+            )
+            .execute(&mut *transaction)
+            .await
+            .map_err(failed())?;
+        }
+        let host = Self::add(&mut transaction, url).await?;
         transaction.commit().await.map_err(failed())?;
         Ok(host)
     }
 
-    /// Registers a host beside those that there are.
-    pub(super) async fn add(connection: &mut PgConnection) -> Result<Self, StoreError> {
+    /// Registers a host beside those that there are. `url` is the address of a member of a cluster.
+    pub(super) async fn add(connection: &mut PgConnection, url: Option<&str>) -> Result<Self, StoreError> {
         let failed = || StoreError::while_it("registered the host");
-        let (begun, lease) = (Instant::now(), Lease::default());
+        let lease = if url.is_some() { Lease::of_member() } else { Lease::default() };
+        let begun = Instant::now();
         let insert = format!(
-            "INSERT INTO hosts (version, state, written, seen_at_ms, backend, started_at_ms)
-             VALUES ($1, $2, 0, {NOW_MS}, pg_backend_pid(), {NOW_MS}) RETURNING number"
+            "INSERT INTO hosts (version, state, written, seen_at_ms, backend, started_at_ms, url)
+             VALUES ($1, $2, 0, {NOW_MS}, pg_backend_pid(), {NOW_MS}, $3) RETURNING number"
         );
         let number: i64 = query_scalar(AssertSqlSafe(insert))
             .bind(env!("CARGO_PKG_VERSION"))
             .bind(SERVES)
+            .bind(url.unwrap_or_default())
             .fetch_one(&mut *connection)
             .await
             .map_err(failed())?;
@@ -155,10 +174,22 @@ pub(super) async fn end_hanging(connection: &mut PgConnection) -> Result<(), sql
         tracing::warn!(host, "a host has not answered for {} s and is replaced", LEASE.as_secs());
         // The process of the server may belong to somebody else by now, unless it has the lock.
         let terminate =
-            format!("SELECT pg_terminate_backend(pid) FROM ({}) AS holder WHERE pid = $1", super::holder());
+            format!("SELECT pg_terminate_backend(pid) FROM ({}) AS holder WHERE pid = $1", locks::holder());
         sqlx::query(AssertSqlSafe(terminate)).bind(*backend as i32).execute(&mut *connection).await?;
     }
     Ok(())
+}
+
+/// Returns whether a member of a cluster was heard of so recently that it may only have lost its connection.
+pub(super) async fn has_recent_member(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
+    let recent = format!(
+        "SELECT EXISTS (SELECT 1 FROM hosts WHERE state != $1 AND url != '' AND seen_at_ms > {NOW_MS} - $2)"
+    );
+    query_scalar(AssertSqlSafe(recent))
+        .bind(GONE)
+        .bind(SILENCE.as_millis() as i64)
+        .fetch_one(connection)
+        .await
 }
 
 /// Returns the number and the version of the host that started last and is not gone, and the milliseconds since it was last

@@ -3,12 +3,14 @@
 
 mod incarnation;
 mod lease;
+mod locks;
 mod options;
 mod schema;
 mod suitability;
 
 pub(crate) use incarnation::newest_host;
-pub(crate) use lease::{Lease, RENEWAL};
+pub(crate) use lease::Lease;
+pub(crate) use locks::{has_host, holder_of_member, take_common};
 pub(crate) use options::Server;
 pub(crate) use schema::Upgrade;
 
@@ -28,43 +30,46 @@ use tokio::{
 
 /// Time limit of an attempt to connect.
 const CONNECT_TIME: Duration = Duration::from_secs(5);
-/// The class of the lock of a host.
-const LOCK_CLASS: i32 = 0x736b_6570;
 /// Time for which a host that starts waits for the lock, unless it stands by.
 const LOCK_TIME: Duration = Duration::from_secs(5);
 /// Time between two attempts to take the lock.
 const LOCK_PAUSE: Duration = Duration::from_millis(50);
 /// Time between two attempts of a host that stands by.
 const STANDBY_PAUSE: Duration = Duration::from_millis(250);
+/// Time between two attempts of a member to connect again, which others would soon count as dead.
+const RECONNECT_PAUSE: Duration = Duration::from_millis(200);
+/// The setting of a member's writing connection. Others wait for the rows and for the common lock of a member that is stopped
+/// in the middle of a transaction, so the server ends it sooner than that of a host alone.
+const IMPATIENT: &str = "SET idle_in_transaction_session_timeout = '3s'";
+/// Times after the last renewal by which others count a host as dead: one without a connection, and any.
+pub(crate) const SILENCE: Duration = lease::SILENCE;
+pub(crate) const LEASE: Duration = lease::LEASE;
 
 /// The role of a process at a database.
 #[derive(Debug)]
 enum Role {
     /// The only host.
     Host(Incarnation),
+    /// One of several hosts.
+    Member(Incarnation),
     /// A command that a host may be running beside.
     Beside,
 }
 
-/// Takes the lock that one host at a time has, until its connection ends. Returns whether it was free.
-async fn take_lock(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
-    let take = "SELECT pg_try_advisory_lock($1, CAST(CAST(to_regnamespace(current_schema()) AS oid) AS int))";
-    sqlx::query_scalar(take).bind(LOCK_CLASS).fetch_one(connection).await
-}
+impl Role {
+    fn incarnation(&self) -> Option<&Incarnation> {
+        match self {
+            Role::Host(incarnation) | Role::Member(incarnation) => Some(incarnation),
+            Role::Beside => None,
+        }
+    }
 
-/// Returns the query for the server's process that has the lock of a host.
-fn holder() -> String {
-    format!(
-        "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 2
-             AND classid = {LOCK_CLASS}
-             AND objid = CAST(to_regnamespace(current_schema()) AS oid)
-             AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
-    )
-}
-
-/// Returns the statement that tells whether a host has its lock.
-pub(crate) fn has_host() -> String {
-    format!("SELECT EXISTS ({})", holder())
+    fn incarnation_mut(&mut self) -> Option<&mut Incarnation> {
+        match self {
+            Role::Host(incarnation) | Role::Member(incarnation) => Some(incarnation),
+            Role::Beside => None,
+        }
+    }
 }
 
 /// Connects to a database only to look at it. A database that no host can use is an error.
@@ -126,22 +131,43 @@ impl Reconnecting {
         suitability::check(&server, &mut connection).await?;
         let begun = Instant::now();
         // The connection of a host that was killed may live a little longer than the host.
-        while !take_lock(&mut connection).await.map_err(StoreError::while_it("took the lock of the host"))? {
-            if schema::find(&mut connection).await?.is_usable() {
-                match incarnation::end_hanging(&mut connection).await {
-                    // A host that hangs in the middle of a transaction is ended by the server.
-                    Err(error) if is_passing(&error) => {}
-                    ended => ended.map_err(StoreError::while_it("looked for a host that hangs"))?,
-                }
-            }
+        while !locks::take(&mut connection)
+            .await
+            .map_err(StoreError::while_it("took the lock of the host"))?
+        {
+            end_hanging(&mut connection).await?;
             let Some(pause) = pause(begun.elapsed()) else {
                 return Err(StoreError::InUse { database: server.name() });
             };
             sleep(pause).await;
         }
         schema::migrate(&mut connection, upgrade).await?;
-        let incarnation = Incarnation::register(&mut connection).await?;
+        let incarnation = Incarnation::register(&mut connection, None).await?;
         Ok(Self::new(server, Role::Host(incarnation), connection))
+    }
+
+    /// Connects as one of several hosts, which is reached at `url`. The first one creates or migrates the tables; for the
+    /// others they must fit.
+    pub(crate) async fn as_member(server: Server, url: &str) -> Result<Self, StoreError> {
+        let mut connection = server.connect().await?;
+        suitability::check(&server, &mut connection).await?;
+        let locking = || StoreError::while_it("took the lock of the host");
+        let begun = Instant::now();
+        let incarnation = loop {
+            if let Some(incarnation) = join(&mut connection, url).await? {
+                break incarnation;
+            }
+            end_hanging(&mut connection).await?;
+            // Hosts that start together wait for the one that creates the tables.
+            let is_late = begun.elapsed() >= LOCK_TIME;
+            if is_late && !locks::is_migrating(&mut connection).await.map_err(locking())? {
+                return Err(StoreError::InUse { database: server.name() });
+            }
+            sleep(LOCK_PAUSE).await;
+        };
+        locks::take_own(&mut connection, incarnation.number()).await.map_err(locking())?;
+        sqlx::raw_sql(IMPATIENT).execute(&mut connection).await.map_err(StoreError::while_it("connected"))?;
+        Ok(Self::new(server, Role::Member(incarnation), connection))
     }
 
     /// Connects to a database that hosts may be using.
@@ -156,7 +182,7 @@ impl Reconnecting {
     #[cfg(any(test, feature = "faults"))]
     pub(crate) async fn after_a_crash(server: Server) -> Result<Self, StoreError> {
         let mut connection = server.connect().await?;
-        let incarnation = Incarnation::register(&mut connection).await?;
+        let incarnation = Incarnation::register(&mut connection, None).await?;
         Ok(Self::new(server, Role::Host(incarnation), connection))
     }
 
@@ -164,7 +190,7 @@ impl Reconnecting {
     #[cfg(test)]
     pub(crate) async fn as_another_host(server: Server) -> Result<Self, StoreError> {
         let mut connection = server.connect().await?;
-        let incarnation = Incarnation::add(&mut connection).await?;
+        let incarnation = Incarnation::add(&mut connection, None).await?;
         Ok(Self::new(server, Role::Host(incarnation), connection))
     }
 
@@ -180,23 +206,30 @@ impl Reconnecting {
 
     /// Returns the number of the host; `None` for a command.
     pub(crate) fn host(&self) -> HostNumber {
-        match &self.role {
-            Role::Host(incarnation) => Some(incarnation.number()),
-            Role::Beside => None,
-        }
+        self.role.incarnation().map(Incarnation::number)
+    }
+
+    /// Returns whether the host is one of several.
+    pub(crate) fn is_member(&self) -> bool {
+        matches!(self.role, Role::Member(_))
     }
 
     /// Returns the lease of the host. A command has none.
     pub(crate) fn lease(&self) -> Lease {
+        self.role.incarnation().map_or_else(Lease::default, |incarnation| incarnation.lease().clone())
+    }
+
+    /// Returns the time without a transaction after which [`Reconnecting::renew`] is to be called.
+    pub(crate) fn renewal(&self) -> Duration {
         match &self.role {
-            Role::Host(incarnation) => incarnation.lease().clone(),
-            Role::Beside => Lease::default(),
+            Role::Member(_) if self.connection.is_none() => RECONNECT_PAUSE,
+            _ => self.lease().renewal(),
         }
     }
 
     /// Renews the lease of a host that has committed nothing for a while, and notices that another one has taken over.
     pub(crate) async fn renew(&mut self) -> Result<(), StoreError> {
-        if !matches!(&self.role, Role::Host(incarnation) if incarnation.lease().is_due()) {
+        if !self.role.incarnation().is_some_and(|incarnation| incarnation.lease().is_due()) {
             return Ok(());
         }
         let renewed = timeout(CONNECT_TIME, self.renew_now()).await;
@@ -210,9 +243,8 @@ impl Reconnecting {
 
     async fn renew_now(&mut self) -> Result<(), StoreError> {
         self.get().await?;
-        let (Role::Host(incarnation), Some(Connection::Postgres(connection))) =
-            (&self.role, &mut self.connection)
-        else {
+        let connection = self.connection.as_mut().and_then(Connection::postgres_mut);
+        let (Some(incarnation), Some(connection)) = (self.role.incarnation(), connection) else {
             return Err(StoreError::Closed);
         };
         let renewed =
@@ -241,9 +273,12 @@ impl Reconnecting {
     /// Connects again. A host checks that nobody has taken over the database meanwhile.
     async fn reconnect(&mut self) -> Result<Connection, StoreError> {
         let mut connection = self.server.connect_once().await.map_err(StoreError::while_it("connected"))?;
-        if let Role::Host(incarnation) = &self.role {
+        if let Some(incarnation) = self.role.incarnation() {
             let checking = || StoreError::while_it("took the lock of the host");
-            let is_free = take_lock(&mut connection).await.map_err(checking())?;
+            let is_free = match self.is_member() {
+                true => take_again(&mut connection, incarnation.number()).await.map_err(checking())?,
+                false => locks::take(&mut connection).await.map_err(checking())?,
+            };
             if incarnation.last_written(&mut connection).await.map_err(checking())?.is_none() {
                 return Err(self.fence());
             }
@@ -279,15 +314,15 @@ impl Reconnecting {
     pub(crate) async fn begin(&mut self) -> Result<TransactionId, StoreError> {
         let failed = || StoreError::while_it("started a transaction");
         self.get().await?;
-        let Some(Connection::Postgres(connection)) = &mut self.connection else {
+        let Some(connection) = self.connection.as_mut().and_then(Connection::postgres_mut) else {
             return Err(StoreError::Closed);
         };
-        let number = match &mut self.role {
-            Role::Host(incarnation) => incarnation.begin(connection).await.map_err(failed())?,
-            Role::Beside => {
+        let number = match self.role.incarnation_mut() {
+            Some(incarnation) => incarnation.begin(connection).await.map_err(failed())?,
+            None => {
                 // Both statements go in one message.
                 let begin = "BEGIN; SELECT CAST(CAST(pg_current_xact_id() AS TEXT) AS BIGINT)";
-                let row = sqlx::raw_sql(begin).fetch_one(&mut ***connection).await.map_err(failed())?;
+                let row = sqlx::raw_sql(begin).fetch_one(connection).await.map_err(failed())?;
                 Some(row.try_get(0).map_err(failed())?)
             }
         };
@@ -296,7 +331,7 @@ impl Reconnecting {
 
     /// Records that a transaction was committed.
     pub(crate) fn confirm(&mut self, TransactionId(number): TransactionId) {
-        if let Role::Host(incarnation) = &mut self.role {
+        if let Some(incarnation) = self.role.incarnation_mut() {
             incarnation.confirm(number);
         }
     }
@@ -309,8 +344,8 @@ impl Reconnecting {
         let failed = || StoreError::while_it("asked for the outcome of a transaction");
         self.get().await?;
         let Some(connection) = &mut self.connection else { return Err(StoreError::Closed) };
-        if let Role::Host(incarnation) = &self.role {
-            let Connection::Postgres(connection) = connection else { return Err(StoreError::Closed) };
+        if let Some(incarnation) = self.role.incarnation() {
+            let Some(connection) = connection.postgres_mut() else { return Err(StoreError::Closed) };
             let written = incarnation.last_written(connection).await.map_err(failed())?;
             return written.map(|written| Some(written >= number)).ok_or_else(|| self.fence());
         }
@@ -332,8 +367,8 @@ impl Reconnecting {
 
     /// Closes the connection. A host is gone from then on.
     pub(crate) async fn close(mut self) {
-        if let (Role::Host(incarnation), Some(Connection::Postgres(connection))) =
-            (&self.role, &mut self.connection)
+        if let Some(incarnation) = self.role.incarnation()
+            && let Some(connection) = self.connection.as_mut().and_then(Connection::postgres_mut)
             && let Err(error) = incarnation.end(connection).await
         {
             tracing::warn!(%error, "cannot record that the host has ended; the next one does it");
@@ -347,3 +382,57 @@ impl Reconnecting {
 /// The number of a transaction: of a host, in the order of its own transactions; of a command, in the order of the server.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TransactionId(i64);
+
+/// Registers a member. Returns `None` while a host has the database for itself.
+async fn join(connection: &mut PgConnection, url: &str) -> Result<Option<Incarnation>, StoreError> {
+    let locking = || StoreError::while_it("took the lock of the host");
+    if locks::take(connection).await.map_err(locking())? {
+        // Nobody else is connected now. A member that has just lost its connection comes back, and is waited for.
+        let is_awaited = schema::find(connection).await?.is_usable()
+            && incarnation::has_recent_member(connection).await.map_err(locking())?;
+        let first = match is_awaited {
+            true => None,
+            false => {
+                schema::migrate(connection, Upgrade::Reversible).await?;
+                let incarnation = Incarnation::register(connection, Some(url)).await?;
+                // Its own exclusive lock is not in the way of its share, so the schema is locked without a gap.
+                locks::share(connection).await.map_err(locking())?;
+                Some(incarnation)
+            }
+        };
+        locks::stop_being_alone(connection).await.map_err(locking())?;
+        return Ok(first);
+    }
+    if !locks::share(connection).await.map_err(locking())? {
+        return Ok(None);
+    }
+    schema::check(connection).await?;
+    Incarnation::add(connection, Some(url)).await.map(Some)
+}
+
+/// Takes the locks of a member on a new connection. Returns whether they were free. An earlier connection of this member that
+/// still has one, although it is lost, is ended: nobody else has the lock of its number.
+async fn take_again(connection: &mut PgConnection, number: i64) -> Result<bool, sqlx::Error> {
+    sqlx::raw_sql(IMPATIENT).execute(&mut *connection).await?;
+    if !locks::share(connection).await? {
+        return Ok(false);
+    }
+    if locks::take_own(connection, number).await? {
+        return Ok(true);
+    }
+    let end = format!("SELECT pg_terminate_backend(pid) FROM ({}) AS holder", holder_of_member("$1"));
+    sqlx::query(sqlx::AssertSqlSafe(end)).bind(number).execute(connection).await?;
+    Ok(false)
+}
+
+/// Ends hosts that hang, so that the lock of the database becomes free.
+async fn end_hanging(connection: &mut PgConnection) -> Result<(), StoreError> {
+    if !schema::find(connection).await?.is_usable() {
+        return Ok(());
+    }
+    match incarnation::end_hanging(connection).await {
+        // A host that hangs in the middle of a transaction is ended by the server.
+        Err(error) if is_passing(&error) => Ok(()),
+        ended => ended.map_err(StoreError::while_it("looked for a host that hangs")),
+    }
+}

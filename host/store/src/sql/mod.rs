@@ -5,17 +5,20 @@
 //! [`Dialect`]. The interface is that of `sqlx`, on values and rows of either database.
 
 mod builder;
+mod counts;
 mod placeholders;
 mod query;
 mod row;
 mod value;
 
 pub(crate) use builder::QueryBuilder;
+pub(crate) use counts::KeyPart;
 pub(crate) use query::{Query, query, query_as, query_scalar, raw_sql};
 pub(crate) use row::Row;
 pub(crate) use sqlx::AssertSqlSafe;
 pub(crate) use value::Value;
 
+use counts::Counts;
 use futures::future::BoxFuture;
 use sqlx::{PgConnection, PgPool, SqliteConnection, SqlitePool};
 use std::ops::{Deref, DerefMut};
@@ -35,10 +38,22 @@ impl Dialect {
             Dialect::Postgres => postgres,
         }
     }
+
+    /// Returns the end of a query that locks the rows that it finds, except those that another transaction has locked. An
+    /// SQLite file has one transaction at a time.
+    pub(crate) fn skip_locked(self) -> &'static str {
+        self.pick("", "FOR UPDATE SKIP LOCKED")
+    }
 }
 
 /// A connection, or a transaction on one.
-pub(crate) enum Connection {
+pub(crate) struct Connection {
+    driver: Driver,
+    /// The counts of the transaction that are not written yet.
+    counts: Counts,
+}
+
+enum Driver {
     Sqlite(Box<dyn OpenFile>),
     Postgres(Box<dyn DerefMut<Target = PgConnection> + Send>),
 }
@@ -101,27 +116,60 @@ pub(crate) enum Target<'c> {
 
 impl Connection {
     pub(crate) fn sqlite(connection: SqliteConnection) -> Self {
-        Connection::Sqlite(Box::new(Box::new(connection)))
+        Driver::Sqlite(Box::new(Box::new(connection))).into()
     }
 
     pub(crate) fn postgres(connection: PgConnection) -> Self {
-        Connection::Postgres(Box::new(Box::new(connection)))
+        Driver::Postgres(Box::new(Box::new(connection))).into()
     }
 
     pub(crate) fn dialect(&self) -> Dialect {
-        match self {
-            Connection::Sqlite(_) => Dialect::Sqlite,
-            Connection::Postgres(_) => Dialect::Postgres,
+        match self.driver {
+            Driver::Sqlite(_) => Dialect::Sqlite,
+            Driver::Postgres(_) => Dialect::Postgres,
         }
+    }
+
+    /// Returns the connection to an SQLite file; `None` if the database is another one.
+    pub(crate) fn sqlite_mut(&mut self) -> Option<&mut SqliteConnection> {
+        match &mut self.driver {
+            Driver::Sqlite(connection) => Some(&mut ***connection),
+            Driver::Postgres(_) => None,
+        }
+    }
+
+    /// Returns the connection to a PostgreSQL server; `None` if the database is another one.
+    pub(crate) fn postgres_mut(&mut self) -> Option<&mut PgConnection> {
+        match &mut self.driver {
+            Driver::Sqlite(_) => None,
+            Driver::Postgres(connection) => Some(&mut ***connection),
+        }
+    }
+
+    /// Adds amounts to a row of counters when the transaction ends (see `counts`). `add` is a statement that adds the
+    /// amounts, which are its last parameters, to the row whose key its first parameters are.
+    pub(crate) fn count(&mut self, add: &'static str, key: Vec<KeyPart>, amounts: &[i64]) {
+        self.counts.add(add, key, amounts);
+    }
+
+    /// Removes the counts of the transaction, and returns the statements that write them.
+    pub(crate) fn take_counts(&mut self) -> Vec<Query<'static>> {
+        self.counts.take()
     }
 
     /// Closes the connection, in the order that its database wants.
     pub(crate) async fn close(self) {
-        match self {
-            Connection::Sqlite(connection) => connection.close().await,
+        match self.driver {
+            Driver::Sqlite(connection) => connection.close().await,
             // The server notices the closed socket.
-            Connection::Postgres(connection) => drop(connection),
+            Driver::Postgres(connection) => drop(connection),
         }
+    }
+}
+
+impl From<Driver> for Connection {
+    fn from(driver: Driver) -> Self {
+        Connection { driver, counts: Counts::default() }
     }
 }
 
@@ -134,21 +182,23 @@ impl Pool {
     }
 
     pub(crate) async fn acquire(&self) -> Result<Connection, sqlx::Error> {
-        Ok(match self {
-            Pool::Sqlite(pool) => Connection::Sqlite(Box::new(Lent(pool.acquire().await?))),
-            Pool::Postgres(pool) => Connection::Postgres(Box::new(pool.acquire().await?)),
-        })
+        let driver = match self {
+            Pool::Sqlite(pool) => Driver::Sqlite(Box::new(Lent(pool.acquire().await?))),
+            Pool::Postgres(pool) => Driver::Postgres(Box::new(pool.acquire().await?)),
+        };
+        Ok(driver.into())
     }
 
     /// Begins a transaction whose reads all see the same commits. It ends when it is dropped.
     pub(crate) async fn begin(&self) -> Result<Connection, sqlx::Error> {
-        Ok(match self {
-            Pool::Sqlite(pool) => Connection::Sqlite(Box::new(Lent(pool.begin().await?))),
+        let driver = match self {
+            Pool::Sqlite(pool) => Driver::Sqlite(Box::new(Lent(pool.begin().await?))),
             Pool::Postgres(pool) => {
                 let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
-                Connection::Postgres(Box::new(pool.begin_with(begin).await?))
+                Driver::Postgres(Box::new(pool.begin_with(begin).await?))
             }
-        })
+        };
+        Ok(driver.into())
     }
 
     pub(crate) async fn close(&self) {
@@ -161,9 +211,9 @@ impl Pool {
 
 impl<'c> From<&'c mut Connection> for Target<'c> {
     fn from(connection: &'c mut Connection) -> Self {
-        match connection {
-            Connection::Sqlite(connection) => Target::Sqlite(connection),
-            Connection::Postgres(connection) => Target::Postgres(connection),
+        match &mut connection.driver {
+            Driver::Sqlite(connection) => Target::Sqlite(connection),
+            Driver::Postgres(connection) => Target::Postgres(connection),
         }
     }
 }

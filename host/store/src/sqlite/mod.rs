@@ -10,6 +10,7 @@ mod fault_injection;
 use crate::{
     StoreError, files,
     hosts::HostNumber,
+    membership::Membership,
     postgres::Lease,
     schema, schema_backup,
     sql::{Connection, Dialect, Pool},
@@ -77,6 +78,8 @@ pub struct Store {
     pub(crate) fenced: Option<watch::Receiver<bool>>,
     pub(crate) lease: Option<Lease>,
     pub(crate) host: HostNumber,
+    /// The part of this host in a cluster; `None` for the only host.
+    pub(crate) membership: Option<Arc<Membership>>,
 }
 
 impl Store {
@@ -118,6 +121,7 @@ impl Store {
             fenced: None,
             lease: None,
             host: None,
+            membership: None,
         })
     }
 
@@ -142,6 +146,7 @@ impl Store {
             fenced: None,
             lease: None,
             host: None,
+            membership: None,
         })
     }
 
@@ -152,7 +157,18 @@ impl Store {
         D: Send + Sync + 'static,
         T: Send + 'static,
     {
-        let written = self.writer.write(data, work).await;
+        let written = self.writer.write(data, work, false).await;
+        written.map_err(|error| self.diagnosed(error))
+    }
+
+    /// Writes like [`Store::write`] what other hosts may change at the same time. One host at a time does so, and its
+    /// statements see what the others have written before.
+    pub(crate) async fn write_common<D, T>(&self, data: D, work: Work<D, T>) -> Result<T, StoreError>
+    where
+        D: Send + Sync + 'static,
+        T: Send + 'static,
+    {
+        let written = self.writer.write(data, work, true).await;
         written.map_err(|error| self.diagnosed(error))
     }
 

@@ -5,14 +5,32 @@
 //! before its transaction is committed. A write that is refused (a turn that is not the next one) does not
 //! affect other writes. No transaction accepts another write once it has lasted [`HOLD`]. A write that may
 //! take long is split into several (see `chunks`).
+//!
+//! Several hosts may write to one PostgreSQL database. Two transactions that wait for each other cost a second, after which
+//! the server ends one of them. So a transaction locks in this order:
+//!
+//! 1. the row of its own host, which nobody waits for who holds anything else,
+//! 2. the *common lock*, if its first write is a common one ([`crate::Store::write_common`]),
+//! 3. the rows of its writes,
+//! 4. the counters that all hosts add to, in the order of their keys (see `sql::counts`).
+//!
+//! A common write changes rows that other hosts may change at the same time: batches, responses, deployments, API keys, owners
+//! of sessions, whatever is old. It is the first write of its transaction, so nobody waits for the common lock who has changed
+//! a row, and whoever has the lock does not wait for another one who needs it. Its statements see everything that earlier
+//! holders of the lock have committed. Any other write changes only rows of its own host, or of sessions that its host owns;
+//! where it meets rows of others, it skips those that are locked. What is left can still wait in a circle, such as events of
+//! the same ids that two hosts publish in different orders; then the server ends one transaction, which is retried.
+
+mod pending_write;
 
 use crate::{
     StoreError,
     error::{SQLITE_IOERR, plain_code},
     faults::{Faults, Moment},
-    postgres::{RENEWAL, Reconnecting, TransactionId},
-    sql::{Connection, Dialect, Pool, query, raw_sql},
+    postgres::{Reconnecting, TransactionId, take_common},
+    sql::{AssertSqlSafe, Connection, Dialect, Pool, query, raw_sql},
 };
+use pending_write::{AnyWrite, PendingWrite};
 use std::{
     collections::VecDeque,
     future::poll_fn,
@@ -71,46 +89,6 @@ enum Request {
     Close(oneshot::Sender<()>),
 }
 
-/// A write with its data and its caller.
-trait AnyWrite: Send {
-    /// Runs the statements. An error rolls the transaction back; a refusal does not count as an error.
-    fn run<'c>(&'c mut self, connection: &'c mut Connection) -> Working<'c, ()>;
-    /// Returns whether the write changed nothing because the state of the database refuses it.
-    fn is_refused(&self) -> bool;
-    /// Reports the outcome. The write is made even if its caller has stopped waiting.
-    fn report(self: Box<Self>, committed: Result<(), StoreError>);
-}
-
-struct PendingWrite<D, T> {
-    data: D,
-    work: Work<D, T>,
-    result: Option<Result<T, StoreError>>,
-    reply: oneshot::Sender<Result<T, StoreError>>,
-}
-
-impl<D: Send + Sync, T: Send> AnyWrite for PendingWrite<D, T> {
-    fn run<'c>(&'c mut self, connection: &'c mut Connection) -> Working<'c, ()> {
-        Box::pin(async move {
-            match (self.work)(connection, &self.data).await {
-                Err(error) if !error.is_refusal() => Err(error),
-                result => {
-                    self.result = Some(result);
-                    Ok(())
-                }
-            }
-        })
-    }
-
-    fn is_refused(&self) -> bool {
-        matches!(self.result, Some(Err(_)))
-    }
-
-    fn report(self: Box<Self>, committed: Result<(), StoreError>) {
-        let PendingWrite { result, reply, .. } = *self;
-        let _ = reply.send(committed.and_then(|()| result.unwrap_or(Err(StoreError::Closed))));
-    }
-}
-
 impl Writer {
     pub(crate) fn start(connection: WriteConnection) -> Self {
         let (requests, queue) = mpsc::channel(QUEUE);
@@ -125,14 +103,20 @@ impl Writer {
         writer
     }
 
-    /// Makes a write after all writes that were requested before (see [`crate::Store::write`]).
-    pub(crate) async fn write<D, T>(&self, data: D, work: Work<D, T>) -> Result<T, StoreError>
+    /// Makes a write after all writes that were requested before (see [`crate::Store::write`]). A common one changes rows that
+    /// other hosts may change at the same time.
+    pub(crate) async fn write<D, T>(
+        &self,
+        data: D,
+        work: Work<D, T>,
+        is_common: bool,
+    ) -> Result<T, StoreError>
     where
         D: Send + Sync + 'static,
         T: Send + 'static,
     {
         let (reply, written) = oneshot::channel();
-        let pending = PendingWrite { data, work, result: None, reply };
+        let pending = PendingWrite { data, work, is_common, result: None, reply };
         let request = Request::Write(Box::new(pending));
         self.requests.send(request).await.map_err(|_closed| StoreError::Closed)?;
         written.await.map_err(|_closed| StoreError::Closed)?
@@ -185,7 +169,7 @@ impl Task {
             let received = match &mut self.connection {
                 WriteConnection::Own(_) | WriteConnection::Shared(_) => receiving.await,
                 WriteConnection::Postgres(connection) => {
-                    let Ok(received) = tokio::time::timeout(RENEWAL, receiving).await else {
+                    let Ok(received) = tokio::time::timeout(connection.renewal(), receiving).await else {
                         renew(connection).await;
                         continue;
                     };
@@ -363,12 +347,29 @@ async fn outcome(
 async fn fill(
     faults: &Faults,
     connection: &mut Connection,
-    began: Instant,
+    mut began: Instant,
     waiting: &mut VecDeque<Box<dyn AnyWrite>>,
     taken: &mut Vec<Box<dyn AnyWrite>>,
 ) -> TransactionEnd {
     let failed = || StoreError::while_it("committed a group of writes");
+    let is_shared = connection.dialect() == Dialect::Postgres;
+    let mut has_common_lock = false;
+    // A transaction that was rolled back has left its counts.
+    drop(connection.take_counts());
     while let Some(mut write) = waiting.pop_front() {
+        if is_shared && write.is_common() && !has_common_lock {
+            if !taken.is_empty() {
+                waiting.push_front(write);
+                break;
+            }
+            if let Err(error) = raw_sql(AssertSqlSafe(take_common()), &mut *connection).await {
+                waiting.push_front(write);
+                roll_back(connection).await;
+                return TransactionEnd::NotStarted(StoreError::while_it("waited for other hosts")(error));
+            }
+            has_common_lock = true;
+            began = Instant::now();
+        }
         let made = match faults.meet(Moment::Write, connection).await {
             Ok(()) => caught(write.run(connection)).await,
             Err(error) => Err(failed()(error)),
@@ -388,6 +389,12 @@ async fn fill(
         }
         if began.elapsed() >= HOLD || faults.are_writes_separate() {
             break;
+        }
+    }
+    for count in connection.take_counts() {
+        if let Err(error) = count.execute(&mut *connection).await {
+            roll_back(connection).await;
+            return TransactionEnd::RolledBack(StoreError::while_it("counted the use of models")(error));
         }
     }
     let committed = match faults.meet(Moment::Commit, connection).await {

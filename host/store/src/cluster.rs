@@ -1,0 +1,181 @@
+//! The hosts of a cluster: who is there, and who is dead.
+//!
+//! A host counts as dead when the others have not heard of it for a while: soon if its connection is gone too, later if it hangs.
+//! Whoever sees it marks its row as gone, after which it writes nothing more (see `postgres`). A row whose host has a
+//! transaction open is locked, and left alone until the transaction has ended. Nobody is judged by a host that has itself been
+//! away: after a restart of the server all hosts have lost their connections, and each of them finds the others silent.
+
+use crate::{
+    Store, StoreError,
+    hosts::{DRAINS, GONE, NOW_MS, SERVES},
+    notices::Notices,
+    postgres::{LEASE, SILENCE, holder_of_member},
+    sql::{AssertSqlSafe, Connection, Dialect, Row, query, query_as, query_scalar},
+};
+use std::time::Instant;
+
+/// Age of this host's connection from which on it judges others, who may have lost theirs at the same time.
+const SETTLED: &str = "interval '2 seconds'";
+
+/// The state of a host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HostState {
+    Serving,
+    /// The host gives its sessions to others, and ends after that.
+    Draining,
+    Gone,
+}
+
+/// A host of a cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostRow {
+    /// Its number, which no later host gets.
+    pub number: i64,
+    /// The address at which other hosts reach it.
+    pub url: String,
+    pub version: String,
+    pub state: HostState,
+    /// The host's account of itself, as JSON that has no meaning here.
+    pub facts: String,
+    pub started_at_ms: u64,
+    /// Time since it was last heard of.
+    pub seen_ms_ago: u64,
+    /// Number of sessions that it owns.
+    pub sessions: u64,
+}
+
+/// A host that was not heard of, with the time at which it was.
+type Silent = (i64, i64);
+
+impl Store {
+    /// Returns whether this is one of several hosts that use the database.
+    pub fn is_clustered(&self) -> bool {
+        self.membership.is_some()
+    }
+
+    /// Returns the number of this host, which no other one gets. The only host of a file has none.
+    pub fn host_number(&self) -> Option<i64> {
+        self.host
+    }
+
+    /// Renews the lease of this host, stores its facts and its state, and marks dead hosts as gone. Returns the numbers of those
+    /// that this call has marked. It is called every half second; a host that calls it less often than every second marks
+    /// nobody. Without a cluster it does nothing.
+    pub async fn meet_hosts(&self, facts: &str, is_draining: bool) -> Result<Vec<i64>, StoreError> {
+        let (Some(membership), Some(host)) = (&self.membership, self.host) else { return Ok(Vec::new()) };
+        let begun = Instant::now();
+        let mut silent = self.silent_hosts(host).await?;
+        if !membership.has_watched(begun) {
+            silent.clear();
+        }
+        let state = if is_draining { DRAINS } else { SERVES };
+        let data = (host, state, facts.to_owned(), silent);
+        let gone = self
+            .write(data, |connection, (host, state, facts, silent)| {
+                Box::pin(meet(connection, *host, *state, facts, silent))
+            })
+            .await?;
+        membership.has_met();
+        Ok(gone)
+    }
+
+    /// Returns the hosts that count as dead if they are still silent when their rows are marked.
+    async fn silent_hosts(&self, host: i64) -> Result<Vec<Silent>, StoreError> {
+        let sql = format!(
+            "SELECT number, seen_at_ms FROM hosts WHERE state != ?1 AND number != ?2
+             AND (seen_at_ms < {NOW_MS} - ?3
+                 OR (seen_at_ms < {NOW_MS} - ?4 AND NOT EXISTS ({})))",
+            holder_of_member("hosts.number")
+        );
+        query_as(AssertSqlSafe(sql))
+            .bind(GONE)
+            .bind(host)
+            .bind(LEASE.as_millis() as i64)
+            .bind(SILENCE.as_millis() as i64)
+            .fetch_all(&self.readers)
+            .await
+            .map_err(StoreError::while_it("looked for hosts that are dead"))
+    }
+
+    /// Returns all hosts that are not gone, by number, this one included. A file lists none.
+    pub async fn live_hosts(&self) -> Result<Vec<HostRow>, StoreError> {
+        if self.readers.dialect() == Dialect::Sqlite {
+            return Ok(Vec::new());
+        }
+        let sql = format!(
+            "SELECT number, url, version, state, facts, started_at_ms, {NOW_MS} - seen_at_ms,
+                 (SELECT COUNT(*) FROM session_owners WHERE host = number)
+             FROM hosts WHERE state != ? ORDER BY number"
+        );
+        let failed = || StoreError::while_it("listed the hosts of the cluster");
+        let rows = query(AssertSqlSafe(sql)).bind(GONE).fetch_all(&self.readers).await.map_err(failed())?;
+        rows.iter().map(host_row).collect::<Result<_, _>>().map_err(failed())
+    }
+
+    /// Returns what tells this host about changes that others made; `None` without a cluster.
+    pub fn notices(&self) -> Option<Notices> {
+        let membership = self.membership.as_ref()?;
+        Some(Notices::new(self.readers.clone(), membership.listening.clone()))
+    }
+}
+
+async fn meet(
+    connection: &mut Connection,
+    host: i64,
+    state: i64,
+    facts: &str,
+    silent: &[Silent],
+) -> Result<Vec<i64>, StoreError> {
+    // The transaction has renewed the lease, and has locked the row.
+    query("UPDATE hosts SET state = ?, facts = ? WHERE number = ?")
+        .bind(state)
+        .bind(facts)
+        .bind(host)
+        .execute(&mut *connection)
+        .await
+        .map_err(StoreError::while_it("wrote the state of the host"))?;
+    let failed = || StoreError::while_it("marked a host as gone");
+    let mut gone = Vec::new();
+    for (number, seen_at_ms) in silent {
+        // A host that was heard of meanwhile has another time; one with an open transaction has locked its row.
+        let mark = format!(
+            "UPDATE hosts SET state = ?1 WHERE number = (SELECT number FROM hosts
+                 WHERE number = ?2 AND seen_at_ms = ?3 AND state != ?1 FOR UPDATE SKIP LOCKED)
+             AND EXISTS (SELECT 1 FROM pg_stat_activity WHERE pid = pg_backend_pid()
+                 AND backend_start < clock_timestamp() - {SETTLED})
+             RETURNING number"
+        );
+        let marked: Option<i64> = query_scalar(AssertSqlSafe(mark))
+            .bind(GONE)
+            .bind(*number)
+            .bind(*seen_at_ms)
+            .fetch_optional(&mut *connection)
+            .await
+            .map_err(failed())?;
+        let Some(number) = marked else { continue };
+        tracing::warn!(host = number, "a host of the cluster has not answered and counts as gone");
+        // One that hangs would keep the lock of the schema for as long as it does.
+        let end = format!("SELECT pg_terminate_backend(pid) FROM ({}) AS holder", holder_of_member("?"));
+        query(AssertSqlSafe(end)).bind(number).execute(&mut *connection).await.map_err(failed())?;
+        gone.push(number);
+    }
+    Ok(gone)
+}
+
+fn host_row(row: &Row) -> Result<HostRow, sqlx::Error> {
+    let number = |column: usize| Ok::<_, sqlx::Error>(row.try_get::<i64>(column)?.max(0) as u64);
+    Ok(HostRow {
+        number: row.try_get(0)?,
+        url: row.try_get(1)?,
+        version: row.try_get(2)?,
+        state: match row.try_get::<i64>(3)? {
+            SERVES => HostState::Serving,
+            DRAINS => HostState::Draining,
+            _ => HostState::Gone,
+        },
+        facts: row.try_get(4)?,
+        started_at_ms: number(5)?,
+        seen_ms_ago: number(6)?,
+        sessions: number(7)?,
+    })
+}

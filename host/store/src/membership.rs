@@ -1,0 +1,89 @@
+//! The part of one host in a cluster: what it remembers besides its connections.
+
+use crate::postgres::SILENCE;
+use sqlx::PgPool;
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+/// Time between two meetings after which this host may itself have been what was silent.
+const GAP: Duration = Duration::from_secs(1);
+const _: () = assert!(GAP.as_millis() < SILENCE.as_millis(), "a host that was away does not judge others");
+
+/// The way in which the losses of a turn are counted (see [`crate::Store::count_losses`]).
+#[derive(Debug)]
+pub(crate) struct LossRule {
+    pub(crate) called: String,
+    pub(crate) aside: Vec<String>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Membership {
+    /// A connection for notifications.
+    pub(crate) listening: PgPool,
+    /// Time at which the last meeting ended.
+    met: Mutex<Option<Instant>>,
+    /// The rule that the host gave last.
+    losses: Mutex<Option<Arc<LossRule>>>,
+}
+
+impl Membership {
+    pub(crate) fn new(listening: PgPool) -> Self {
+        Membership { listening, met: Mutex::default(), losses: Mutex::default() }
+    }
+
+    /// Returns whether this host has been watching the others until now. One that hung, or whose database was away, finds all
+    /// others silent, which were as well as itself. `begun` is the time at which this meeting began to look.
+    pub(crate) fn has_watched(&self, begun: Instant) -> bool {
+        let met = *self.met.lock().unwrap_or_else(PoisonError::into_inner);
+        met.is_some_and(|met| begun.duration_since(met) < GAP) && begun.elapsed() < GAP
+    }
+
+    /// Records that a meeting has ended.
+    pub(crate) fn has_met(&self) {
+        *self.met.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+    }
+
+    /// Remembers how losses are counted, for sessions that are taken from hosts that are gone.
+    pub(crate) fn count_losses_by(&self, called: &str, aside: &[&str]) -> Arc<LossRule> {
+        let aside = aside.iter().map(|pattern| (*pattern).to_owned()).collect();
+        let rule = Arc::new(LossRule { called: called.to_owned(), aside });
+        *self.losses.lock().unwrap_or_else(PoisonError::into_inner) = Some(rule.clone());
+        rule
+    }
+
+    pub(crate) fn loss_rule(&self) -> Option<Arc<LossRule>> {
+        self.losses.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sqlx::postgres::PgPoolOptions;
+
+    #[tokio::test]
+    async fn a_host_that_was_away_has_not_watched_the_others() {
+        let listening = PgPoolOptions::new().connect_lazy("postgres://localhost/none").unwrap();
+        let membership = Membership::new(listening);
+        let now = Instant::now();
+        assert!(!membership.has_watched(now), "it has never met them");
+        membership.has_met();
+        assert!(membership.has_watched(Instant::now()));
+        assert!(!membership.has_watched(now - GAP), "it has looked for too long");
+        *membership.met.lock().unwrap() = Some(now - GAP);
+        assert!(!membership.has_watched(Instant::now()), "it has not met them for too long");
+    }
+
+    #[tokio::test]
+    async fn the_last_rule_for_losses_is_remembered() {
+        let listening = PgPoolOptions::new().connect_lazy("postgres://localhost/none").unwrap();
+        let membership = Membership::new(listening);
+        assert!(membership.loss_rule().is_none());
+        membership.count_losses_by("a", &["b"]);
+        membership.count_losses_by("c", &["d"]);
+        let rule = membership.loss_rule().unwrap();
+        assert_eq!((rule.called.as_str(), &rule.aside[..]), ("c", &["d".to_owned()][..]));
+    }
+}

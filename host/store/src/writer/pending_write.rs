@@ -1,0 +1,53 @@
+//! A write that waits for its transaction.
+
+use super::{Work, Working};
+use crate::{StoreError, sql::Connection};
+use tokio::sync::oneshot;
+
+/// A write with its data and its caller.
+pub(super) trait AnyWrite: Send {
+    /// Runs the statements. An error rolls the transaction back; a refusal does not count as an error.
+    fn run<'c>(&'c mut self, connection: &'c mut Connection) -> Working<'c, ()>;
+    /// Returns whether the write changed nothing because the state of the database refuses it.
+    fn is_refused(&self) -> bool;
+    /// Returns whether the write changes rows that other hosts may change at the same time.
+    fn is_common(&self) -> bool;
+    /// Reports the outcome. The write is made even if its caller has stopped waiting.
+    fn report(self: Box<Self>, committed: Result<(), StoreError>);
+}
+
+pub(super) struct PendingWrite<D, T> {
+    pub(super) data: D,
+    pub(super) work: Work<D, T>,
+    pub(super) is_common: bool,
+    /// The result of the statements, once they have run.
+    pub(super) result: Option<Result<T, StoreError>>,
+    pub(super) reply: oneshot::Sender<Result<T, StoreError>>,
+}
+
+impl<D: Send + Sync, T: Send> AnyWrite for PendingWrite<D, T> {
+    fn run<'c>(&'c mut self, connection: &'c mut Connection) -> Working<'c, ()> {
+        Box::pin(async move {
+            match (self.work)(connection, &self.data).await {
+                Err(error) if !error.is_refusal() => Err(error),
+                result => {
+                    self.result = Some(result);
+                    Ok(())
+                }
+            }
+        })
+    }
+
+    fn is_refused(&self) -> bool {
+        matches!(self.result, Some(Err(_)))
+    }
+
+    fn is_common(&self) -> bool {
+        self.is_common
+    }
+
+    fn report(self: Box<Self>, committed: Result<(), StoreError>) {
+        let PendingWrite { result, reply, .. } = *self;
+        let _ = reply.send(committed.and_then(|()| result.unwrap_or(Err(StoreError::Closed))));
+    }
+}
