@@ -2,6 +2,8 @@
 
 mod agents;
 mod bill;
+#[cfg(unix)]
+mod cluster;
 mod crash;
 mod determinism;
 mod engine;
@@ -45,6 +47,8 @@ pub enum Command {
     Determinism(determinism::Args),
     Crash(crash::Args),
     Soak(soak::Args),
+    #[cfg(unix)]
+    Cluster(cluster::Args),
 }
 
 pub async fn run(command: Command) -> Result<()> {
@@ -63,6 +67,8 @@ pub async fn run(command: Command) -> Result<()> {
         Command::Determinism(args) => determinism::run(args).await,
         Command::Crash(args) => crash::run(args).await,
         Command::Soak(args) => soak::run(args).await,
+        #[cfg(unix)]
+        Command::Cluster(args) => cluster::run(args).await,
     }
 }
 

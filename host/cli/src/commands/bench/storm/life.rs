@@ -1,7 +1,7 @@
 //! One life of a host: a `skep up` process on a data folder, from its start until it is killed or stopped.
 
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
@@ -27,27 +27,25 @@ pub struct Startup {
 impl Startup {
     /// Starts the process. Errors of the host go to `log`.
     pub fn begin(folder: &Path, model: &str, log: &Path) -> Result<Self> {
+        let mut command = Self::command(model, &folder.join("data"), &folder.join("skep.toml"))?;
+        command.args(["--listen", "127.0.0.1:0"]);
+        Self::run(command, log)
+    }
+
+    /// Returns the command of a host with this data folder and configuration.
+    pub fn command(model: &str, data: &Path, config: &Path) -> Result<Command> {
+        let mut command = Command::new(std::env::current_exe().context("cannot find this program")?);
+        command.args(["up", "--threads", "1", "--log-level", "error", "--device", "cpu", "--model", model]);
+        command.arg("--data").arg(data).arg("--config").arg(config);
+        Ok(command)
+    }
+
+    /// Runs the command of a host. Errors of the host go to `log`.
+    pub fn run(mut command: Command, log: &Path) -> Result<Self> {
         let log = std::fs::File::options().create(true).append(true).open(log);
         let log = log.context("cannot write the host's log")?;
         let began = Instant::now();
-        let child = Command::new(std::env::current_exe().context("cannot find this program")?)
-            .args([
-                "up",
-                "--listen",
-                "127.0.0.1:0",
-                "--threads",
-                "1",
-                "--log-level",
-                "error",
-                "--device",
-                "cpu",
-            ])
-            .arg("--model")
-            .arg(model)
-            .arg("--data")
-            .arg(folder.join("data"))
-            .arg("--config")
-            .arg(folder.join("skep.toml"))
+        let child = command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(log)
@@ -93,7 +91,12 @@ impl Life {
 
     /// Returns whether the host exited by itself, which no host should do.
     pub fn has_ended(&mut self) -> bool {
-        !matches!(self.child.try_wait(), Ok(None))
+        self.exit_status().is_some()
+    }
+
+    /// Returns the status with which the host exited, if it has.
+    pub fn exit_status(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().ok().flatten()
     }
 
     pub fn id(&self) -> Option<u32> {

@@ -24,9 +24,9 @@ use super::build_agent;
 use crate::embedded::STORM;
 use books::Books;
 pub use books::{Account, COLUMNS};
-use life::{Life, Startup};
+pub use life::{Life, Startup};
 pub use options::Options;
-use outside::Outside;
+pub use outside::Outside;
 
 const AGENT: &str = "storm";
 /// A second agent with the same component, whose tools the first one calls.
