@@ -147,11 +147,11 @@ struct Load {
 
 /// Everything that one client has seen of one turn.
 #[derive(Default)]
-struct Seen {
+pub struct Seen {
     turn_id: Option<String>,
-    last_id: Option<u64>,
-    said: String,
-    done: Option<Value>,
+    pub last_id: Option<u64>,
+    pub said: String,
+    pub done: Option<Value>,
 }
 
 impl Seen {
@@ -187,7 +187,7 @@ impl Seen {
     }
 
     /// Reads a response until it or the host ends.
-    async fn read(&mut self, mut response: reqwest::Response, events: &watch::Sender<u64>) {
+    pub async fn read(&mut self, mut response: reqwest::Response, events: &watch::Sender<u64>) {
         let mut body = String::new();
         let mut bytes = Vec::new();
         while let Ok(Some(chunk)) = response.chunk().await {

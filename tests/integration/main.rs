@@ -29,6 +29,8 @@ mod chat_templates;
 mod cli;
 /// The official clients of the APIs that the host speaks.
 mod clients;
+/// Several hosts on one PostgreSQL database.
+mod cluster;
 /// A host whose configuration tests change.
 mod config_host;
 /// The configuration of a running host, read again.

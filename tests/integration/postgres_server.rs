@@ -139,7 +139,20 @@ impl Server {
         self.control("start");
     }
 
+    /// Returns a shell command that does what [`Server::restart`] does, for a program that has to do it.
+    pub fn restart_line(&self) -> String {
+        let command = self.control_command("restart");
+        let words = std::iter::once(command.get_program()).chain(command.get_args());
+        let quoted: Vec<String> = words.map(|word| format!("'{}'", word.to_str().unwrap())).collect();
+        let user = format!("setpriv --reuid={NOBODY} --regid={NOBODY} --clear-groups ");
+        format!("cd / && {}{}", if is_root() { user.as_str() } else { "" }, quoted.join(" "))
+    }
+
     fn control(&self, action: &str) {
+        self.run(&mut self.control_command(action));
+    }
+
+    fn control_command(&self, action: &str) -> Command {
         let settings = format!(
             "-p {} -c listen_addresses=127.0.0.1 -c unix_socket_directories={} -c fsync=off -c max_connections=300",
             self.port,
@@ -147,7 +160,8 @@ impl Server {
         );
         let mut command = self.program("pg_ctl");
         command.arg("-D").arg(self.data()).args(["-w", "-m", "immediate", "-o", &settings, "-l"]);
-        self.run(command.arg(self.folder.path().join("log")).arg(action));
+        command.arg(self.folder.path().join("log")).arg(action);
+        command
     }
 
     fn end(&self, mode: &str) {
