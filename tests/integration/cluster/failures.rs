@@ -79,7 +79,7 @@ async fn a_turn_ends_at_another_host_when_its_own_is_killed_or_hangs() {
         a.kill();
         gate.has(2).await;
         gate.open();
-    },);
+    });
     assert!(seen.done.is_none() && seen.last_id.is_some());
     is_done_once(&through, "gate/sessions/killed", &turn, followed, killed).await;
     // The client of the host that is gone continues where its stream broke off.
@@ -89,7 +89,7 @@ async fn a_turn_ends_at_another_host_when_its_own_is_killed_or_hangs() {
     assert_eq!(seen.done.expect("the turn has ended")["text"], seen.said);
     assert_eq!(gate.arrived(), 2);
 
-    // A message with the same key is the same turn, whichever hosts get it, and whichever of them is gone.
+    // A message with the same key is the same turn, whichever hosts get it, even at the same time.
     let keyed = async |node: &Node| {
         let request = node.request(Method::POST, "/v1/agents/state/sessions/keyed/messages");
         let request = request.header("idempotency-key", "k").json(&json!({"text": "increment n"}));
