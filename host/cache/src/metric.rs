@@ -14,6 +14,8 @@ pub const DROPPED_PAGES: &str = "skep_kv_dropped_pages_total";
 pub const DISK_BYTES: &str = "skep_kv_disk_bytes";
 /// Gauge of the pages on the disk.
 pub const DISK_PAGES: &str = "skep_kv_disk_pages";
+/// Gauge of the bytes of pages that were written on the current UTC day, by earlier processes too.
+pub const WRITTEN_TODAY_BYTES: &str = "skep_kv_written_today_bytes";
 /// Counter of the pages that were read and used instead of being computed.
 pub const PROMOTED_PAGES: &str = "skep_kv_promoted_pages_total";
 

@@ -10,6 +10,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
+use super::eviction::Eviction;
 use super::record::{MAX_OWNERS, Record};
 use crate::{Digest, Owner, TenantTag};
 
@@ -69,6 +70,8 @@ struct Entry {
     parent: Option<Digest>,
     tenant: TenantTag,
     used: u64,
+    /// Number of pages from the first of the prefix to this one.
+    depth: u64,
     /// The pages after it.
     children: BTreeSet<Digest>,
     owners: Vec<Owner>,
@@ -205,19 +208,45 @@ impl Index {
         changes
     }
 
-    /// Removes the least recently used page that none follows, from the tenant that has the most bytes. `keep` stays.
-    pub fn evict(&mut self, keep: Option<PageKey>, slot_bytes: impl Fn(LayoutId) -> u64) -> Option<Changes> {
-        let evictable =
-            |pages: &TenantPages| pages.leaves.iter().map(|(_, key)| *key).find(|key| Some(*key) != keep);
-        let tenants = self.tenants.values().filter_map(|pages| Some((pages.bytes, evictable(pages)?)));
-        // The key decides between tenants with equally many bytes, so that the choice has an order.
-        let (_, key) = tenants.max_by_key(|(bytes, key)| (*bytes, *key))?;
+    /// Returns the number of bytes of a tenant.
+    pub fn bytes_of(&self, tenant: TenantTag) -> u64 {
+        self.tenants.get(&tenant).map_or(0, |pages| pages.bytes)
+    }
+
+    /// Returns the number of bytes of an owner's prefixes. Pages at the beginning of several prefixes count several times.
+    pub fn path_bytes(&self, owner: Owner, slot_bytes: &impl Fn(LayoutId) -> u64) -> u64 {
+        let last_pages = self.by_owner.get(&owner).into_iter().flatten();
+        let bytes = last_pages.filter_map(|key| Some(self.entries.get(key)?.depth * slot_bytes(key.layout)));
+        bytes.sum()
+    }
+
+    /// Removes one page that none follows, by the rules. Returns `None` if there is none that may go.
+    pub fn evict(&mut self, rules: &Eviction<'_>, slot_bytes: impl Fn(LayoutId) -> u64) -> Option<Changes> {
+        let key = self.next_evicted(rules, true).or_else(|| self.next_evicted(rules, false))?;
         let mut changes = Changes::default();
         let owners = self.entries.get(&key).map(|entry| entry.owners.clone()).unwrap_or_default();
         let parent = self.parent(key);
         self.remove(key, &slot_bytes, &mut changes);
         self.move_up(owners, parent, &mut changes);
         Some(changes)
+    }
+
+    /// Returns the page to evict. With `spares_last`, pages of the owners that come last are left out.
+    fn next_evicted(&self, rules: &Eviction<'_>, spares_last: bool) -> Option<PageKey> {
+        let is_spared = |key: &PageKey| {
+            let comes_last = |entry: &Entry| entry.owners.iter().any(|owner| rules.last.contains(owner));
+            spares_last && self.entries.get(key).is_some_and(comes_last)
+        };
+        let evictable = |pages: &TenantPages| {
+            let mut leaves = pages.leaves.iter().map(|(_, key)| *key);
+            leaves.find(|key| Some(*key) != rules.keep && !is_spared(key))
+        };
+        let tenants = self.tenants.iter().filter(|(tenant, _)| rules.includes(**tenant));
+        let found = tenants.filter_map(|(tenant, pages)| {
+            Some((rules.excess(*tenant, pages.bytes), pages.bytes, evictable(pages)?))
+        });
+        // The key decides between tenants with equally many bytes, so that the choice has an order.
+        found.max().map(|(.., key)| key)
     }
 
     /// Removes a page and all pages after it.
@@ -294,7 +323,10 @@ impl Index {
 
     fn put(&mut self, key: PageKey, slot: u32, record: &Record, slot_bytes: u64) {
         let Record { parent, tenant, used, .. } = *record;
-        let entry = Entry { slot, parent, tenant, used, children: BTreeSet::new(), owners: Vec::new() };
+        let before = parent.map(|prefix| PageKey { layout: key.layout, prefix });
+        let depth = before.and_then(|before| self.entries.get(&before)).map_or(1, |before| before.depth + 1);
+        let children = BTreeSet::new();
+        let entry = Entry { slot, parent, tenant, used, depth, children, owners: Vec::new() };
         self.entries.insert(key, entry);
         let pages = self.tenants.entry(tenant).or_default();
         pages.bytes += slot_bytes;

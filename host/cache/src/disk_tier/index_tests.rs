@@ -1,5 +1,6 @@
 //! Tests of ownership, eviction and loading, without files.
 
+use super::super::shares::{ByteShares, TierShares};
 use super::*;
 
 const LAYOUT: LayoutId = LayoutId(0);
@@ -28,6 +29,11 @@ fn path(index: &mut Index, pages: &[u8], tenant: TenantTag, who: Owner) {
         parent = Some(key(*page).prefix);
         index.check();
     }
+}
+
+/// Returns the rules that leave a page.
+fn keeping(page: u8) -> Eviction<'static> {
+    Eviction { keep: Some(key(page)), ..Eviction::default() }
 }
 
 fn slots(changes: &Changes) -> Vec<u32> {
@@ -84,18 +90,69 @@ fn eviction_takes_leaves_of_the_largest_tenant_and_owners_move_up() {
     path(&mut index, &[1, 2, 3], TENANT, owner(1));
     path(&mut index, &[8], TenantTag(2), owner(2));
     path(&mut index, &[1, 2, 4], TENANT, owner(3));
-    let evicted = index.evict(None, bytes).unwrap();
+    let evicted = index.evict(&Eviction::default(), bytes).unwrap();
     assert_eq!(slots(&evicted), [3], "the least recently used leaf");
     assert_eq!(evicted.rewritten, [key(2)]);
     assert_eq!(index.record(&key(2)).unwrap().1.owners, [owner(1)]);
     index.check();
-    assert_eq!(slots(&index.evict(Some(key(4)), bytes).unwrap()), [8], "the kept page stays");
-    assert_eq!(index.evict(Some(key(4)), bytes), None, "all others are before it");
+    assert_eq!(slots(&index.evict(&keeping(4), bytes).unwrap()), [8], "the kept page stays");
+    assert_eq!(index.evict(&keeping(4), bytes), None, "all others are before it");
     for expected in [4, 2, 1] {
-        assert_eq!(slots(&index.evict(None, bytes).unwrap()), [expected]);
+        assert_eq!(slots(&index.evict(&Eviction::default(), bytes).unwrap()), [expected]);
         index.check();
     }
-    assert_eq!(index.evict(None, bytes), None);
+    assert_eq!(index.evict(&Eviction::default(), bytes), None);
+}
+
+#[test]
+fn a_tenant_beyond_its_share_comes_first_and_pinned_pages_come_last() {
+    let keys = crate::PageNamer::random();
+    let (small, large) = (keys.tenant("small"), keys.tenant("large"));
+    let mut index = Index::default();
+    path(&mut index, &[1, 2, 3], small, owner(1));
+    path(&mut index, &[4, 5], small, owner(2));
+    path(&mut index, &[11, 12, 13, 14, 15, 16], large, owner(3));
+    assert_eq!((index.bytes_of(small), index.bytes_of(large)), (50, 60));
+    assert_eq!([index.path_bytes(owner(1), &bytes), index.path_bytes(owner(3), &bytes)], [30, 60]);
+    let shares = ByteShares::new(&TierShares::default(), 1_000, &keys);
+    let unlimited = Eviction { shares: Some(&shares), ..Eviction::default() };
+    assert_eq!(slots(&index.evict(&unlimited, bytes).unwrap()), [16], "the tenant with the most bytes");
+    path(&mut index, &[11, 12, 13, 14, 15, 16], large, owner(3));
+    let narrow = TierShares { tenants: [("small".to_owned(), 4)].into(), ..TierShares::default() };
+    let shares = ByteShares::new(&narrow, 1_000, &keys);
+    let rules = Eviction { shares: Some(&shares), ..Eviction::default() };
+    assert_eq!(slots(&index.evict(&rules, bytes).unwrap()), [3], "the tenant beyond its share");
+    let pinned = || Eviction { only: Some(small), last: [owner(1)].into(), ..Eviction::default() };
+    for expected in [5, 4, 2, 1] {
+        assert_eq!(slots(&index.evict(&pinned(), bytes).unwrap()), [expected]);
+        index.check();
+    }
+    assert_eq!(index.evict(&pinned(), bytes), None);
+}
+
+#[test]
+fn pins_protect_their_share_in_the_order_in_which_they_were_made() {
+    let mut index = Index::default();
+    path(&mut index, &[1, 2, 3], TENANT, owner(1));
+    path(&mut index, &[1, 2, 3, 4, 5, 6], TENANT, owner(2));
+    path(&mut index, &[8], TENANT, owner(3));
+    let protected = |share| {
+        let mut found: Vec<u64> = crate::disk_tier::pins::protected(
+            &[owner(1), owner(2), owner(3)],
+            &index,
+            share,
+            &bytes,
+        )
+        .into_iter()
+        .map(|owner| owner.session)
+        .collect();
+        found.sort_unstable();
+        found
+    };
+    assert_eq!(protected(100), [1, 2, 3]);
+    assert_eq!(protected(99), [1, 2], "nothing is left for the third");
+    assert_eq!(protected(89), [1, 3], "the second does not fit");
+    assert_eq!(protected(0), [0; 0]);
 }
 
 #[test]

@@ -6,17 +6,25 @@
 //! Invariant: callers see every fault of the disk as a missing page.
 
 mod erasures;
+mod eviction;
 #[cfg(any(test, feature = "faults"))]
 mod faults;
 mod index;
 mod layout_files;
 mod open;
+mod pins;
 mod reader;
 mod record;
+mod sealing;
+#[cfg(test)]
+mod share_tests;
+mod shares;
+mod small_file;
 mod space;
 #[cfg(test)]
 mod tests;
 mod writer;
+mod written_days;
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -34,10 +42,16 @@ pub use faults::Faults;
 pub use index::{EraseFilter, LayoutId};
 use index::{Index, PageKey};
 use layout_files::LayoutFiles;
+use pins::Pins;
+pub use pins::{Pin, PinError, PinStatus};
 use reader::ReadJob;
 pub use reader::{PageRead, PageStream};
+use sealing::PageCipher;
+use shares::ByteShares;
+pub use shares::TierShares;
 use space::ReadRate;
 use writer::Command;
+use written_days::{WrittenDays, today};
 
 /// Maximum number of reads that wait.
 const READ_QUEUE: usize = 64;
@@ -63,6 +77,19 @@ pub struct TierOptions {
     pub queue_bytes: u64,
     /// Whether callers shall read every prefix, even if computing it is expected to be quicker.
     pub reads_always: bool,
+    pub shares: TierShares,
+    /// The key that pages are encrypted with; `None` leaves them as they are.
+    pub key: Option<SealingSecret>,
+}
+
+/// A key for pages, which is never shown.
+#[derive(Clone, PartialEq, Eq)]
+pub struct SealingSecret(pub [u8; 32]);
+
+impl std::fmt::Debug for SealingSecret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("SealingSecret")
+    }
 }
 
 /// The reason that the tier cannot start.
@@ -97,6 +124,10 @@ pub struct TierStatus {
     pub dropped_pages: u64,
     /// Bytes that wait to be written.
     pub queued_bytes: u64,
+    /// Bytes written on this UTC day, by earlier processes too.
+    pub written_today_bytes: u64,
+    /// Bytes written on the day before.
+    pub written_yesterday_bytes: u64,
 }
 
 /// A page to write. The page before it must have been written earlier.
@@ -130,6 +161,10 @@ struct Shared {
     failed: Mutex<Option<Instant>>,
     is_closing: AtomicBool,
     totals: Totals,
+    shares: ByteShares,
+    pins: Mutex<Pins>,
+    days: Mutex<WrittenDays>,
+    cipher: Option<PageCipher>,
     #[cfg(any(test, feature = "faults"))]
     faults: Faults,
 }
@@ -275,9 +310,10 @@ impl DiskTier {
         self.shared.rate.estimate(bytes.saturating_add(waiting), Instant::now())
     }
 
-    /// Erases pages from the disk, and those that wait to be written. Returns the number of pages on disk once they are
-    /// gone.
+    /// Erases pages from the disk, and those that wait to be written, with the pins of their sessions. Returns the number of
+    /// pages on disk once they are gone.
     pub fn forget(&self, which: EraseFilter) -> u64 {
+        self.shared.pins().forget(which, self.folder());
         let Some(writes) = &self.writes else { return 0 };
         let (answer, gone) = channel();
         self.shared.erasures.want(which, answer);
@@ -304,6 +340,7 @@ impl DiskTier {
     pub fn status(&self) -> TierStatus {
         let shared = &self.shared;
         let totals = &shared.totals;
+        let [written_today_bytes, written_yesterday_bytes] = shared.days().on(today());
         let state = shared.state();
         TierStatus {
             max_bytes: shared.options.max_bytes,
@@ -320,7 +357,28 @@ impl DiskTier {
             damaged_pages: totals.damaged_pages.load(Relaxed),
             dropped_pages: totals.dropped_pages.load(Relaxed),
             queued_bytes: shared.queued_write_bytes.load(Relaxed),
+            written_today_bytes,
+            written_yesterday_bytes,
         }
+    }
+
+    /// Makes the pages of a session the last to be evicted, as far as the share of pins allows. Returns whether the session
+    /// was not pinned before. It waits for the disk.
+    pub fn pin(&self, pin: Pin) -> Result<bool, PinError> {
+        self.shared.pins().add(pin, &self.shared.keys, self.folder())
+    }
+
+    /// Undoes a pin. Returns whether the session was pinned. It waits for the disk.
+    pub fn unpin(&self, pin: &Pin) -> Result<bool, PinError> {
+        self.shared.pins().remove(pin, self.folder())
+    }
+
+    /// Returns the pinned sessions in the order in which they were pinned.
+    pub fn pins(&self) -> Vec<PinStatus> {
+        let pins = self.shared.pins();
+        let state = self.shared.state();
+        let State { index, layouts, .. } = &*state;
+        pins.status(index, self.shared.shares.pinned, &State::slot_bytes(layouts))
     }
 
     /// Returns the faults that a test switches on.
@@ -380,6 +438,15 @@ impl std::fmt::Debug for DiskTier {
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Locks the pins. Whoever needs the state as well locks it afterwards.
+    fn pins(&self) -> MutexGuard<'_, Pins> {
+        self.pins.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn days(&self) -> MutexGuard<'_, WrittenDays> {
+        self.days.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn drop_page(&self) {

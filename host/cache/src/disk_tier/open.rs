@@ -10,7 +10,10 @@ use std::sync::{Arc, Mutex};
 use super::index::{Index, LayoutId, Slot};
 use super::layout_files::{LayoutFiles, MAX_SLOTS, slot_bytes};
 use super::record::Head;
-use super::{Layout, Shared, State, TierError, TierOptions, Totals};
+use super::{
+    ByteShares, Layout, PageCipher, Pins, Shared, State, TierError, TierOptions, Totals, WrittenDays, sealing,
+    small_file, written_days,
+};
 use crate::{Digest, PageNamer};
 
 const KEY_FILE: &str = "key";
@@ -28,11 +31,19 @@ pub(super) fn open(options: TierOptions) -> Result<Shared, TierError> {
             create_key(&folder).map_err(failed)?
         }
     };
+    let cipher = options.key.as_ref().map(PageCipher::new);
+    remove_unlike(&folder, cipher.as_ref()).map_err(failed)?;
     let state = read_state(&folder).map_err(failed)?;
     let totals = Totals { pages_at_start: AtomicU64::new(state.index.len() as u64), ..Totals::default() };
+    let keys = PageNamer::new(secret);
+    let days = WrittenDays::decode(&small_file::read(&folder, written_days::FILE).map_err(failed)?);
     Ok(Shared {
+        shares: ByteShares::new(&options.shares, options.max_bytes, &keys),
+        pins: Mutex::new(Pins::read(&folder, &keys).map_err(failed)?),
+        days: Mutex::new(days),
+        cipher,
         options,
-        keys: PageNamer::new(secret),
+        keys,
         state: Mutex::new(state),
         rate: super::ReadRate::default(),
         erasures: super::Erasures::default(),
@@ -67,6 +78,17 @@ fn create_key(folder: &Path) -> io::Result<[u8; 32]> {
     file.write_all(&secret)?;
     file.sync_all()?;
     Ok(secret)
+}
+
+/// Removes pages that were sealed with another key, or that should be sealed and are not. Afterwards the folder says what
+/// its pages are sealed with.
+fn remove_unlike(folder: &Path, cipher: Option<&PageCipher>) -> io::Result<()> {
+    let id = cipher.map(PageCipher::id).unwrap_or_default();
+    if small_file::read(folder, sealing::FILE)? == id {
+        return Ok(());
+    }
+    remove_pages(folder)?;
+    small_file::replace(folder, sealing::FILE, &id)
 }
 
 fn remove_pages(folder: &Path) -> io::Result<()> {
@@ -128,16 +150,18 @@ fn read_state(folder: &Path) -> io::Result<State> {
 
 impl Shared {
     pub(super) fn layout(&self, layout: Digest, payload_bytes: usize) -> Result<LayoutId, TierError> {
+        let path = self.options.folder.clone();
+        let failed = |source: io::Error| TierError::Folder { path, source };
+        let overhead = if self.cipher.is_some() { sealing::OVERHEAD } else { 0 };
+        if payload_bytes == 0 || payload_bytes > crate::MAX_PAYLOAD_BYTES - overhead {
+            let problem = format!("pages of {payload_bytes} bytes are not supported");
+            return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, problem)));
+        }
+        let payload_bytes = payload_bytes + overhead;
         let mut state = self.state();
         let known = |known: &Layout| known.files.head == Head { layout, payload_bytes };
         if let Some(at) = state.layouts.iter().position(known) {
             return Ok(LayoutId(at));
-        }
-        let path = self.options.folder.clone();
-        let failed = |source: io::Error| TierError::Folder { path, source };
-        if payload_bytes == 0 || payload_bytes > crate::MAX_PAYLOAD_BYTES {
-            let problem = format!("pages of {payload_bytes} bytes are not supported");
-            return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, problem)));
         }
         let files =
             LayoutFiles::open(&self.options.folder, Head { layout, payload_bytes }).map_err(failed)?;

@@ -177,8 +177,16 @@ fn read(shared: &Shared, key: PageKey, damaged: &SyncSender<Command>) -> Option<
     let expected =
         Header { layout: files.head.layout, prefix: key.prefix, payload_bytes: files.head.payload_bytes };
     let read = files.read_page(slot, &mut header, &mut payload).map_err(|error| error.to_string());
-    match read.and_then(|()| expected.check(&header, &payload).map_err(|error| error.to_string())) {
-        Ok(()) => Some(payload),
+    let checked = read.and_then(|()| expected.check(&header, &payload).map_err(|error| error.to_string()));
+    let opened = checked.and_then(|()| match &shared.cipher {
+        None => Ok(payload),
+        Some(cipher) => {
+            let opened = cipher.open(expected.layout, expected.prefix, payload);
+            opened.ok_or_else(|| "it does not open with the key of this host".to_owned())
+        }
+    });
+    match opened {
+        Ok(payload) => Some(payload),
         Err(problem) => {
             // The slot may have got another page meanwhile.
             if shared.state().index.slot(&key) == Some(slot) {

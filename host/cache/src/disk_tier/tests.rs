@@ -5,9 +5,9 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use super::*;
 
-const BYTES: usize = 10_000;
+pub(super) const BYTES: usize = 10_000;
 
-fn options(folder: &Path) -> TierOptions {
+pub(super) fn options(folder: &Path) -> TierOptions {
     TierOptions {
         folder: folder.to_owned(),
         max_bytes: 64 << 20,
@@ -15,16 +15,18 @@ fn options(folder: &Path) -> TierOptions {
         write_bytes_per_s: 1 << 40,
         queue_bytes: 64 << 20,
         reads_always: false,
+        shares: TierShares::default(),
+        key: None,
     }
 }
 
-fn open(folder: &Path) -> (DiskTier, LayoutId) {
+pub(super) fn open(folder: &Path) -> (DiskTier, LayoutId) {
     let tier = DiskTier::open(options(folder)).unwrap();
     let layout = layout(&tier, "form");
     (tier, layout)
 }
 
-fn layout(tier: &DiskTier, form: &str) -> LayoutId {
+pub(super) fn layout(tier: &DiskTier, form: &str) -> LayoutId {
     tier.layout(tier.keys().layout("weights", form), BYTES).unwrap()
 }
 
@@ -34,7 +36,13 @@ fn contents(prefix: Digest) -> Vec<u8> {
 }
 
 /// Writes the whole pages of `tokens` for a session, and returns their names.
-fn write(tier: &DiskTier, layout: LayoutId, tenant: &str, session: &str, tokens: &[u32]) -> Vec<Digest> {
+pub(super) fn write(
+    tier: &DiskTier,
+    layout: LayoutId,
+    tenant: &str,
+    session: &str,
+    tokens: &[u32],
+) -> Vec<Digest> {
     let prefixes = tier.keys().prefixes(tenant, tokens, 16);
     let owner = tier.keys().owner(Some("agent"), Some(session));
     for (at, prefix) in prefixes.iter().enumerate() {
@@ -51,12 +59,12 @@ fn write(tier: &DiskTier, layout: LayoutId, tenant: &str, session: &str, tokens:
     prefixes
 }
 
-fn tokens(seed: u32, pages: u32) -> Vec<u32> {
+pub(super) fn tokens(seed: u32, pages: u32) -> Vec<u32> {
     (0..pages * 16).map(|at| at * 31 + seed).collect()
 }
 
 /// Reads pages until the read ends.
-fn read(tier: &DiskTier, layout: LayoutId, prefixes: &[Digest]) -> Vec<Vec<u8>> {
+pub(super) fn read(tier: &DiskTier, layout: LayoutId, prefixes: &[Digest]) -> Vec<Vec<u8>> {
     let mut pages = tier.read(layout, prefixes.to_vec()).unwrap();
     let mut read = Vec::new();
     loop {
@@ -74,7 +82,7 @@ fn is_on_disk(folder: &Path, prefix: Digest) -> bool {
     files.into_iter().any(|file| file.windows(32).any(|part| part == prefix.0))
 }
 
-fn pages_file(folder: &Path) -> PathBuf {
+pub(super) fn pages_file(folder: &Path) -> PathBuf {
     let mut paths = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     paths.find(|path| path.extension().is_some_and(|extension| extension == "pages")).unwrap()
 }

@@ -9,13 +9,14 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::eviction::Eviction;
 use super::index::{Changes, EraseFilter, PageKey, Slot};
 use super::layout_files::LayoutFiles;
 use super::record::Record;
 use super::space::{Pace, writable_bytes};
-use super::{PageWrite, Shared, State};
+use super::{PageWrite, Shared, State, pins, small_file, written_days};
 use crate::image::Header;
-use crate::{Owner, metric};
+use crate::{Owner, TenantTag, metric};
 
 pub(super) enum Command {
     Write {
@@ -55,7 +56,7 @@ impl From<io::Error> for Refusal {
 
 pub(super) fn run(shared: &Arc<Shared>, commands: &Receiver<Command>) {
     let mut pace = Pace::new(shared.options.write_bytes_per_s);
-    if let Err(error) = make_room(shared, 0, None) {
+    if let Err(error) = make_room(shared, 0, &Eviction::default()) {
         fail(shared, error);
     }
     show(shared);
@@ -98,6 +99,7 @@ pub(super) fn run(shared: &Arc<Shared>, commands: &Receiver<Command>) {
         }
         show(shared);
     }
+    save_days(shared);
 }
 
 /// Waits so that writes keep their rate. Erasures do not wait.
@@ -143,7 +145,9 @@ fn write(shared: &Shared, page: PageWrite) -> Result<u64, Refusal> {
         }
     }
     let slot_bytes = shared.state().layouts.get(layout.0).map_or(0, |layout| layout.files.slot_bytes());
-    make_room(shared, slot_bytes, parent.map(|prefix| PageKey { layout, prefix }))?;
+    let keep = parent.map(|prefix| PageKey { layout, prefix });
+    make_room_of_tenant(shared, slot_bytes, keep, tenant)?;
+    make_room(shared, slot_bytes, &Eviction { keep, ..Eviction::default() })?;
     let taken = {
         let mut state = shared.state();
         let found = state.layouts.get_mut(layout.0);
@@ -168,13 +172,29 @@ fn write(shared: &Shared, page: PageWrite) -> Result<u64, Refusal> {
     shared.totals.written_bytes.fetch_add(written, Relaxed);
     metrics::counter!(metric::WRITTEN_PAGES).increment(1);
     metrics::counter!(metric::WRITTEN_BYTES).increment(written);
+    let is_due = shared.days().add(written, written_days::today());
+    if is_due {
+        save_days(shared);
+    }
     Ok(written)
 }
 
+/// Writes to the folder how much was written today.
+fn save_days(shared: &Shared) {
+    let text = shared.days().encode();
+    if let Err(error) = small_file::replace(&shared.options.folder, written_days::FILE, &text) {
+        tracing::debug!(%error, "cannot save how many bytes of KV pages were written today");
+    }
+}
+
 fn put(shared: &Shared, files: &LayoutFiles, slot: u32, header: &Header, bytes: &[u8]) -> io::Result<()> {
-    let _ = shared;
     #[cfg(any(test, feature = "faults"))]
     shared.faults.write()?;
+    let sealed = match &shared.cipher {
+        Some(cipher) => Some(cipher.seal(header.layout, header.prefix, bytes)?),
+        None => None,
+    };
+    let bytes = sealed.as_deref().unwrap_or(bytes);
     if bytes.len() != header.payload_bytes {
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,
@@ -184,29 +204,58 @@ fn put(shared: &Shared, files: &LayoutFiles, slot: u32, header: &Header, bytes: 
     files.write_page(slot, &header.encode(bytes), bytes)
 }
 
-/// Evicts pages until there is space for `bytes`. `keep` is not evicted.
-fn make_room(shared: &Shared, bytes: u64, keep: Option<PageKey>) -> Result<(), Refusal> {
+/// Evicts pages of a tenant until it has its share at most, with `bytes` more. Others make no room for it.
+fn make_room_of_tenant(
+    shared: &Shared,
+    bytes: u64,
+    keep: Option<PageKey>,
+    tenant: TenantTag,
+) -> Result<(), Refusal> {
+    let share = shared.shares.of(tenant);
+    while shared.state().index.bytes_of(tenant).saturating_add(bytes) > share {
+        let of_tenant = Eviction { keep, only: Some(tenant), ..Eviction::default() };
+        if !evict_page(shared, &of_tenant)? {
+            return Err(Refusal::Dropped);
+        }
+    }
+    Ok(())
+}
+
+/// Evicts pages until there is space for `bytes`.
+fn make_room(shared: &Shared, bytes: u64, rules: &Eviction<'_>) -> Result<(), Refusal> {
     loop {
         let used = shared.state().used_bytes;
         let fits = used.saturating_add(bytes) <= shared.options.max_bytes;
         if fits && (bytes == 0 || has_free_disk(shared, bytes)) {
             return Ok(());
         }
-        let evicted = change(shared, |state| {
-            let State { index, layouts, .. } = state;
-            index.evict(keep, State::slot_bytes(layouts))
-        });
-        if evicted.removed.is_empty() {
+        if !evict_page(shared, rules)? {
             return match bytes {
                 0 => Ok(()),
                 _ if fits => Err(Refusal::Failed(too_full(shared.options.min_free_percent))),
                 _ => Err(Refusal::Dropped),
             };
         }
-        let pages = erase(shared, evicted)?;
-        shared.totals.evicted_pages.fetch_add(pages, Relaxed);
-        metrics::counter!(metric::REMOVED_PAGES, "reason" => "evicted").increment(pages);
     }
+}
+
+/// Evicts one page, those of pinned sessions last. Returns false if there is none that may go.
+fn evict_page(shared: &Shared, rules: &Eviction<'_>) -> Result<bool, Refusal> {
+    let owners = shared.pins().owners();
+    let evicted = change(shared, |state| {
+        let State { index, layouts, .. } = state;
+        let slot_bytes = State::slot_bytes(layouts);
+        let last = pins::protected(&owners, index, shared.shares.pinned, &slot_bytes);
+        let Eviction { keep, only, .. } = *rules;
+        index.evict(&Eviction { keep, only, last, shares: Some(&shared.shares) }, slot_bytes)
+    });
+    if evicted.removed.is_empty() {
+        return Ok(false);
+    }
+    let pages = erase(shared, evicted)?;
+    shared.totals.evicted_pages.fetch_add(pages, Relaxed);
+    metrics::counter!(metric::REMOVED_PAGES, "reason" => "evicted").increment(pages);
+    Ok(true)
 }
 
 fn too_full(min_free_percent: u8) -> io::Error {
@@ -304,4 +353,6 @@ fn show(shared: &Shared) {
     };
     metrics::gauge!(metric::DISK_BYTES).set(bytes as f64);
     metrics::gauge!(metric::DISK_PAGES).set(pages as f64);
+    let [today, _] = shared.days().on(written_days::today());
+    metrics::gauge!(metric::WRITTEN_TODAY_BYTES).set(today as f64);
 }

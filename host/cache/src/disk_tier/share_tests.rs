@@ -1,0 +1,184 @@
+//! Tests of shares, pins, encryption and the numbers of the writer, with real files.
+
+use std::os::unix::fs::FileExt;
+
+use super::tests::{BYTES, layout, options, pages_file, read, tokens, write};
+use super::*;
+
+#[test]
+fn a_tenant_beyond_its_share_makes_room_among_its_own_pages() {
+    let folder = tempfile::tempdir().unwrap();
+    let page = DiskTier::page_bytes(BYTES);
+    let shares = TierShares { tenants: [("greedy".to_owned(), 40)].into(), ..TierShares::default() };
+    let narrow = TierOptions { max_bytes: 10 * page, shares, ..options(folder.path()) };
+    let tier = DiskTier::open(narrow).unwrap();
+    let form = layout(&tier, "form");
+    let other = write(&tier, form, "other", "s", &tokens(1, 3));
+    let first = write(&tier, form, "greedy", "1", &tokens(2, 4));
+    assert_eq!((tier.status().pages, tier.status().evicted_pages), (7, 0));
+    let second = write(&tier, form, "greedy", "2", &tokens(3, 3));
+    assert_eq!(tier.leading(form, &other), 3, "the tier has room, and others keep what they have");
+    assert_eq!([tier.leading(form, &first), tier.leading(form, &second)], [1, 3]);
+    let long = write(&tier, form, "greedy", "3", &tokens(4, 6));
+    assert_eq!((tier.leading(form, &long), tier.leading(form, &other)), (4, 3));
+    assert_eq!(tier.status().dropped_pages, 2, "the end of what is longer than the share");
+}
+
+#[test]
+fn pinned_sessions_are_evicted_last_and_outlive_a_restart() {
+    let folder = tempfile::tempdir().unwrap();
+    let page = DiskTier::page_bytes(BYTES);
+    let open = || {
+        let shares = TierShares { pinned: 50, ..TierShares::default() };
+        let tier =
+            DiskTier::open(TierOptions { max_bytes: 8 * page, shares, ..options(folder.path()) }).unwrap();
+        let form = layout(&tier, "form");
+        (tier, form)
+    };
+    let pin = |session: &str| Pin { tenant: "t".into(), agent: "agent".into(), session: session.into() };
+    let (tier, form) = open();
+    let kept = write(&tier, form, "t", "kept", &tokens(1, 4));
+    assert!(tier.pin(pin("kept")).unwrap());
+    assert!(!tier.pin(pin("kept")).unwrap(), "it is pinned already");
+    for session in 0..4 {
+        write(&tier, form, "t", &format!("{session}"), &tokens(10 + session, 3));
+    }
+    assert_eq!(tier.leading(form, &kept), 4, "it was used before all others");
+    drop(tier);
+    let (tier, form) = open();
+    let status = PinStatus { pin: pin("kept"), bytes: 4 * page, is_protected: true };
+    assert_eq!(tier.pins(), [status]);
+    write(&tier, form, "t", "more", &tokens(20, 4));
+    assert_eq!(tier.leading(form, &kept), 4);
+    // Beyond the share of pins, a pin protects nothing.
+    write(&tier, form, "t", "kept", &tokens(1, 5));
+    assert!(!tier.pins()[0].is_protected);
+    write(&tier, form, "t", "last", &tokens(30, 8));
+    assert_eq!(tier.leading(form, &kept), 0);
+    assert!(tier.unpin(&pin("kept")).unwrap());
+    assert!(!tier.unpin(&pin("kept")).unwrap());
+    // A deleted session takes its pin along.
+    assert!(tier.pin(pin("last")).unwrap());
+    tier.forget(EraseFilter::Session(tier.keys().owner(Some("agent"), Some("last"))));
+    drop(tier);
+    assert!(open().0.pins().is_empty());
+}
+
+#[test]
+fn pins_have_a_maximum_and_names_without_white_space() {
+    let folder = tempfile::tempdir().unwrap();
+    let (tier, _) = tests::open(folder.path());
+    let of = |session: &str| Pin { tenant: "t".into(), agent: "a".into(), session: session.into() };
+    let pin = |session: &str| tier.pin(of(session));
+    assert!(matches!(pin("a\tb"), Err(PinError::Name(_))));
+    assert!(matches!(pin(""), Err(PinError::Name(_))));
+    for number in 0..256 {
+        assert!(pin(&number.to_string()).unwrap());
+    }
+    assert!(matches!(pin("one more"), Err(PinError::Name(_))));
+    assert!(matches!(pin("257"), Err(PinError::TooMany)));
+}
+
+#[test]
+fn the_bytes_of_a_day_outlive_a_restart() {
+    let folder = tempfile::tempdir().unwrap();
+    let (tier, form) = tests::open(folder.path());
+    write(&tier, form, "t", "s", &tokens(1, 3));
+    let page = DiskTier::page_bytes(BYTES);
+    let of_days = |tier: &DiskTier| {
+        let TierStatus { written_today_bytes, written_yesterday_bytes, .. } = tier.status();
+        // The test may run past midnight.
+        written_today_bytes + written_yesterday_bytes
+    };
+    assert_eq!(of_days(&tier), 3 * page);
+    drop(tier);
+    let (tier, form) = tests::open(folder.path());
+    assert_eq!((of_days(&tier), tier.status().written_bytes), (3 * page, 0));
+    write(&tier, form, "t", "s", &tokens(1, 4));
+    assert_eq!(of_days(&tier), 4 * page);
+}
+
+#[test]
+fn writes_take_as_long_as_their_rate_says() {
+    let folder = tempfile::tempdir().unwrap();
+    let page = DiskTier::page_bytes(BYTES);
+    let tier =
+        DiskTier::open(TierOptions { write_bytes_per_s: 20 * page, ..options(folder.path()) }).unwrap();
+    let form = layout(&tier, "form");
+    let begun = Instant::now();
+    write(&tier, form, "t", "s", &tokens(1, 6));
+    assert!(begun.elapsed() >= Duration::from_millis(250), "six pages at 20 pages a second");
+    assert_eq!(tier.status().written_pages, 6);
+}
+
+#[test]
+fn sealed_pages_cannot_be_read_in_the_files_and_open_only_with_their_key() {
+    let folder = tempfile::tempdir().unwrap();
+    let sealed = |key: u8| {
+        let key = Some(SealingSecret([key; 32]));
+        let tier = DiskTier::open(TierOptions { key, ..options(folder.path()) }).unwrap();
+        let form = layout(&tier, "form");
+        (tier, form)
+    };
+    let page = |at: u8| vec![b'a' + at; BYTES];
+    let in_files = |part: &[u8]| {
+        let files = std::fs::read_dir(folder.path()).unwrap();
+        let mut files = files.map(|entry| std::fs::read(entry.unwrap().path()).unwrap());
+        files.any(|file| file.windows(part.len()).any(|found| found == part))
+    };
+    let (tier, form) = sealed(1);
+    let prefixes = tier.keys().prefixes("t", &tokens(1, 3), 16);
+    for (at, prefix) in prefixes.iter().enumerate() {
+        assert!(tier.write(PageWrite {
+            layout: form,
+            prefix: *prefix,
+            parent: at.checked_sub(1).map(|before| prefixes[before]),
+            tenant: tier.keys().tenant("t"),
+            owner: Owner::default(),
+            bytes: page(at as u8),
+        }));
+    }
+    tier.flush();
+    let all = [page(0), page(1), page(2)];
+    assert_eq!(read(&tier, form, &prefixes), all);
+    assert!((0..3).all(|at| !in_files(&page(at)[..16])), "a page can be read in the files");
+    drop(tier);
+    let (tier, form) = sealed(1);
+    assert_eq!(read(&tier, form, &prefixes), all, "after a restart");
+    // Ciphertext that was changed is a miss, as any other damage.
+    let file = std::fs::OpenOptions::new().write(true).open(pages_file(folder.path())).unwrap();
+    file.write_all_at(b"x", DiskTier::page_bytes(BYTES) + 5000).unwrap();
+    assert_eq!(read(&tier, form, &prefixes), all[..1]);
+    tier.flush();
+    assert_eq!(tier.status().damaged_pages, 1);
+    drop(tier);
+    // With another key or without one, nothing is left.
+    let (tier, form) = sealed(2);
+    assert_eq!((tier.leading(form, &prefixes), tier.status().pages), (0, 0));
+    write(&tier, form, "t", "s", &tokens(1, 2));
+    drop(tier);
+    let (tier, form) = tests::open(folder.path());
+    assert_eq!((tier.leading(form, &prefixes), tier.status().pages), (0, 0));
+}
+
+/// The file that names the key was lost or copied: the tier then relies on the cipher alone.
+#[test]
+fn pages_of_another_key_are_damaged_pages() {
+    let folder = tempfile::tempdir().unwrap();
+    let sealed = |key: u8| {
+        let key = Some(SealingSecret([key; 32]));
+        let tier = DiskTier::open(TierOptions { key, ..options(folder.path()) }).unwrap();
+        let form = layout(&tier, "form");
+        (tier, form)
+    };
+    let (tier, form) = sealed(1);
+    let prefixes = write(&tier, form, "t", "s", &tokens(1, 2));
+    drop(tier);
+    let other = PageCipher::new(&SealingSecret([2; 32])).id();
+    std::fs::write(folder.path().join("sealed"), other).unwrap();
+    let (tier, form) = sealed(2);
+    assert_eq!(tier.leading(form, &prefixes), 2);
+    assert_eq!(read(&tier, form, &prefixes), Vec::<Vec<u8>>::new());
+    tier.flush();
+    assert_eq!((tier.status().damaged_pages, tier.leading(form, &prefixes)), (1, 0));
+}
