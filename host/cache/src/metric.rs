@@ -19,9 +19,12 @@ pub const WRITTEN_TODAY_BYTES: &str = "skep_kv_written_today_bytes";
 /// Counter of the pages that were read and used instead of being computed.
 pub const PROMOTED_PAGES: &str = "skep_kv_promoted_pages_total";
 
+/// Counter of the promoted pages that were read before a request needed them.
+pub const WARMED_PAGES: &str = "skep_kv_warmed_pages_total";
+
 /// Makes all counters visible before anything has happened.
 pub(crate) fn begin() {
-    for name in [WRITTEN_BYTES, WRITTEN_PAGES, READ_BYTES, DROPPED_PAGES, PROMOTED_PAGES] {
+    for name in [WRITTEN_BYTES, WRITTEN_PAGES, READ_BYTES, DROPPED_PAGES, PROMOTED_PAGES, WARMED_PAGES] {
         metrics::counter!(name).increment(0);
     }
     for reason in ["damaged", "evicted", "erased"] {

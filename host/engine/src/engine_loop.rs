@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use skep_model::{Batch, BatchSequence, Executor, LogitRow, LogitsWanted, ModelError, RowOutput, Tokenizer};
 use tokio::sync::oneshot;
 
-use crate::disk_pages::{COPY_TIME, DiskPages};
+use crate::disk_pages::{COPY_TIME, DiskPages, Warming};
 use crate::health::Health;
 use crate::lookahead::Lookahead;
 use crate::mask_worker::{MaskWorker, Masked};
@@ -57,6 +57,8 @@ pub(crate) enum Command {
         pages: EraseScope,
         done: oneshot::Sender<()>,
     },
+    /// Reads the pages of a conversation from the disk before a request needs them.
+    Warm(Box<Warming>),
     /// Ends every request and the loop, and notifies `done` once the executor is freed.
     Stop {
         done: oneshot::Sender<()>,
@@ -155,7 +157,7 @@ impl EngineLoop {
     /// Takes the queued commands, and waits for one when there is nothing else to do. Returns false when no
     /// handle is left.
     fn take_commands(&mut self, commands: &Receiver<Command>) -> bool {
-        if self.scheduler.is_idle() {
+        if self.scheduler.is_idle() && !self.disk.as_ref().is_some_and(DiskPages::is_reading) {
             if cfg!(debug_assertions) {
                 self.check_integrity();
             }
@@ -224,22 +226,37 @@ impl EngineLoop {
             Command::Forget { pages, done } => {
                 if let Some(disk) = &mut self.disk {
                     disk.take_ended(&mut self.scheduler);
-                    disk.forget(&pages);
+                    disk.forget(&pages, &mut self.scheduler);
                 }
                 self.scheduler.forget(|owner| pages.includes(owner));
                 // A receiver that no longer waits does not need the notification.
                 let _ = done.send(());
             }
-            Command::Drain { done } => self.drains.push(done),
+            Command::Drain { done } => {
+                self.end_warmings();
+                self.drains.push(done);
+            }
+            Command::Warm(warming) => match &mut self.disk {
+                Some(disk) => disk.warm(*warming, &mut self.scheduler),
+                None => warming.answer_from_memory(&mut self.scheduler),
+            },
             Command::Pages { done } => {
                 // A receiver that no longer waits does not need the answer.
                 let _ = done.send(self.scheduler.page_owners());
             }
             Command::Stop { done } => self.stops.push(done),
             Command::Abort { done } => {
+                self.end_warmings();
                 self.scheduler.abort(|| EngineError::ShuttingDown);
                 self.drains.push(done);
             }
+        }
+    }
+
+    /// Ends the reads that no request waits for.
+    fn end_warmings(&mut self) {
+        if let Some(disk) = &mut self.disk {
+            disk.end_warmings(&mut self.scheduler);
         }
     }
 

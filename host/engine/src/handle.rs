@@ -21,8 +21,8 @@ use crate::router::{Placement, Router};
 use crate::stream::{self, EventReceiver, SpentTokens, TokenStream};
 use crate::submission::Submission;
 use crate::{
-    Constraint, EngineError, EngineOptions, EngineStats, EngineTimes, EraseScope, GenerateRequest, ModelInfo,
-    PageOwner, Priority,
+    Affinity, Constraint, EngineError, EngineOptions, EngineStats, EngineTimes, EraseScope, GenerateRequest,
+    ModelInfo, PageOwner, Priority, Warmed,
 };
 
 /// Replaces default deadlines that are too far away to be a point in time.
@@ -213,6 +213,19 @@ impl Engine {
     /// of these clients that run leave no pages behind.
     pub async fn forget_pages(&self, pages: &EraseScope) {
         join_all(self.shared.replicas.iter().map(|replica| replica.forget(pages))).await;
+    }
+
+    /// Reads the pages of a conversation from the disk into memory, before a request that begins with these tokens needs
+    /// them. It takes only room that running requests leave, computes nothing, and ends when the future is dropped.
+    pub async fn warm(&self, affinity: &Affinity, mut tokens: Vec<u32>) -> Warmed {
+        let shared = &self.shared;
+        tokens.truncate(shared.sequence_limit);
+        let nothing = Warmed { pages: tokens.len() / PAGE_TOKENS, ..Warmed::default() };
+        if shared.draining.load(Ordering::Acquire) {
+            return nothing;
+        }
+        let Some(replica) = shared.router.expect(affinity, &tokens) else { return nothing };
+        shared.replicas[replica].warm(affinity.clone(), tokens).await.unwrap_or(nothing)
     }
 
     /// Returns the number of tokens that prompt and output may have together: the model's context, or the

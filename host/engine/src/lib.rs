@@ -63,7 +63,7 @@ mod validator;
 pub use abilities::Abilities;
 pub use cancel::Cancel;
 pub use constraint::{CheckedValue, SchemaNotes};
-pub use disk_pages::EraseScope;
+pub use disk_pages::{EraseScope, Warmed};
 pub use distribution::Counts;
 pub use error::{EngineError, UpstreamFault};
 pub use event::{FinishReason, Finished, RolledBack, Timing, Token, TokenEvent, TokenLogprob, Usage};
@@ -85,7 +85,10 @@ pub use request::{
     Affinity, AnswerMarkup, BeforeCalls, CallMarkup, CallPart, CallableTool, Constraint, GenerateRequest,
     ObjectMarkup, ParameterMarkup, PartsMarkup, Priority, Thinking, ToolCallForm,
 };
-pub use skep_cache::{DiskTier, EraseFilter, TierError, TierOptions, TierStatus};
+pub use skep_cache::{
+    DiskTier, EraseFilter, Pin, PinError, PinStatus, SealingSecret, TierError, TierOptions, TierShares,
+    TierStatus,
+};
 pub use skep_model::{ModelDigest, Sampling, SpecialTokens};
 pub use stats::{EngineStats, EngineTimes, PageOwner};
 pub use stream::TokenStream;

@@ -90,10 +90,12 @@ pub const METRICS: &[MetricSpec] = &[
     counter(disk::WRITTEN_BYTES, "Bytes of KV pages written to the disk"),
     counter(disk::READ_BYTES, "Bytes of KV pages read from the disk"),
     counter(disk::PROMOTED_PAGES, "KV pages that came from the disk and were not computed"),
+    counter(disk::WARMED_PAGES, "Promoted KV pages that were read before a request needed them"),
     counter(disk::REMOVED_PAGES, "KV pages that left the disk, by reason"),
     counter(disk::DROPPED_PAGES, "KV pages that were not written, because the disk was full or too slow"),
     gauge(disk::DISK_BYTES, "Bytes of KV pages on the disk"),
     gauge(disk::DISK_PAGES, "KV pages on the disk"),
+    gauge(disk::WRITTEN_TODAY_BYTES, "Bytes of KV pages written to the disk on the current UTC day"),
 ];
 
 const fn counter(name: &'static str, help: &'static str) -> MetricSpec {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use skep_model::{Executor, Tokenizer};
 use tokio::sync::oneshot;
 
-use crate::disk_pages::DiskPages;
+use crate::disk_pages::{DiskPages, Warming};
 use crate::engine_loop::{Command, EngineLoop};
 use crate::health::Health;
 use crate::keyed_hash::KeyedHash;
@@ -22,7 +22,8 @@ use crate::submission::Submission;
 use crate::telemetry::Telemetry;
 use crate::timeline::StepTimer;
 use crate::{
-    EngineError, EngineOptions, EngineStats, EngineTimes, EraseScope, ModelInfo, PageOwner, Priority,
+    Affinity, EngineError, EngineOptions, EngineStats, EngineTimes, EraseScope, ModelInfo, PageOwner,
+    Priority, Warmed,
 };
 
 /// The reason that a request did not reach the loop.
@@ -110,6 +111,18 @@ impl Replica {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         let _ = forgotten.await;
+    }
+
+    /// Reads the pages of a conversation from the disk before a request needs them. Returns `None` if the loop ends first.
+    pub async fn warm(&self, affinity: Affinity, tokens: Vec<u32>) -> Option<Warmed> {
+        let (done, warmed) = oneshot::channel();
+        let mut command = Command::Warm(Box::new(Warming { affinity, tokens, done }));
+        // The channel is full only for moments, because a loop empties it before each step.
+        while let Err(mpsc::TrySendError::Full(returned)) = self.commands().try_send(command) {
+            command = returned;
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        warmed.await.ok()
     }
 
     /// Returns the number of sequences of this class that could start now without waiting for another one.

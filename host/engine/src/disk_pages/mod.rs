@@ -2,12 +2,14 @@
 //!
 //! When a sequence ends, its whole pages are copied out of the executor between steps and queued for the disk. When a request
 //! arrives whose prefix is on disk and not in memory, and reading is expected to take less time than computing, the request
-//! waits while its pages are read into the prefix tree, where admission finds them.
+//! waits while its pages are read into the prefix tree, where admission finds them. A caller may have the pages of a
+//! conversation read before a request needs them.
 //!
 //! Invariant: whatever fails, a page is computed instead. Nothing here makes a step wait for the disk.
 
 mod promotion;
 mod spill;
+mod warming;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,8 +24,10 @@ use crate::scheduler::Scheduler;
 use crate::sequence::Sequence;
 use crate::sequence_id::SequenceId;
 
-use promotion::{PAGES_AT_ONCE, Progress, Promotion};
+use promotion::{PAGES_AT_ONCE, Progress, Promotion, Reader};
 use spill::{Copied, Spill};
+pub use warming::Warmed;
+pub(crate) use warming::Warming;
 
 /// Maximum number of ended sequences whose pages wait to be copied.
 const MAX_SPILLS: usize = 1024;
@@ -40,6 +44,8 @@ const FIRST_PATIENCE: Duration = Duration::from_secs(2);
 const PATIENCE: u32 = 2;
 /// Time that a read may take if prefixes are read in any case.
 const LONG_PATIENCE: Duration = Duration::from_secs(60);
+/// Time that a read ahead of a request may take.
+const WARM_PATIENCE: Duration = Duration::from_secs(30);
 /// A step with fewer tokens says little about the speed of prefills.
 const MEASURED_TOKENS: usize = 48;
 /// Weight of the newest step in the moving average.
@@ -97,6 +103,8 @@ pub(crate) struct DiskPages {
     waiting_for_other_read: Vec<SequenceId>,
     /// Requests for whose prefix there was too little room, with the pages that it takes; they look again when there is.
     short: Vec<(SequenceId, usize)>,
+    /// Conversations whose pages another read has in part; they are looked up again afterwards.
+    later_warmings: Vec<Warming>,
     speed: Speed,
 }
 
@@ -159,6 +167,7 @@ impl DiskPages {
                 promotions: Vec::new(),
                 waiting_for_other_read: Vec::new(),
                 short: Vec::new(),
+                later_warmings: Vec::new(),
                 speed: Speed::default(),
             }),
             Err(error) => {
@@ -213,9 +222,67 @@ impl DiskPages {
         true
     }
 
-    /// Forgets pages that wait to be copied.
-    pub fn forget(&mut self, pages: &EraseScope) {
+    /// Forgets pages that wait to be copied, and those that are read ahead.
+    pub fn forget(&mut self, pages: &EraseScope, scheduler: &mut Scheduler) {
         self.spills.retain(|spill| !spill.belongs_to(pages));
+        let belongs = |affinity: &Affinity| pages.includes(&PrefixOwner::of(affinity));
+        self.later_warmings.retain(|warming| !belongs(&warming.affinity));
+        let is_gone = |promotion: &Promotion| promotion.warmed_client().is_some_and(belongs);
+        let gone = self.take_promotions(is_gone);
+        let has_ended = !gone.is_empty();
+        gone.into_iter().for_each(|promotion| promotion.end_forgotten(scheduler));
+        if has_ended {
+            self.look_again(scheduler);
+        }
+    }
+
+    /// Ends the reads that no request waits for.
+    pub fn end_warmings(&mut self, scheduler: &mut Scheduler) {
+        self.later_warmings.clear();
+        let ended = self.take_promotions(|promotion| promotion.warmed_client().is_some());
+        let has_ended = !ended.is_empty();
+        ended.into_iter().for_each(|promotion| promotion.end(scheduler));
+        if has_ended {
+            self.look_again(scheduler);
+        }
+    }
+
+    fn take_promotions(&mut self, is_taken: impl Fn(&Promotion) -> bool) -> Vec<Promotion> {
+        let (taken, left) = std::mem::take(&mut self.promotions).into_iter().partition(is_taken);
+        self.promotions = left;
+        taken
+    }
+
+    /// Reads the pages of a conversation that are on disk and not in memory, as far as there is room for them.
+    pub fn warm(&mut self, warming: Warming, scheduler: &mut Scheduler) {
+        if warming.is_given_up() {
+            return;
+        }
+        let (tenant, whole) = (warming.affinity.tenant.as_str(), warming.whole_pages());
+        let in_memory = scheduler.cached_prefix(tenant, whole).len();
+        let names = self.tier.keys().prefixes(tenant, whole, PAGE_TOKENS);
+        let next = names.get(in_memory);
+        if next.is_some_and(|next| self.promotions.iter().any(|other| other.reads(*next))) {
+            self.later_warmings.push(warming);
+            return;
+        }
+        let on_disk = self.tier.leading(self.layout, &names).saturating_sub(in_memory);
+        let found = Warmed { pages: names.len(), in_memory, on_disk, read: 0 };
+        let wanted = on_disk.min(scheduler.spare_pages());
+        let names = names[in_memory..in_memory + wanted].to_vec();
+        let read = (wanted > 0).then(|| self.tier.read(self.layout, names.clone())).flatten();
+        let Some(read) = read else {
+            // A caller that no longer waits does not need the answer.
+            let _ = warming.done.send(found);
+            return;
+        };
+        let tokens = &whole[..(in_memory + wanted) * PAGE_TOKENS];
+        let held = scheduler.borrow_pages(tenant, tokens, in_memory);
+        let tokens = tokens.to_vec();
+        let Warming { affinity, done, .. } = warming;
+        let (reader, deadline) = (Reader::Warming { found, done }, Instant::now() + WARM_PATIENCE);
+        let prefix = (&affinity, tokens.as_slice());
+        self.promotions.push(Promotion::new(reader, prefix, (names, read), held, deadline));
     }
 
     /// Looks up the prefix of a request on the disk, and makes the request wait while it is read.
@@ -241,7 +308,11 @@ impl DiskPages {
             return;
         }
         let names = self.tier.keys().prefixes(tenant, &tokens[..pages * PAGE_TOKENS], PAGE_TOKENS);
-        if self.promotions.iter().any(|other| other.reads(names[in_memory])) {
+        let all = pages - in_memory;
+        let read_time = self.tier.read_time((all * self.page_bytes) as u64);
+        let patience = self.patience(read_time, self.speed.compute_time(all * PAGE_TOKENS));
+        if let Some(other) = self.promotions.iter_mut().find(|other| other.reads(names[in_memory])) {
+            other.hurry(Instant::now() + patience);
             scheduler.hold(id);
             self.waiting_for_other_read.push(id);
             return;
@@ -269,15 +340,20 @@ impl DiskPages {
         let tokens = &tokens[..(in_memory + missing) * PAGE_TOKENS];
         let held = scheduler.borrow_pages(tenant, tokens, in_memory);
         scheduler.hold(id);
-        let patience = match self.tier.reads_always() {
-            true => LONG_PATIENCE,
-            false => self.speed.patience(read_time, compute),
-        };
-        let deadline = Instant::now() + patience;
-        self.promotions.push(Promotion::new(id, (affinity, tokens), (names, read), held, deadline));
+        let deadline = Instant::now() + self.patience(read_time, compute);
+        let reader = Reader::Request(id);
+        self.promotions.push(Promotion::new(reader, (affinity, tokens), (names, read), held, deadline));
     }
 
-    /// Returns whether a waiting request has pages that are being read from the disk.
+    /// Returns how long a request waits for a read that is expected to take `read`, in place of computing for `compute`.
+    fn patience(&self, read: Duration, compute: Duration) -> Duration {
+        match self.tier.reads_always() {
+            true => LONG_PATIENCE,
+            false => self.speed.patience(read, compute),
+        }
+    }
+
+    /// Returns whether pages are being read from the disk.
     pub fn is_reading(&self) -> bool {
         !self.promotions.is_empty()
     }
@@ -307,7 +383,7 @@ impl DiskPages {
                 Progress::Ended => self.promotions.swap_remove(at).end(scheduler),
             }
         }
-        if self.promotions.len() < before && !self.waiting_for_other_read.is_empty() {
+        if self.promotions.len() < before {
             self.look_again(scheduler);
         }
     }
@@ -330,7 +406,7 @@ impl DiskPages {
         }
     }
 
-    /// Makes requests look up their prefix again after another request has read it.
+    /// Makes requests and callers look up their prefix again after another read of it has ended.
     fn look_again(&mut self, scheduler: &mut Scheduler) {
         let waiting = std::mem::take(&mut self.waiting_for_other_read);
         for id in waiting {
@@ -338,6 +414,9 @@ impl DiskPages {
             if let Some((affinity, tokens)) = scheduler.waiting_prefix(id) {
                 self.look_up_tokens(id, &affinity, &tokens, scheduler);
             }
+        }
+        for warming in std::mem::take(&mut self.later_warmings) {
+            self.warm(warming, scheduler);
         }
     }
 

@@ -1,10 +1,12 @@
-//! Reads the pages of a prefix from the disk into the prefix tree.
+//! Reads the pages of a prefix from the disk into the prefix tree, for a request that waits or ahead of one.
 
 use std::time::{Duration, Instant};
 
 use skep_cache::{Digest, PageRead, PageStream, metric};
 use skep_model::{Executor, PAGE_TOKENS};
+use tokio::sync::oneshot;
 
+use super::warming::Warmed;
 use crate::Affinity;
 use crate::kv::SequencePages;
 use crate::scheduler::Scheduler;
@@ -15,8 +17,16 @@ const WAIT: Duration = Duration::from_micros(500);
 /// Maximum number of pages that are taken between two steps.
 pub(super) const PAGES_AT_ONCE: usize = 8;
 
+/// The one that the pages are read for.
+pub(super) enum Reader {
+    /// A waiting request, which is held meanwhile.
+    Request(SequenceId),
+    /// A caller that wants them in memory before a request needs them, with what was found.
+    Warming { found: Warmed, done: oneshot::Sender<Warmed> },
+}
+
 pub(super) struct Promotion {
-    id: SequenceId,
+    reader: Reader,
     affinity: Affinity,
     tokens: Vec<u32>,
     names: Vec<Digest>,
@@ -40,14 +50,26 @@ impl Promotion {
     /// Starts with the `held` pages of the prefix, which are in memory, and the read of those after them. `names` are
     /// the pages of the read in order.
     pub fn new(
-        id: SequenceId,
+        reader: Reader,
         (affinity, tokens): (&Affinity, &[u32]),
         (names, read): (Vec<Digest>, PageStream),
         held: SequencePages,
         deadline: Instant,
     ) -> Self {
         let (affinity, tokens) = (affinity.clone(), tokens.to_vec());
-        Promotion { id, affinity, tokens, names, read, waited_for: None, held, deadline }
+        Promotion { reader, affinity, tokens, names, read, waited_for: None, held, deadline }
+    }
+
+    /// Returns the client for which pages are read before a request needs them.
+    pub fn warmed_client(&self) -> Option<&Affinity> {
+        matches!(self.reader, Reader::Warming { .. }).then_some(&self.affinity)
+    }
+
+    /// Bounds the wait of a request for pages that are read ahead.
+    pub fn hurry(&mut self, deadline: Instant) {
+        if matches!(self.reader, Reader::Warming { .. }) {
+            self.deadline = self.deadline.min(deadline);
+        }
     }
 
     /// Returns the pages in memory, which stay locked as long as the promotion exists.
@@ -69,7 +91,11 @@ impl Promotion {
 
     /// Takes the pages that have arrived.
     pub fn advance(&mut self, scheduler: &mut Scheduler, executor: &mut dyn Executor) -> Progress {
-        if !scheduler.is_waiting(self.id) {
+        let is_wanted = match &self.reader {
+            Reader::Request(id) => scheduler.is_waiting(*id),
+            Reader::Warming { done, .. } => !done.is_closed(),
+        };
+        if !is_wanted {
             return Progress::Ended;
         }
         for _ in 0..PAGES_AT_ONCE {
@@ -96,13 +122,35 @@ impl Promotion {
         }
         scheduler.share_held(&self.affinity.tenant, &mut self.held, &self.tokens[..(at + 1) * PAGE_TOKENS]);
         metrics::counter!(metric::PROMOTED_PAGES).increment(1);
+        if matches!(self.reader, Reader::Warming { .. }) {
+            metrics::counter!(metric::WARMED_PAGES).increment(1);
+        }
         true
     }
 
-    /// Releases the pages and the request.
+    /// Releases the pages, and the request that waits for them.
     pub fn end(self, scheduler: &mut Scheduler) {
-        let read = &self.tokens[..self.held.pages().len() * PAGE_TOKENS];
-        scheduler.release_held(self.id, &self.affinity, (self.held, read));
-        scheduler.release_hold(self.id);
+        self.release(scheduler, false);
+    }
+
+    /// Does the same after the client's pages were forgotten: nothing that was read ahead stays.
+    pub fn end_forgotten(self, scheduler: &mut Scheduler) {
+        self.release(scheduler, true);
+    }
+
+    fn release(self, scheduler: &mut Scheduler, is_forgotten: bool) {
+        let pages = self.held.pages().len();
+        let held = (self.held, &self.tokens[..pages * PAGE_TOKENS]);
+        match self.reader {
+            Reader::Request(id) => {
+                scheduler.release_held(id, &self.affinity, held);
+                scheduler.release_hold(id);
+            }
+            Reader::Warming { found, done } => {
+                scheduler.release_warmed(&self.affinity, held, is_forgotten);
+                // A caller that no longer waits does not need the answer.
+                let _ = done.send(Warmed { read: pages.saturating_sub(found.in_memory), ..found });
+            }
+        }
     }
 }

@@ -125,6 +125,31 @@ impl Router {
         }
     }
 
+    /// Returns the replica that the next request of a session is expected at, and makes it the session's home. Takes no slot
+    /// there. Returns `None` if no replica is ready.
+    pub fn expect(&self, affinity: &Affinity, tokens: &[u32]) -> Option<usize> {
+        let session = affinity.session.as_deref().map(|session| self.session_digest(affinity, session));
+        let pages = match self.replicas.len() {
+            1 => Vec::new(),
+            _ => prompt_digests(&self.hash, &affinity.tenant, tokens),
+        };
+        let mut memory = self.memory();
+        let home = session.and_then(|session| memory.sessions.home(session));
+        let candidates: Vec<_> = self
+            .replicas
+            .iter()
+            .enumerate()
+            .map(|(at, replica)| {
+                self.candidate(at, &pages, !memory.gone[at] && replica.health.problem().is_none())
+            })
+            .collect();
+        let Choice { replica, .. } = choose(tokens.len(), home, &candidates)?;
+        if let Some(session) = session {
+            memory.sessions.settle(session, replica);
+        }
+        Some(replica)
+    }
+
     /// Records that the replica's loop has terminated: no request is sent there again, and its sessions get a
     /// new home.
     pub fn forget(&self, replica: usize) {

@@ -144,4 +144,19 @@ impl Scheduler {
         self.kv.release(&affinity.tenant, held, &[]);
         self.settle_owner(id, affinity, tokens);
     }
+
+    /// Ends the ownership of a read that no sequence waits for. What it has read, which is `tokens`, stays cached, unless
+    /// the pages of its client were forgotten.
+    pub fn release_warmed(
+        &mut self,
+        affinity: &Affinity,
+        (held, tokens): (SequencePages, &[u32]),
+        is_forgotten: bool,
+    ) {
+        self.kv.release(&affinity.tenant, held, &[]);
+        match is_forgotten {
+            true => self.kv.drop_unowned(&affinity.tenant, tokens),
+            false => self.kv.own(&PrefixOwner::of(affinity), tokens),
+        }
+    }
 }

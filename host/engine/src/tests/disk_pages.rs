@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
-use skep_cache::{DiskTier, TierOptions};
+use skep_cache::{DiskTier, TierOptions, TierShares};
 use skep_model::{ExecutorOptions, KvDtype};
 
 use super::fixture::{
@@ -14,7 +14,7 @@ use super::fixture::{
 };
 use crate::{Affinity, Engine, EngineOptions, EraseScope, GenerateRequest};
 
-fn options(folder: &Path) -> TierOptions {
+pub(super) fn options(folder: &Path) -> TierOptions {
     TierOptions {
         folder: folder.to_owned(),
         max_bytes: 64 << 20,
@@ -22,38 +22,40 @@ fn options(folder: &Path) -> TierOptions {
         write_bytes_per_s: 1 << 30,
         queue_bytes: 64 << 20,
         reads_always: false,
+        shares: TierShares::default(),
+        key: None,
     }
 }
 
-fn open(folder: &Path) -> Arc<DiskTier> {
+pub(super) fn open(folder: &Path) -> Arc<DiskTier> {
     Arc::new(DiskTier::open(options(folder)).unwrap())
 }
 
-fn engine_of(tier: Option<&Arc<DiskTier>>, executor: ExecutorOptions, weights: &str) -> Engine {
+pub(super) fn engine_of(tier: Option<&Arc<DiskTier>>, executor: ExecutorOptions, weights: &str) -> Engine {
     let mut model = model_with(executor);
     model.digest.weights = weights.to_owned();
     Engine::start(model, EngineOptions { disk: tier.cloned(), ..EngineOptions::default() }).unwrap()
 }
 
-fn engine(tier: &Arc<DiskTier>) -> Engine {
+pub(super) fn engine(tier: &Arc<DiskTier>) -> Engine {
     engine_of(Some(tier), executor_options(4096), "weights")
 }
 
-fn bare() -> Engine {
+pub(super) fn bare() -> Engine {
     engine_of(None, executor_options(4096), "weights")
 }
 
 /// Returns a prompt of about 20 pages that begins with `name`.
-fn prompt(name: &str) -> String {
+pub(super) fn prompt(name: &str) -> String {
     format!("{name}: {}", "a long system prompt, which every request begins with. ".repeat(6))
 }
 
-fn cached(generated: &Generated) -> usize {
+pub(super) fn cached(generated: &Generated) -> usize {
     generated.finished.usage.cached_tokens as usize
 }
 
 /// Waits until the pages of everything that ran are on the disk.
-async fn written(engine: &Engine, tier: &DiskTier, pages: u64) {
+pub(super) async fn written(engine: &Engine, tier: &DiskTier, pages: u64) {
     let begun = Instant::now();
     while tier.status().pages < pages {
         assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", tier.status());
@@ -64,7 +66,7 @@ async fn written(engine: &Engine, tier: &DiskTier, pages: u64) {
 }
 
 /// Runs a first turn with the tier and ends its engine.
-async fn first_turn(folder: &Path) -> Generated {
+pub(super) async fn first_turn(folder: &Path) -> Generated {
     let tier = open(folder);
     let engine = engine(&tier);
     let first = generate(&engine, greedy(&prompt("a"), 24)).await.unwrap();
@@ -73,11 +75,11 @@ async fn first_turn(folder: &Path) -> Generated {
 }
 
 /// Returns the number of tokens that a first turn computed; the last one was not.
-fn first_tokens(first: &Generated) -> usize {
+pub(super) fn first_tokens(first: &Generated) -> usize {
     prompt("a").len() + first.ids.len() - 1
 }
 
-fn second_turn(first: &Generated) -> GenerateRequest {
+pub(super) fn second_turn(first: &Generated) -> GenerateRequest {
     let mut next = greedy(&prompt("a"), 24);
     next.prompt.extend(&first.ids);
     next.prompt.extend("And then?".bytes().map(u32::from));

@@ -26,3 +26,4 @@ mod sharing;
 mod speculation;
 mod text;
 pub(crate) mod unenforced;
+mod warming;
