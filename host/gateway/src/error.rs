@@ -208,6 +208,7 @@ impl From<RuntimeError> for ApiError {
             | RuntimeError::TurnDropped { .. }
             | RuntimeError::TenantInUse { .. }
             | RuntimeError::NothingHeld
+            | RuntimeError::KvDiskOff
             | RuntimeError::HostFull { .. } => StatusCode::CONFLICT,
             RuntimeError::KeyRefused { .. } => StatusCode::UNAUTHORIZED,
             RuntimeError::Route { .. }

@@ -181,6 +181,8 @@ pub enum RuntimeError {
         "nothing is held: the host was not restored from a backup, or what it held was already resumed or dropped"
     )]
     NothingHeld,
+    #[error("this host keeps no KV pages on disk; set `disk_gb` under [kv] in skep.toml, and start it with a data folder")]
+    KvDiskOff,
     #[error("the turn was cancelled")]
     Cancelled,
     #[error("the agent trapped: {message}")]
@@ -256,6 +258,7 @@ impl RuntimeError {
             Self::HeldSinceRestore { .. } => "held_since_restore",
             Self::TurnDropped { .. } => "turn_dropped",
             Self::NothingHeld => "nothing_held",
+            Self::KvDiskOff => "kv_disk_off",
             Self::Cancelled => "cancelled",
             Self::Trap { .. } => "agent_trapped",
             Self::StoreStalled { .. } => "store_stalled",

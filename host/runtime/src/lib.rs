@@ -72,6 +72,7 @@ mod turn_client;
 mod turn_timeline;
 mod usage;
 mod vault;
+mod warming;
 mod webhook;
 
 pub use access::{ApiKey, KeyRing, NewApiKey, Role};
@@ -138,4 +139,5 @@ pub use usage::{
     UsageLine, UsageQuery, UsageReport, WorstCase,
 };
 pub use vault::{Resealed, Sealed, SealingKey, SecretSummary, check_sealed, reseal};
+pub use warming::WarmedConversation;
 pub use webhook::{WebhookState, WebhookSummary, WebhookTest};

@@ -52,6 +52,12 @@ async fn one_schedule_of_a_session_is_due_at_a_time_and_the_earliest_comes_first
     store.commit_turn(turn("t", 1, vec![set("other", "t", 15)])).await.unwrap();
     assert!(due(&store, 9).await.is_empty());
     assert_eq!(store.next_schedule_ms(9).await.unwrap(), Some(10));
+    let upcoming = async |now_ms, limit| -> Vec<String> {
+        let rows = store.upcoming_schedules(now_ms, limit).await.unwrap();
+        rows.into_iter().map(|row| row.schedule.id).collect()
+    };
+    assert_eq!(upcoming(9, 10).await, ["s-early-10", "t-other-15", "s-later-20", "s-never-99"]);
+    assert_eq!(upcoming(10, 2).await, ["t-other-15", "s-later-20"], "one that is due is not upcoming");
     assert_eq!(due(&store, 30).await, ["s-early-10", "t-other-15"]);
     assert!(store.begin_schedule("s-early-10", 10, 0, 1).await.unwrap());
     assert!(!store.begin_schedule("s-early-10", 10, 0, 1).await.unwrap(), "it starts once");

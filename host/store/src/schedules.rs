@@ -115,6 +115,20 @@ impl Store {
         Ok(next.map(|next| next as u64))
     }
 
+    /// Returns the waiting schedules that are checked next after `now_ms`, the earliest first.
+    pub async fn upcoming_schedules(&self, now_ms: u64, limit: u32) -> Result<Vec<ScheduleRow>, StoreError> {
+        let sql = format!(
+            "SELECT {COLUMNS} FROM schedules WHERE state = {WAITING} AND wake_ms > ? ORDER BY wake_ms LIMIT ?"
+        );
+        let rows = query(AssertSqlSafe(sql))
+            .bind(now_ms as i64)
+            .bind(limit)
+            .fetch_all(&self.readers)
+            .await
+            .map_err(StoreError::while_it("looked for schedules that are due soon"))?;
+        Ok(rows::readable(&rows, "schedule", schedule_row))
+    }
+
     /// Takes up the schedules that had started, or were settled without a next due time, when their host terminated, and
     /// returns them with those that this host has in hand.
     pub async fn begun_schedules(&self) -> Result<Vec<ScheduleRow>, StoreError> {

@@ -11,6 +11,7 @@ mod events;
 mod expiry;
 mod files;
 mod held;
+mod kv_pages;
 mod listings;
 mod model_use;
 mod monitoring;
@@ -62,7 +63,7 @@ use crate::{
     webhook::Webhooks,
 };
 use expiry::Expiry;
-use skep_engine::{EraseScope, InForce, ModelSet, ServedModel, TierStatus};
+use skep_engine::{EraseScope, InForce, ModelSet, ServedModel};
 use skep_outbound::ToolServer;
 use std::{
     collections::BTreeMap,
@@ -167,15 +168,17 @@ impl AgentHost {
             outbox: outbox.clone(),
             webhooks: webhooks.clone(),
             egress: egress.clone(),
+            warm_ahead: if disk.is_some() { options.warm_ahead } else { Duration::ZERO },
         };
         let sessions = Arc::new(Sessions::new(&options));
         // A turn may call other agents, so what it reaches refers to what runs turns.
         let dispatch = Arc::new_cyclic(|dispatch: &Weak<Dispatch>| {
             let (directory, invoke) = (deployments.clone(), dispatch.clone());
             let tools = HostTools::new(tool_servers, rules.clone(), directory, invoke, live.clone());
+            let disk = DiskPages::new(disk, &models, tenancy.clone());
             let admission = Admission::new(options.waiting_bytes, tokens.clone(), tenancy);
             let reach = Reach {
-                disk: DiskPages::new(disk, &models),
+                disk,
                 models: GrantedModels::new(models, rules.clone()),
                 tokens,
                 egress,
@@ -282,16 +285,6 @@ impl AgentHost {
         host.outbox.router.set_agent(name, &[]);
         tracing::info!(agent = name, "deleted");
         Ok(())
-    }
-
-    /// Returns what the disk holds of the KV cache; `None` if it holds nothing.
-    pub fn kv_disk(&self) -> Option<TierStatus> {
-        self.host().reach.disk.status()
-    }
-
-    /// Erases KV pages from the disk and returns their number.
-    pub async fn purge_kv_disk(&self, pages: EraseScope) -> u64 {
-        self.host().reach.disk.erase(pages).await
     }
 
     /// Returns up to `limit` log lines. With `after_id`, these are the first lines with a greater

@@ -15,6 +15,7 @@
 mod alarm;
 mod backoff;
 mod delivery;
+mod hints;
 mod permits;
 mod rewind;
 mod turn;
@@ -25,6 +26,7 @@ use crate::{
 };
 use alarm::Alarm;
 use delivery::SessionDelivery;
+use hints::Hints;
 use permits::{Permit, Permits};
 use skep_store::{Delivery, DeliveryKey, ScheduleRow, ScheduleState, Store, StoreError, Target};
 use std::{
@@ -53,6 +55,8 @@ pub(crate) struct Context {
     pub(crate) outbox: Arc<Outbox>,
     pub(crate) webhooks: Arc<Webhooks>,
     pub(crate) egress: Arc<Egress>,
+    /// Time before an alarm is due at which the pages of its session are read; zero reads none.
+    pub(crate) warm_ahead: Duration,
 }
 
 /// The courier's task. Dropping this stops it and leaves started rows for the next courier.
@@ -76,6 +80,7 @@ struct Round {
     alarms: Permits,
     events: Permits,
     webhooks: Permits,
+    hints: Hints,
 }
 
 /// A row that has been started.
@@ -102,6 +107,7 @@ impl Due {
 impl Courier {
     pub(crate) fn start(context: Arc<Context>, dispatch: Weak<Dispatch>) -> Self {
         let round = Round {
+            hints: Hints::new(context.warm_ahead),
             context,
             dispatch,
             running: JoinSet::new(),
@@ -141,10 +147,14 @@ impl Round {
                     continue;
                 }
             };
+            let hint_ms = self.hints.give(&self.context, &self.dispatch).await.unwrap_or_else(|error| {
+                tracing::debug!(%error, "no pages are read before alarms for now");
+                u64::MAX
+            });
             tokio::select! {
                 () = self.context.outbox.rung() => {}
                 Some(ended) = self.running.join_next_with_id() => self.ended(ended),
-                () = self.context.clock.sleep_until(wake_ms) => {}
+                () = self.context.clock.sleep_until(wake_ms.min(hint_ms)) => {}
                 () = tokio::time::sleep(LOOK_INTERVAL) => self.needs_repair = true,
             }
         }

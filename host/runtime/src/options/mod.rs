@@ -81,6 +81,8 @@ pub struct RuntimeOptions {
     pub responses: ResponseOptions,
     /// The log of requests to models.
     pub requests: RequestLogOptions,
+    /// Time before an alarm is due at which the KV pages of its session are read from the disk. Zero reads none ahead.
+    pub warm_ahead: Duration,
 }
 
 impl RuntimeOptions {
@@ -122,6 +124,7 @@ impl Default for RuntimeOptions {
             batch: BatchOptions::default(),
             responses: ResponseOptions::default(),
             requests: RequestLogOptions::default(),
+            warm_ahead: Duration::from_secs(2),
         }
     }
 }

@@ -5,7 +5,7 @@ use crate::{
     AgentHost, AgentSummary, Clock, HostParts, Invocation, Manifest, Origin, Outcome, RunHandle,
     RuntimeError, RuntimeOptions, ToolServer,
 };
-use skep_engine::{Engine, EngineOptions, ModelSet, Priority};
+use skep_engine::{DiskTier, Engine, EngineOptions, ModelSet, Priority};
 use skep_model::{
     ChatTemplate, Checkpoint, CpuExecutor, ExecutorOptions, LoadedModel, ModelDigest, Tokenizer,
 };
@@ -18,6 +18,8 @@ pub(super) struct Setup {
     pub(super) options: RuntimeOptions,
     pub(super) clock: Clock,
     pub(super) tool_servers: BTreeMap<String, Arc<dyn ToolServer>>,
+    /// The tier of the engines.
+    pub(super) disk: Option<Arc<DiskTier>>,
 }
 
 impl Setup {
@@ -219,8 +221,8 @@ pub(crate) fn invocation(agent: &str, session: &str, text: &str) -> Invocation {
 }
 
 async fn start(store: &Store, models: &ModelSet, setup: Setup) -> AgentHost {
-    let Setup { options, clock, tool_servers } = setup;
-    let parts = HostParts { clock, tool_servers, ..HostParts::new(store.clone(), models.clone()) };
+    let Setup { options, clock, tool_servers, disk } = setup;
+    let parts = HostParts { clock, tool_servers, disk, ..HostParts::new(store.clone(), models.clone()) };
     AgentHost::start(parts, small(options)).await.expect("the host starts")
 }
 
@@ -232,6 +234,12 @@ fn small(options: RuntimeOptions) -> RuntimeOptions {
 
 pub(crate) fn tiny_engine(name: &str) -> Engine {
     Engine::start(tiny_model(name, |text| text), EngineOptions::default()).expect("the engine starts")
+}
+
+/// Starts the model with KV pages on disk.
+pub(super) fn engine_with_disk(name: &str, disk: &Arc<DiskTier>) -> Engine {
+    let options = EngineOptions { disk: Some(disk.clone()), ..EngineOptions::default() };
+    Engine::start(tiny_model(name, |text| text), options).expect("the engine starts")
 }
 
 /// Starts the same model with a vocabulary in which two letters have exchanged their ids.

@@ -43,5 +43,6 @@ mod tools;
 mod upstreams;
 mod usage;
 mod waker;
+mod warming;
 mod web;
 mod webhooks;

@@ -1,0 +1,53 @@
+//! KV pages on disk, as operators and clients see them: what there is, what is erased, read ahead and kept.
+
+use super::AgentHost;
+use crate::{RuntimeError, WarmedConversation, dispatch::session_not_found, name::tenant_of, warming};
+use skep_engine::{EraseScope, Pin, PinStatus, TierStatus};
+
+impl AgentHost {
+    /// Returns what the disk holds of the KV cache; `None` if it holds nothing.
+    pub fn kv_disk(&self) -> Option<TierStatus> {
+        self.host().reach.disk.status()
+    }
+
+    /// Erases KV pages from the disk and returns their number.
+    pub async fn purge_kv_disk(&self, pages: EraseScope) -> u64 {
+        self.host().reach.disk.erase(pages).await
+    }
+
+    /// Reads the pages of a session's conversations from the disk into memory, before its next turn needs them. It takes only
+    /// room that running requests leave, and computes nothing.
+    pub async fn warm_session(
+        &self,
+        agent: &str,
+        session: &str,
+    ) -> Result<Vec<WarmedConversation>, RuntimeError> {
+        let host = self.host();
+        host.shutdown.admit()?;
+        host.deployments.known(agent)?;
+        warming::warm(host, agent, session).await
+    }
+
+    /// Makes the pages of a session the last to be evicted from the disk. Returns whether it was not pinned before.
+    pub async fn pin_session(&self, agent: &str, session: &str) -> Result<bool, RuntimeError> {
+        let host = self.host();
+        host.deployments.known(agent)?;
+        let known = host.store.conversation_names(agent, session).await?;
+        known.ok_or_else(|| session_not_found(agent, session))?;
+        host.reach.disk.set_pin(pin(agent, session), true).await
+    }
+
+    /// Undoes a pin. Returns whether the session was pinned.
+    pub async fn unpin_session(&self, agent: &str, session: &str) -> Result<bool, RuntimeError> {
+        self.host().reach.disk.set_pin(pin(agent, session), false).await
+    }
+
+    /// Returns the pinned sessions, which have the host's ids, in the order in which they were pinned.
+    pub fn pinned_sessions(&self) -> Vec<PinStatus> {
+        self.host().reach.disk.pins()
+    }
+}
+
+fn pin(agent: &str, session: &str) -> Pin {
+    Pin { tenant: tenant_of(session).to_owned(), agent: agent.to_owned(), session: session.to_owned() }
+}
