@@ -17,7 +17,21 @@ pub struct KvDisk {
     pub tenants: u64,
     /// Pages that were there when the host started.
     pub pages_at_start: u64,
-    /// Bytes written since the host started, like the counts below.
+    #[serde(flatten)]
+    pub totals: KvDiskTotals,
+    /// Bytes that wait to be written.
+    pub queued_bytes: u64,
+    /// Bytes written on the current UTC day, before a restart too.
+    pub written_today_bytes: u64,
+    /// Bytes written on the UTC day before.
+    pub written_yesterday_bytes: u64,
+    /// Sessions whose pages are evicted last, in the order in which they were pinned.
+    pub pins: Vec<KvPin>,
+}
+
+/// Work of the disk that keeps KV pages since the host started.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct KvDiskTotals {
     pub written_bytes: u64,
     pub written_pages: u64,
     pub read_bytes: u64,
@@ -30,8 +44,19 @@ pub struct KvDisk {
     pub damaged_pages: u64,
     /// Pages that were not written, because the disk was full or too slow.
     pub dropped_pages: u64,
-    /// Bytes that wait to be written.
-    pub queued_bytes: u64,
+}
+
+/// A pinned session.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct KvPin {
+    pub tenant: String,
+    pub agent: String,
+    /// The id of the session, as an admin writes it.
+    pub session: String,
+    /// Bytes of its pages on disk; what it shares with others counts whole.
+    pub bytes: u64,
+    /// Whether its pages are evicted last. Otherwise the pins before it take the share of pins.
+    pub is_protected: bool,
 }
 
 /// The result of a purge.
@@ -40,4 +65,47 @@ pub struct KvPurged {
     #[schema(inline)]
     pub object: marker::KvDisk,
     pub erased_pages: u64,
+}
+
+/// A session whose pages were read into memory before its next turn.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct WarmedSession {
+    #[schema(inline)]
+    pub object: marker::WarmedSession,
+    pub agent: String,
+    pub session: String,
+    /// Conversations ordered by name.
+    pub conversations: Vec<WarmedConversation>,
+}
+
+/// The tokens of a conversation, and where their pages were found.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct WarmedConversation {
+    pub name: String,
+    pub model: String,
+    /// Tokens that the model saw and produced.
+    pub tokens: u64,
+    /// Tokens whose pages were in memory.
+    pub in_memory_tokens: u64,
+    /// Tokens after these whose pages were on disk.
+    pub on_disk_tokens: u64,
+    /// Tokens whose pages were read into memory, as far as there was room.
+    pub read_tokens: u64,
+    /// Tokens that the next turn has to compute.
+    pub missing_tokens: u64,
+    /// The reason that no page was looked up, if none was.
+    #[schema(required)]
+    pub skipped: Option<String>,
+}
+
+/// Whether the pages of a session are evicted last.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct SessionPin {
+    #[schema(inline)]
+    pub object: marker::SessionPin,
+    pub agent: String,
+    pub session: String,
+    pub is_pinned: bool,
+    /// Whether the request changed that.
+    pub has_changed: bool,
 }

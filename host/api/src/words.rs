@@ -132,6 +132,7 @@ pub mod marker {
         SchemaCheck = "schema_check",
         Secret = "secret",
         Session = "session",
+        SessionPin = "session.pin",
         Status = "status",
         Tenant = "tenant",
         TextCompletion = "text_completion",
@@ -140,6 +141,7 @@ pub mod marker {
         Accepted = "accepted",
         Version = "agent.version",
         UsageReport = "usage_report",
+        WarmedSession = "session.warmed",
         Webhook = "webhook",
         WebhookTest = "webhook_test",
     }

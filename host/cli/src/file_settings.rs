@@ -17,6 +17,8 @@ const RELOADABLE: [&str; 12] = [
     "agents", "ai", "grants", "limits", "mcp", "model", "prices", "requests", "route", "tenants", "upstream",
     "webhook",
 ];
+/// The share of a tenant in the KV pages on disk, which the disk gets when it is opened.
+const KV_SHARE: &str = "kv_disk_percent";
 /// Keys that can name an entry of a list; the first one that an entry has is its name.
 const NAMES: [&str; 5] = ["name", "url", "model", "source", "from"];
 
@@ -176,6 +178,7 @@ impl SettingPath {
         match &self.path[..] {
             [] => self.key == "model",
             [section, ..] if section == "limits" => !Limits::OF_POOL.contains(&self.key.as_str()),
+            [section, ..] if section == "tenants" => self.key != KV_SHARE,
             [section, ..] => RELOADABLE.contains(&section.as_str()),
         }
     }

@@ -1,10 +1,14 @@
 //! The tier on disk for KV pages, in the data folder.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
+use anyhow::{Result, bail};
 use clap::Args;
-use skep_engine::{DiskTier, TierOptions};
+use skep_engine::{DiskTier, SealingSecret, TierOptions, TierShares};
+use skep_runtime::SealingKey;
 
 /// Bytes that may wait to be written.
 const QUEUE_BYTES: u64 = 256 << 20;
@@ -18,7 +22,7 @@ pub struct KvDiskFlag {
 }
 
 /// Bounds of the tier.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KvDiskOptions {
     pub gigabytes: u32,
     /// Percentage of the disk that stays free.
@@ -26,29 +30,69 @@ pub struct KvDiskOptions {
     pub write_mb_s: u32,
     /// Whether every prefix on disk is read, even if computing it is expected to be quicker.
     pub always_read: bool,
+    /// Percentage of the tier in which pages of pinned sessions are evicted last.
+    pub pin_percent: u8,
+    /// Time before an alarm at which the pages of its session are read; zero reads none ahead.
+    pub warm_ahead: Duration,
+    /// Whether pages are encrypted with the key of the secrets.
+    pub is_encrypted: bool,
+    /// Percentage of the tier that a tenant's pages may take, by name.
+    pub tenant_percent: BTreeMap<String, u8>,
+    /// The same for each other tenant; `None` is the whole tier.
+    pub other_tenants_percent: Option<u8>,
 }
 
 impl Default for KvDiskOptions {
     fn default() -> Self {
-        KvDiskOptions { gigabytes: 4, free_percent: 10, write_mb_s: 200, always_read: false }
+        KvDiskOptions {
+            gigabytes: 4,
+            free_percent: 10,
+            write_mb_s: 200,
+            always_read: false,
+            pin_percent: TierShares::default().pinned,
+            warm_ahead: Duration::from_secs(2),
+            is_encrypted: false,
+            tenant_percent: BTreeMap::new(),
+            other_tenants_percent: None,
+        }
     }
 }
 
-/// Opens the tier of a host in its data folder. Without one, a host works as well, only not as fast.
-pub(crate) fn open(options: &KvDiskOptions, dir: &Path) -> Option<Arc<DiskTier>> {
+/// Opens the tier of a host in its data folder. Without one, a host works as well, only not as fast. `place` has the key of
+/// the secrets, from which that of the pages is derived.
+pub(crate) async fn open(options: &KvDiskOptions, dir: &Path, place: &SealingKey) -> Option<Arc<DiskTier>> {
     if options.gigabytes == 0 {
         return None;
     }
-    match DiskTier::open(tier_options(options, dir)) {
+    let opened = match page_key(options, place).await {
+        Ok(key) => DiskTier::open(tier_options(options, dir, key)).map_err(Into::into),
+        Err(error) => Err(error),
+    };
+    match opened {
         Ok(tier) => Some(Arc::new(tier)),
         Err(error) => {
-            tracing::warn!(%error, "KV pages stay in memory");
+            tracing::warn!("KV pages stay in memory: {error:#}");
             None
         }
     }
 }
 
-fn tier_options(options: &KvDiskOptions, dir: &Path) -> TierOptions {
+/// Returns the key that pages are encrypted with, if they are. No key is created, because the one that sealed secrets may
+/// only be missing.
+async fn page_key(options: &KvDiskOptions, place: &SealingKey) -> Result<Option<SealingSecret>> {
+    if !options.is_encrypted {
+        return Ok(None);
+    }
+    let Some(key) = place.derived("kv pages").await? else {
+        bail!(
+            "`encrypt` in [kv] needs the key of the secrets, {place}, which does not exist yet\n  hint: the first `skep \
+             secret set` creates it; without secrets, so does (umask 077; head -c 32 /dev/urandom > FILE)"
+        );
+    };
+    Ok(Some(SealingSecret(key)))
+}
+
+fn tier_options(options: &KvDiskOptions, dir: &Path, key: Option<SealingSecret>) -> TierOptions {
     TierOptions {
         folder: dir.join("kv"),
         max_bytes: u64::from(options.gigabytes) << 30,
@@ -56,5 +100,41 @@ fn tier_options(options: &KvDiskOptions, dir: &Path) -> TierOptions {
         write_bytes_per_s: u64::from(options.write_mb_s) << 20,
         queue_bytes: QUEUE_BYTES,
         reads_always: options.always_read,
+        shares: TierShares {
+            tenants: options.tenant_percent.clone(),
+            other_tenants: options.other_tenants_percent,
+            pinned: options.pin_percent,
+        },
+        key,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn encrypted_pages_need_the_key_of_the_secrets() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("secrets.key");
+        let place = SealingKey::File(file.clone());
+        let options = KvDiskOptions { is_encrypted: true, ..KvDiskOptions::default() };
+        assert!(open(&options, folder.path(), &place).await.is_none(), "there is no key yet");
+        assert!(!file.exists() && !folder.path().join("kv").exists());
+        std::fs::write(&file, [7; 32]).unwrap();
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
+        let sealed = || std::fs::read_to_string(folder.path().join("kv/sealed")).unwrap_or_default();
+        drop(open(&options, folder.path(), &place).await.unwrap());
+        let first = sealed();
+        assert!(!first.is_empty());
+        drop(open(&options, folder.path(), &place).await.unwrap());
+        assert_eq!(sealed(), first);
+        std::fs::write(&file, [8; 32]).unwrap();
+        drop(open(&options, folder.path(), &place).await.unwrap());
+        assert_ne!(sealed(), first, "the pages of another key are gone");
+        drop(open(&KvDiskOptions::default(), folder.path(), &place).await.unwrap());
+        assert_eq!(sealed(), "");
     }
 }

@@ -93,7 +93,10 @@ pub async fn start_with(
     let vault = VaultKeys::default();
     let weights = InForce::new(options.weights.clone());
     let disk = match &options.data {
-        DataDir::Path(dir) => kv_disk::open(&options.kv_disk, dir),
+        DataDir::Path(dir) => {
+            let place = sealing_key(&options.data, &options.runtime.sealing_key);
+            kv_disk::open(&options.kv_disk, dir, &place).await
+        }
         DataDir::InMemory => None,
     };
     let engine = EngineOptions {
@@ -118,7 +121,8 @@ pub async fn start_with(
     if cluster.is_some() && options.runtime.sealing_key == SealingKey::InMemory {
         check_own_key(&store, &sealing_key).await?;
     }
-    let runtime = RuntimeOptions { artifact_dir, sealing_key, ..options.runtime.clone() };
+    let warm_ahead = options.kv_disk.warm_ahead;
+    let runtime = RuntimeOptions { artifact_dir, sealing_key, warm_ahead, ..options.runtime.clone() };
     let tool_servers = options.tool_servers.clone();
     let peers = cluster.as_ref().map(|place| HttpPeers::new(place.key.clone()));
     let peers = peers.map(|peers| -> Arc<dyn Peers> { Arc::new(peers) });

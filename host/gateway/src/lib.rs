@@ -258,7 +258,8 @@ fn routes(options: &GatewayOptions) -> OpenApiRouter<Gateway> {
         agents, ai_batches, ai_run, anthropic_messages, approvals, batches, caller, chat_completions,
         clusters, completions, config, engine, events, files, health, held, keys, kv, listings, logs,
         mcp_servers, messages, model_changes, models, openapi_document, requests, responses, schedules,
-        schemas, secrets, session_exports, sessions, status, stored_responses, tenants, timelines, tokenize,
+        schemas, secrets, session_exports, session_pages, sessions, status, stored_responses, tenants,
+        timelines, tokenize,
         turns, usage, versions, webhooks,
     };
     let deploy_limit = DefaultBodyLimit::max(options.max_component_bytes.saturating_add(1 << 20));
@@ -275,6 +276,8 @@ fn routes(options: &GatewayOptions) -> OpenApiRouter<Gateway> {
         .routes(routes!(session_exports::import).layer(import_limit))
         .routes(routes!(session_exports::export))
         .routes(routes!(sessions::fork))
+        .routes(routes!(session_pages::warm))
+        .routes(routes!(session_pages::pin, session_pages::unpin))
         .routes(routes!(sessions::messages, messages::send))
         .routes(routes!(turns::show, turns::cancel))
         .routes(routes!(turns::events))

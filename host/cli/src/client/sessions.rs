@@ -2,7 +2,9 @@
 
 use anyhow::Result;
 use reqwest::{Method, header};
-use skep_api::{ForkSession, MessagePage, Session, SessionDetail, SessionPage};
+use skep_api::{
+    ForkSession, MessagePage, Session, SessionDetail, SessionPage, SessionPin, WarmedSession,
+};
 
 use super::Client;
 
@@ -61,6 +63,18 @@ impl Client {
     pub async fn fork_session(&self, agent: &str, session: &str, to: &str) -> Result<Session> {
         let request = self.request(Method::POST, &["v1", "agents", agent, "sessions", session, "fork"])?;
         self.json(request.json(&ForkSession { session: to.to_owned() })).await
+    }
+
+    /// Reads the KV pages of a session from the disk into memory.
+    pub async fn warm_session(&self, agent: &str, session: &str) -> Result<WarmedSession> {
+        let path = ["v1", "agents", agent, "sessions", session, "warm"];
+        self.json(self.request(Method::POST, &path)?).await
+    }
+
+    /// Makes the KV pages of a session the last to be evicted from the disk, or undoes that.
+    pub async fn pin_session(&self, agent: &str, session: &str, is_pinned: bool) -> Result<SessionPin> {
+        let method = if is_pinned { Method::POST } else { Method::DELETE };
+        self.json(self.request(method, &["v1", "agents", agent, "sessions", session, "pin"])?).await
     }
 
     /// Returns the exported document of a session, byte for byte as the host wrote it.

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use indicatif::HumanBytes;
-use skep_api::KvDisk;
+use skep_api::{KvDisk, KvDiskTotals, KvPin};
 
 use super::{HostArgs, confirmation::confirmed, out};
 
@@ -84,16 +84,27 @@ fn show(status: &KvDisk) -> Result<()> {
         out::count(*pages, "page"),
         out::count(*tenants, "tenant"),
     ))?;
-    let KvDisk { written_bytes, written_pages, read_bytes, read_pages, queued_bytes, .. } = status;
+    let KvDiskTotals { written_bytes, written_pages, read_bytes, read_pages, .. } = &status.totals;
+    let KvDisk { queued_bytes, written_today_bytes, written_yesterday_bytes, .. } = status;
     out::line(&format!(
         "since startup: {read_pages} pages read ({}), {written_pages} written ({}), {} queued",
         HumanBytes(*read_bytes),
         HumanBytes(*written_bytes),
         HumanBytes(*queued_bytes),
     ))?;
-    let KvDisk { evicted_pages, erased_pages, damaged_pages, dropped_pages, .. } = status;
+    let KvDiskTotals { evicted_pages, erased_pages, damaged_pages, dropped_pages, .. } = &status.totals;
     out::line(&format!(
         "pages: {evicted_pages} evicted, {erased_pages} erased, {damaged_pages} damaged, {dropped_pages} not written (disk \
          full or slow)"
-    ))
+    ))?;
+    out::line(&format!(
+        "written today (UTC): {}, yesterday: {}",
+        HumanBytes(*written_today_bytes),
+        HumanBytes(*written_yesterday_bytes),
+    ))?;
+    for KvPin { agent, session, bytes, is_protected, .. } in &status.pins {
+        let state = if *is_protected { "" } else { ", beyond the share of pins" };
+        out::line(&format!("pinned: {agent} {session} ({}{state})", HumanBytes(*bytes)))?;
+    }
+    Ok(())
 }

@@ -39,6 +39,7 @@ mod rollback;
 mod schedule;
 mod secret;
 mod session;
+mod session_pages;
 mod status;
 mod tenant;
 mod top;

@@ -1,4 +1,4 @@
-//! `skep session`: lists, shows, exports, imports, forks and deletes sessions.
+//! `skep session`: lists, shows, exports, imports, forks and deletes sessions, and manages their KV pages on disk.
 
 use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -7,14 +7,14 @@ use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
 use skep_api::{Conversation, NumberedMessage, Session, SessionDetail};
 
-use super::{HostArgs, confirmation::confirmed, out};
+use super::{HostArgs, confirmation::confirmed, out, session_pages};
 use crate::client::ImportOptions;
 use crate::style;
 
 /// Maximum size of a document that can be imported.
 const MAX_DOCUMENT_BYTES: u64 = 64 << 20;
 
-/// List, show, copy, move and delete the sessions of an agent
+/// List, show, copy, move and delete the sessions of an agent, and keep their KV pages at hand
 #[derive(Debug, clap::Subcommand)]
 pub enum Command {
     List(ListArgs),
@@ -22,6 +22,9 @@ pub enum Command {
     Export(ExportArgs),
     Import(ImportArgs),
     Fork(ForkArgs),
+    Warm(session_pages::WarmArgs),
+    Pin(session_pages::PinArgs),
+    Unpin(session_pages::UnpinArgs),
     Delete(DeleteArgs),
 }
 
@@ -177,6 +180,9 @@ pub async fn run(command: Command) -> Result<()> {
         Command::Export(args) => export(args).await,
         Command::Import(args) => import(args).await,
         Command::Fork(args) => fork(args).await,
+        Command::Warm(args) => session_pages::warm(args).await,
+        Command::Pin(args) => session_pages::pin(args).await,
+        Command::Unpin(args) => session_pages::unpin(args).await,
         Command::Delete(args) => delete(args).await,
     }
 }

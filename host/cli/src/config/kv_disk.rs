@@ -1,5 +1,7 @@
 //! `[kv]` in `skep.toml`: KV pages on disk.
 
+use std::time::Duration;
+
 use serde::Deserialize;
 
 use crate::kv_disk::KvDiskOptions;
@@ -19,6 +21,14 @@ pub struct KvDiskConfig {
     pub write_mb_s: Option<u32>,
     /// Whether every prefix on disk is read, even if computing it is expected to be quicker.
     pub always_read: Option<bool>,
+    /// Percentage of the pages that pinned sessions protect from eviction.
+    #[serde(deserialize_with = "number::<0, 90, _, _>")]
+    pub pin_percent: Option<u8>,
+    /// Seconds before an alarm at which the pages of its session are read; 0 reads none ahead.
+    #[serde(deserialize_with = "number::<0, 60, _, _>")]
+    pub warm_ahead_s: Option<u32>,
+    /// Whether pages are encrypted with the key of the secrets.
+    pub encrypt: Option<bool>,
 }
 
 impl KvDiskConfig {
@@ -27,6 +37,10 @@ impl KvDiskConfig {
         super::set(&mut options.free_percent, &self.disk_free_percent);
         super::set(&mut options.write_mb_s, &self.write_mb_s);
         super::set(&mut options.always_read, &self.always_read);
+        super::set(&mut options.pin_percent, &self.pin_percent);
+        super::set(&mut options.is_encrypted, &self.encrypt);
+        let warm_ahead = self.warm_ahead_s.map(|seconds| Duration::from_secs(seconds.into()));
+        super::set(&mut options.warm_ahead, &warm_ahead);
     }
 }
 
@@ -44,10 +58,28 @@ mod tests {
             Ok(options.kv_disk)
         };
         assert_eq!(applied("").unwrap(), KvDiskOptions::default());
-        let text = "[kv]\ndisk_gb = 7\ndisk_free_percent = 20\nwrite_mb_s = 50\nalways_read = true\n";
-        let expected = KvDiskOptions { gigabytes: 7, free_percent: 20, write_mb_s: 50, always_read: true };
+        let text = "[kv]\ndisk_gb = 7\ndisk_free_percent = 20\nwrite_mb_s = 50\nalways_read = true\npin_percent = 30\n\
+                    warm_ahead_s = 0\nencrypt = true\n\
+                    [tenants.default]\nkv_disk_percent = 60\n[tenants.acme]\nkv_disk_percent = 20\n[tenants.big]\n";
+        let expected = KvDiskOptions {
+            gigabytes: 7,
+            free_percent: 20,
+            write_mb_s: 50,
+            always_read: true,
+            pin_percent: 30,
+            warm_ahead: Duration::ZERO,
+            is_encrypted: true,
+            tenant_percent: [("acme".to_owned(), 20)].into(),
+            other_tenants_percent: Some(60),
+        };
         assert_eq!(applied(text).unwrap(), expected);
-        let error = format!("{:#}", applied("[kv]\ndisk_free_percent = 91\n").unwrap_err());
-        assert!(error.contains("must be between 0 and 90"), "{error}");
+        for (text, expected) in [
+            ("[kv]\ndisk_free_percent = 91\n", "must be between 0 and 90"),
+            ("[kv]\nwarm_ahead_s = 61\n", "must be between 0 and 60"),
+            ("[tenants.acme]\nkv_disk_percent = 0\n", "must be between 1 and 100"),
+        ] {
+            let error = format!("{:#}", applied(text).unwrap_err());
+            assert!(error.contains(expected), "{error}");
+        }
     }
 }

@@ -41,6 +41,9 @@ pub struct TenantConfig {
     pub weight: Option<NonZeroU32>,
     /// How much of the tenant's requests to models is logged.
     pub requests: Option<RequestLogMode>,
+    /// Percentage of the KV pages on disk that the tenant's pages may take.
+    #[serde(deserialize_with = "number::<1, 100, _, _>")]
+    pub kv_disk_percent: Option<u8>,
 }
 
 /// The section of all tenants that have none.
@@ -56,6 +59,7 @@ pub(super) fn apply(tenants: &BTreeMap<String, TenantConfig>, options: &mut Serv
     let mut rates = RateOptions { others: default.rates(), ..RateOptions::default() };
     let weights = &mut options.weights;
     weights.other_tenants = default.weight;
+    options.kv_disk.other_tenants_percent = default.kv_disk_percent;
     for (name, own) in tenants {
         let tokens = own.tokens_per_day.map(|tokens| (name.clone(), tokens.get()));
         options.runtime.tenant_tokens_per_day.extend(tokens);
@@ -69,6 +73,8 @@ pub(super) fn apply(tenants: &BTreeMap<String, TenantConfig>, options: &mut Serv
             continue;
         }
         Tenant::new(name).with_context(|| format!("[tenants.{name}]"))?;
+        let kv_disk = own.kv_disk_percent.map(|percent| (name.clone(), percent));
+        options.kv_disk.tenant_percent.extend(kv_disk);
         rates.tenants.insert(name.clone(), own.or(&default).rates());
         weights.tenants.extend(own.or(&default).weight.map(|weight| (name.clone(), weight)));
     }
@@ -97,6 +103,7 @@ impl TenantConfig {
             money_per_day: self.money_per_day.or(default.money_per_day),
             weight: self.weight.or(default.weight),
             requests: None,
+            kv_disk_percent: None,
         }
     }
 

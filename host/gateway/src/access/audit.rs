@@ -70,6 +70,8 @@ const AUDITED_ACTIONS: &[(Method, &str, &str, LoggedFor)] = &[
     (Method::POST, "/v1/cluster/hosts/{number}/drain", "cluster.drain", LoggedFor::Everyone),
     (Method::POST, "/v1/held", "held.decide", LoggedFor::Everyone),
     (Method::DELETE, "/v1/kv", "kv.purge", LoggedFor::Everyone),
+    (Method::POST, "/v1/agents/{agent}/sessions/{session}/pin", "session.pin", LoggedFor::Everyone),
+    (Method::DELETE, "/v1/agents/{agent}/sessions/{session}/pin", "session.unpin", LoggedFor::Everyone),
     (Method::POST, "/v1/keys", "key.create", LoggedFor::Everyone),
     (Method::DELETE, "/v1/keys/{key}", "key.revoke", LoggedFor::Everyone),
     (Method::DELETE, "/v1/tenants/{tenant}", "tenant.delete", LoggedFor::Everyone),

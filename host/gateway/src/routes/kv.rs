@@ -6,8 +6,8 @@ use axum::{
     extract::{Query, State},
 };
 use serde::Deserialize;
-use skep_api::{KvDisk, KvPurged, marker};
-use skep_engine::{EraseScope, TierStatus};
+use skep_api::{KvDisk, KvDiskTotals, KvPin, KvPurged, marker};
+use skep_engine::{EraseScope, PinStatus, TierStatus};
 use skep_runtime::{AgentName, Tenant};
 use utoipa::IntoParams;
 
@@ -33,6 +33,8 @@ pub(crate) async fn show(State(gateway): State<Gateway>) -> Json<KvDisk> {
         dropped_pages,
         queued_bytes,
         written_pages,
+        written_today_bytes,
+        written_yesterday_bytes,
     } = status.unwrap_or_default();
     Json(KvDisk {
         object: marker::KvDisk,
@@ -42,16 +44,25 @@ pub(crate) async fn show(State(gateway): State<Gateway>) -> Json<KvDisk> {
         pages,
         tenants,
         pages_at_start,
-        written_bytes,
-        written_pages,
-        read_bytes,
-        read_pages,
-        evicted_pages,
-        erased_pages,
-        damaged_pages,
-        dropped_pages,
+        totals: KvDiskTotals {
+            written_bytes,
+            written_pages,
+            read_bytes,
+            read_pages,
+            evicted_pages,
+            erased_pages,
+            damaged_pages,
+            dropped_pages,
+        },
         queued_bytes,
+        written_today_bytes,
+        written_yesterday_bytes,
+        pins: gateway.host.pinned_sessions().into_iter().map(pinned).collect(),
     })
+}
+
+fn pinned(PinStatus { pin, bytes, is_protected }: PinStatus) -> KvPin {
+    KvPin { tenant: pin.tenant, agent: pin.agent, session: pin.session, bytes, is_protected }
 }
 
 #[derive(Deserialize, IntoParams)]

@@ -34,6 +34,7 @@ pub(crate) mod schedules;
 pub(crate) mod schemas;
 pub(crate) mod secrets;
 pub(crate) mod session_exports;
+pub(crate) mod session_pages;
 pub(crate) mod sessions;
 pub(crate) mod status;
 pub(crate) mod stored_responses;

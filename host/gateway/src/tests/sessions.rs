@@ -191,3 +191,25 @@ async fn a_session_that_is_too_large_to_export_is_refused_with_its_size() {
     assert_eq!((refused.status.as_u16(), &error["code"]), (413, &json!("session_too_large")), "{error}");
     assert!(error["message"].as_str().unwrap().starts_with("session echo/s has "), "{error}");
 }
+
+#[tokio::test]
+async fn a_session_is_warmed_without_computing_and_is_pinned_only_where_there_is_a_disk() {
+    let server = server().await;
+    let steps = server.engine.stats().steps;
+    let warmed = server.ok(&format!("{SESSION}/warm"), &json!({})).await.json();
+    assert_eq!((&warmed["object"], &warmed["session"]), (&json!("session.warmed"), &json!("s")));
+    let conversation = &warmed["conversations"][0];
+    assert_eq!((&conversation["name"], &conversation["read_tokens"]), (&json!("main"), &json!(0)));
+    assert_eq!(conversation["skipped"], "the model has seen nothing of it yet");
+    assert_eq!(server.engine.stats().steps, steps);
+    let lost = server.post("/v1/agents/echo/sessions/nobody/warm", &json!({})).await;
+    assert_eq!((lost.status.as_u16(), &lost.error()["code"]), (404, &json!("session_not_found")));
+    let disk = server.get("/v1/kv").await.json();
+    assert_eq!((&disk["is_on"], &disk["pins"], &disk["read_pages"]), (&json!(false), &json!([]), &json!(0)));
+    let path = format!("{SESSION}/pin");
+    let pinned = server.post(&path, &json!({})).await;
+    let unpinned = server.send(Request::delete(&path).body(Body::empty()).unwrap()).await;
+    for refused in [pinned, unpinned] {
+        assert_eq!((refused.status.as_u16(), &refused.error()["code"]), (409, &json!("kv_disk_off")));
+    }
+}

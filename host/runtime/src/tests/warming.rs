@@ -43,7 +43,7 @@ fn alarmed_chatter() -> Guest {
             (param i32 i32 i32 i32 i32 i32 i32 i32 i32) (param i64 i64 i64) (param i32 i32) (result i32)
             (i32.store8 (i32.const 200) (i32.const 0))
             (i32.const 200))"#;
-    let module = Box::leak(format!("{}{handler}", chatter().module).into_boxed_str());
+    let module: &'static str = Box::leak(format!("{}{handler}", chatter().module).into_boxed_str());
     Guest { world: "export skep:agent/alarm-handler@0.1.1;", module, ..chatter() }
 }
 

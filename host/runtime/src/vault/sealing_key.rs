@@ -3,6 +3,7 @@
 use crate::RuntimeError;
 use ring::{
     aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey},
+    hmac,
     rand::{SecureRandom, SystemRandom},
 };
 use std::{
@@ -91,6 +92,17 @@ impl SealingKey {
             SealingKey::Command(words) => printed_by(words).await.map(Some),
         };
         read.map_err(|error| self.failed(error))
+    }
+
+    /// Returns a key for another purpose, derived from the key that seals; `None` if there is none yet. With another sealing
+    /// key, it is another one.
+    pub async fn derived(&self, purpose: &str) -> Result<Option<[u8; KEY_BYTES]>, RuntimeError> {
+        let Some(keys) = self.read().await? else { return Ok(None) };
+        let derive = |key: &KeyBytes| {
+            let tag = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, key), purpose.as_bytes());
+            std::array::from_fn(|at| tag.as_ref()[at])
+        };
+        Ok(keys.first().map(derive))
     }
 
     /// Writes a key to the file, which must not exist.
@@ -258,6 +270,12 @@ mod tests {
         place.replace(vec![[2; KEY_BYTES], [1; KEY_BYTES]]).await.unwrap();
         assert_eq!(place.read().await.unwrap().unwrap(), [[2; KEY_BYTES], [1; KEY_BYTES]]);
         place.replace(vec![[3; KEY_BYTES]; MAX_KEYS + 1]).await.expect_err("too many");
+        let derived = place.derived("pages").await.unwrap().expect("there is a key");
+        assert_ne!(derived, [2; KEY_BYTES]);
+        assert_ne!(place.derived("others").await.unwrap(), Some(derived));
+        place.replace(vec![[1; KEY_BYTES]]).await.unwrap();
+        assert_ne!(place.derived("pages").await.unwrap(), Some(derived));
+        assert_eq!(SealingKey::InMemory.derived("pages").await.unwrap(), None);
         std::fs::write(folder.path().join("secrets.key"), [3; 33]).unwrap();
         let error = place.read().await.unwrap_err().to_string();
         assert!(error.contains("33 bytes"), "{error}");
