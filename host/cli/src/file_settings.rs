@@ -361,7 +361,8 @@ mod tests {
             "listen = \"a\"\nmodel = \"x\"\n[limits]\nmemory_mb = 1\ncpu_ms = 1\n[auth]\nrequired = true",
         );
         let file = written(
-            "data = \"b\"\nmodel = \"y\"\n[limits]\nmemory_mb = 2\ncpu_ms = 2\n[tenants.a]\nweight = 1",
+            "data = \"b\"\nmodel = \"y\"\n[limits]\nmemory_mb = 2\ncpu_ms = 2\n[tenants.a]\nweight = 1\n\
+             kv_disk_percent = 5",
         );
         let in_force = file.reloaded(&started);
         let lines = |changes: Vec<SettingChange>| changes.iter().map(ToString::to_string).collect::<Vec<_>>();
@@ -375,7 +376,8 @@ mod tests {
                 "data: not set → \"b\"",
                 "listen: \"a\" → not set",
                 "[auth] required: true → not set",
-                "[limits] memory_mb: 1 → 2"
+                "[limits] memory_mb: 1 → 2",
+                "[tenants.a] kv_disk_percent: not set → 5"
             ]
         );
     }

@@ -65,7 +65,7 @@ pub(crate) async fn open(options: &KvDiskOptions, dir: &Path, place: &SealingKey
         return None;
     }
     let opened = match page_key(options, place).await {
-        Ok(key) => DiskTier::open(tier_options(options, dir, key)).map_err(Into::into),
+        Ok(key) => DiskTier::open(tier_options(options, dir, key)).map_err(anyhow::Error::from),
         Err(error) => Err(error),
     };
     match opened {

@@ -33,7 +33,9 @@ impl PageCipher {
 
     /// Returns the text that distinguishes the secret from others.
     pub fn id(&self) -> String {
-        hmac::sign(&self.secret, b"id").as_ref().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+        let tag = hmac::sign(&self.secret, b"id");
+        let bytes: &[u8] = tag.as_ref();
+        bytes.iter().take(16).map(|byte| format!("{byte:02x}")).collect()
     }
 
     /// Returns a fresh nonce, followed by the encrypted page and its tag.

@@ -100,7 +100,8 @@ impl SealingKey {
         let Some(keys) = self.read().await? else { return Ok(None) };
         let derive = |key: &KeyBytes| {
             let tag = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, key), purpose.as_bytes());
-            std::array::from_fn(|at| tag.as_ref()[at])
+            let bytes: &[u8] = tag.as_ref();
+            std::array::from_fn(|at| bytes[at])
         };
         Ok(keys.first().map(derive))
     }

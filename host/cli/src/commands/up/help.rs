@@ -66,7 +66,10 @@ All settings:
              reach this one, such as \"http://10.0.0.2:8080\"), key_file (with the
              key that all hosts have; or SKEP_CLUSTER_KEY)
   [kv]       disk_gb (KV pages that are kept in the data folder: 4; 0 keeps none),
-             disk_free_percent (10), write_mb_s (200), always_read (false)
+             disk_free_percent (10), write_mb_s (200), always_read (false),
+             pin_percent (25: of the pages, that pins keep), warm_ahead_s (2: pages
+             of a session are read before its alarm; 0 reads none ahead), encrypt
+             (false: with the key of the secrets)
   [limits]   memory_mb, tables, table_elements, instances, cpu_ms, turn_ms,
              approval_ms, tokens_per_turn, tokens_per_day, state_kb, session_kb,
              host_calls, host_call_kb, fetches, fetch_kb, log_kb,
@@ -86,8 +89,8 @@ All settings:
              requests_per_minute, request_burst, tokens_per_minute,
              tokens_per_day, money_per_day (\"1.50 USD\"), weight, models (that
              may be used for the tenant; \"*\" is all of this host), requests
-             (as log under [requests]); NAME \"default\" covers tenants without a
-             section
+             (as log under [requests]), kv_disk_percent (of the KV pages on disk);
+             NAME \"default\" covers tenants without a section
   [agents.NAME]
              weight: its share of the model, relative to other agents of its tenant
   [grants]   models (\"*\" is all of this host, \"UPSTREAM/*\" all of an
