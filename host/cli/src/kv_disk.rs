@@ -98,6 +98,7 @@ fn tier_options(options: &KvDiskOptions, dir: &Path, key: Option<SealingSecret>)
         max_bytes: u64::from(options.gigabytes) << 30,
         min_free_percent: options.free_percent,
         write_bytes_per_s: u64::from(options.write_mb_s) << 20,
+        read_bytes_per_s: None,
         queue_bytes: QUEUE_BYTES,
         reads_always: options.always_read,
         shares: TierShares {

@@ -73,6 +73,8 @@ pub struct TierOptions {
     /// Percentage of the disk that stays free; a write that would leave less is not made.
     pub min_free_percent: u8,
     pub write_bytes_per_s: u64,
+    /// Maximum rate of reads, by which a benchmark makes a slow disk of any; `None` reads as fast as the disk does.
+    pub read_bytes_per_s: Option<u64>,
     /// Maximum number of bytes that wait to be written.
     pub queue_bytes: u64,
     /// Whether callers shall read every prefix, even if computing it is expected to be quicker.

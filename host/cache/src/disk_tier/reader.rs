@@ -146,6 +146,10 @@ impl RunningJob {
                 let key = PageKey { layout: self.layout, prefix };
                 let started = Instant::now();
                 let page = read(shared, key, damaged);
+                if let Some(rate) = shared.options.read_bytes_per_s {
+                    let least = Duration::from_secs_f64(self.payload_bytes as f64 / rate.max(1) as f64);
+                    std::thread::sleep(least.saturating_sub(started.elapsed()));
+                }
                 shared.queued_read_bytes.fetch_sub(self.payload_bytes, Relaxed);
                 let Some(page) = page else { return Turn::Ended };
                 shared.rate.record(self.payload_bytes, started.elapsed(), Instant::now());

@@ -112,6 +112,19 @@ fn writes_take_as_long_as_their_rate_says() {
 }
 
 #[test]
+fn reads_take_as_long_as_their_rate_says_and_are_expected_to() {
+    let folder = tempfile::tempdir().unwrap();
+    let rate = Some(20 * BYTES as u64);
+    let tier = DiskTier::open(TierOptions { read_bytes_per_s: rate, ..options(folder.path()) }).unwrap();
+    let form = layout(&tier, "form");
+    let prefixes = write(&tier, form, "t", "s", &tokens(1, 6));
+    let begun = Instant::now();
+    assert_eq!(read(&tier, form, &prefixes).len(), 6);
+    assert!(begun.elapsed() >= Duration::from_millis(300), "six pages at 20 pages a second");
+    assert!(tier.read_time(BYTES as u64) >= Duration::from_millis(50));
+}
+
+#[test]
 fn sealed_pages_cannot_be_read_in_the_files_and_open_only_with_their_key() {
     let folder = tempfile::tempdir().unwrap();
     let sealed = |key: u8| {

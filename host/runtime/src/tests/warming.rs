@@ -19,6 +19,7 @@ fn tier(folder: &Path) -> Arc<DiskTier> {
         max_bytes: 64 << 20,
         min_free_percent: 0,
         write_bytes_per_s: 1 << 30,
+        read_bytes_per_s: None,
         queue_bytes: 64 << 20,
         reads_always: true,
         shares: TierShares::default(),

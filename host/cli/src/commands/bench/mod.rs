@@ -10,6 +10,7 @@ mod engine;
 mod health;
 mod interference;
 mod invoke;
+mod kv;
 mod load;
 mod neighbors;
 mod routing;
@@ -28,12 +29,13 @@ use crate::embedded::{self, BenchAgent, SourceTree};
 use crate::guest_build::{self, BuildRequest, GuestTarget};
 use crate::progress::Terminal;
 
-/// Measure the engine, the cost of calling an agent, servers under agents' work, load and kills, and
-/// structured output
+/// Measure the engine, KV pages on disk, the cost of calling an agent, servers under agents' work, load and
+/// kills, and structured output
 #[derive(Debug, clap::Subcommand)]
 pub enum Command {
     Engine(engine::Args),
     Invoke(invoke::Args),
+    Kv(kv::Args),
     Runtime(runtime::Args),
     #[command(alias = "neighbours")]
     Neighbors(neighbors::Args),
@@ -55,6 +57,7 @@ pub async fn run(command: Command) -> Result<()> {
     match command {
         Command::Engine(args) => tokio::task::block_in_place(|| engine::run(&args)),
         Command::Invoke(args) => invoke::run(args).await,
+        Command::Kv(args) => kv::run(args).await,
         Command::Runtime(args) => runtime::run(args).await,
         Command::Neighbors(args) => neighbors::run(args).await,
         Command::Health(args) => health::run(args).await,
