@@ -53,6 +53,16 @@ async fn a_session_is_listed_shown_forked_moved_and_deleted_from_the_command_lin
     let shown = done(host, &["show", "keeper", "ada", "-n", "1"], "").await;
     assert!(shown.contains("1 turn,") && shown.contains("My name is Ada."), "{shown}");
 
+    let searched = done(host, &["search", "as", "LONG", "ada.", "--agent", "keeper"], "").await;
+    let lines: Vec<&str> = searched.lines().collect();
+    assert!(lines.len() == 2 && lines[1].starts_with("keeper  ada "), "{searched}");
+    assert!(lines[1].ends_with("user: My name is Ada. Remember that, please, for as long as we talk."));
+    let all = done(host, &["search", "hello", "--agent", "keeper", "--json"], "").await;
+    let all: Value = serde_json::from_str(&all).unwrap();
+    assert_eq!((&all[0]["id"], &all[0]["said"]["role"]), (&json!("bob"), &json!("user")), "{all}");
+    let none = done(host, &["search", "suitcase", "--agent", "keeper"], "").await;
+    assert_eq!(none, "no session has a message with all of these words\n");
+
     let counted = host.get("/v1/agents/keeper/sessions/ada/messages?tokens=true").await.1;
     assert!(counted["data"][0]["tokens"].as_u64() > Some(8), "{counted}");
     let uncounted = host.get("/v1/agents/keeper/sessions/ada/messages").await.1;

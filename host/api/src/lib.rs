@@ -85,8 +85,8 @@ pub use message::{Message, MessagePage, NumberedMessage, SendMessage};
 pub use model::{ChangeModel, Model, ModelAction, ModelCapabilities, ModelDetails, SamplingDefaults};
 pub use page::{
     ApprovalList, BatchPage, ClientFilePage, DeadLetterPage, EventPage, KeyList, List, LogLineList,
-    McpServerList, ModelList, Page, RecentSessionPage, SchedulePage, SecretList, SessionPage, StateValuePage,
-    TenantList, TurnSummaryPage, VersionList, WebhookPage,
+    McpServerList, ModelList, Page, SchedulePage, SecretList, SessionPage, StateValuePage, TenantList,
+    TurnSummaryPage, VersionList, WebhookPage,
 };
 pub use request_log::{
     ModelRequest, ModelRequestPage, RequestAgent, RequestAttempt, RequestCall, RequestCost, RequestMessage,
@@ -100,7 +100,10 @@ pub use response::{
 pub use schedule::{Schedule, ScheduleState, ScheduleTiming};
 pub use schema_check::{CheckSchema, SchemaCheck, SchemaError, SchemaNote};
 pub use secret::{NewSecret, Secret};
-pub use session::{Conversation, ForkSession, RecentSession, Session, SessionDetail, StateKind, StateValue};
+pub use session::{
+    Conversation, ForkSession, RecentSession, RecentSessionPage, SaidMessage, Session, SessionDetail,
+    StateKind, StateValue,
+};
 pub use status::{
     AgentCounts, DataPlace, DiskStatus, HeldWork, HostStatus, KvPages, LimitStatus, ModelStatus, QueueDepths,
     SessionCounts,

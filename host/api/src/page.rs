@@ -1,8 +1,8 @@
 //! Listings.
 
 use crate::{
-    AgentVersion, Approval, Batch, ClientFile, DeadLetter, Event, Key, LogLine, McpServer, Model,
-    RecentSession, Schedule, Secret, Session, StateValue, Tenant, TurnSummary, WebhookState, marker,
+    AgentVersion, Approval, Batch, ClientFile, DeadLetter, Event, Key, LogLine, McpServer, Model, Schedule,
+    Secret, Session, StateValue, Tenant, TurnSummary, WebhookState, marker,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -50,8 +50,6 @@ pub type LogLineList = List<LogLine>;
 pub type McpServerList = List<McpServer>;
 /// All models.
 pub type ModelList = List<Model>;
-/// A page of the sessions of all agents.
-pub type RecentSessionPage = Page<RecentSession>;
 /// A page of schedules.
 pub type SchedulePage<J = Value> = Page<Schedule<J>>;
 /// All secrets, without their values.

@@ -67,6 +67,33 @@ pub struct RecentSession {
     pub updated_at_ms: u64,
     /// The place in the listing, for `before`.
     pub cursor: String,
+    /// The first message in which the words were said, if the listing was asked for some.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub said: Option<SaidMessage>,
+}
+
+/// A message in which the words of a search were said.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct SaidMessage {
+    pub conversation: String,
+    /// Number of the message in its conversation.
+    pub number: u64,
+    pub role: String,
+    /// The part of the message around the first word, on one line.
+    pub excerpt: String,
+}
+
+/// A page of the sessions of all agents.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct RecentSessionPage {
+    #[schema(inline)]
+    pub object: marker::List,
+    pub data: Vec<RecentSession>,
+    /// Whether the listing continues after this page.
+    pub has_more: bool,
+    /// The place up to which the words were searched for, if there are more sessions: the next page is `before` it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub searched_to: Option<String>,
 }
 
 /// The form of a value.

@@ -54,6 +54,7 @@ mod options;
 mod portable;
 mod requests;
 mod route;
+mod said;
 mod schedule;
 mod session;
 mod session_changes;
@@ -77,8 +78,8 @@ mod webhook;
 
 pub use access::{ApiKey, KeyRing, NewApiKey, Role};
 pub use agent_host::{
-    AgentHost, ClientFile, DeletedTenant, HostLoad, HostParts, LimitUse, ModelMismatch, NewClientFile,
-    SecretReader, StatePage, TenantUsage,
+    AgentHost, ClientFile, DeletedTenant, FoundMessage, FoundSession, FoundSessions, HostLoad, HostParts,
+    LimitUse, ModelMismatch, NewClientFile, SecretReader, StatePage, TenantUsage,
 };
 pub use agent_log::LogFollower;
 pub use approvals::Approval;
@@ -114,6 +115,7 @@ pub use requests::{
     RequestDetails, RequestFollower, RequestLog, RequestLogMode, RequestLogOptions, RequestOrigin, Surface,
 };
 pub use route::{Route, RouteMatch};
+pub use said::SearchWords;
 pub use schedule::{ManifestSchedule, ScheduleState, ScheduleSummary, ScheduleTiming};
 pub use session_changes::SessionChange;
 pub use session_policy::{CompactionMode, SessionsToml};

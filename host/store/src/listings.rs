@@ -14,7 +14,7 @@ pub struct SessionSearch {
     /// Names of the agents; `None` is all agents.
     pub agents: Option<Vec<String>>,
     /// A part of the id.
-    pub text: Option<String>,
+    pub id_part: Option<String>,
     /// Lists only sessions after this one in the listing.
     pub after: Option<SessionCursor>,
 }
@@ -51,7 +51,7 @@ impl Store {
         search: &SessionSearch,
         limit: u32,
     ) -> Result<Vec<ListedSession>, StoreError> {
-        let SessionSearch { folder, agents, text, after } = search;
+        let SessionSearch { folder, agents, id_part, after } = search;
         // Only the number of agents varies in the text; values are bound.
         let mut sql = String::from(
             "SELECT agent, session, turns, created_at_ms, updated_at_ms, key FROM sessions WHERE session IS NOT NULL",
@@ -68,7 +68,7 @@ impl Store {
                 format!(" AND agent IN ({places})")
             };
         }
-        if text.is_some() {
+        if id_part.is_some() {
             sql += " AND instr(session, ?) > 0";
         }
         if after.is_some() {
@@ -82,8 +82,8 @@ impl Store {
         for agent in agents.iter().flatten() {
             sessions = sessions.bind(agent);
         }
-        if let Some(text) = text {
-            sessions = sessions.bind(text);
+        if let Some(id_part) = id_part {
+            sessions = sessions.bind(id_part);
         }
         if let Some(after) = after {
             sessions = sessions.bind(after.updated_at_ms as i64).bind(after.key);
@@ -203,8 +203,8 @@ mod tests {
         assert_eq!(ids(&first), ["acme/one", "two"]);
         let next = SessionSearch { after: Some(first[1].cursor), ..all.clone() };
         assert_eq!(ids(&store.recent_sessions(&next, 9).await.unwrap()), ["one", "three"]);
-        let local =
-            SessionSearch { folder: Some(SessionFolder::of(None)), text: Some("one".into()), ..all.clone() };
+        let (folder, id_part) = (Some(SessionFolder::of(None)), Some("one".into()));
+        let local = SessionSearch { folder, id_part, ..all.clone() };
         assert_eq!(ids(&store.recent_sessions(&local, 9).await.unwrap()), ["one"]);
         for (agents, count) in [(vec![], 0), (vec!["b"], 0), (vec!["b", "a"], 4)] {
             let agents = Some(agents.into_iter().map(str::to_owned).collect());

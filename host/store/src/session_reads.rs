@@ -1,11 +1,14 @@
 //! Reads of sessions: complete, in outline, and as lists.
 
 use crate::{
-    ConversationOutline, ConversationRow, ModelUse, SessionFolder, SessionOutline, SessionRow,
-    SessionSnapshot, Store, StoreError,
+    ConversationOutline, ConversationPlace, ConversationRow, ModelUse, SessionFolder, SessionOutline,
+    SessionRow, SessionSnapshot, Store, StoreError,
     sessions::session_row,
-    sql::{Connection, Row, query},
+    sql::{Connection, QueryBuilder, Row, query},
 };
+
+/// Number of conversations that one statement reads.
+const CONVERSATIONS_AT_ONCE: usize = 100;
 
 impl Store {
     /// Returns a session with its state and conversations, or `None` if none of its turns was committed.
@@ -130,6 +133,57 @@ impl Store {
         .map_err(StoreError::while_it("listed conversations"))?;
         let names = rows.iter().filter_map(|row| row.get(0)).collect();
         Ok((!rows.is_empty()).then_some(names))
+    }
+
+    /// Returns the places of all conversations of sessions, which are given by their keys
+    /// ([`SessionCursor::key`](crate::SessionCursor::key)), in the order of sessions and names.
+    pub async fn conversation_places(&self, sessions: &[i64]) -> Result<Vec<ConversationPlace>, StoreError> {
+        if sessions.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut select =
+            QueryBuilder::new("SELECT session, name, LENGTH(body) FROM conversations WHERE session IN (");
+        let mut keys = select.separated(", ");
+        sessions.iter().for_each(|key| _ = keys.push_bind(*key));
+        select.push(") ORDER BY session, name");
+        let rows = select.build().fetch_all(&self.readers).await;
+        let rows = rows.map_err(StoreError::while_it("listed the conversations of sessions"))?;
+        let place = |row: &Row| ConversationPlace {
+            session: row.get(0),
+            name: row.get(1),
+            bytes: row.get::<i64>(2) as usize,
+        };
+        Ok(rows.iter().map(place).collect())
+    }
+
+    /// Returns the bodies of conversations with the keys of their sessions, in the order of `places`. Those of sessions that
+    /// were deleted meanwhile are left out.
+    pub async fn conversation_bodies(
+        &self,
+        places: &[ConversationPlace],
+    ) -> Result<Vec<(i64, ConversationRow)>, StoreError> {
+        let mut bodies = Vec::with_capacity(places.len());
+        for places in places.chunks(CONVERSATIONS_AT_ONCE) {
+            let mut select = QueryBuilder::new(
+                "SELECT name, model, digest, body, conversations.session FROM conversations
+                 JOIN sessions ON sessions.key = conversations.session AND sessions.session IS NOT NULL
+                 WHERE ",
+            );
+            for (index, ConversationPlace { session, name, .. }) in places.iter().enumerate() {
+                select.push(if index == 0 { "(" } else { " OR (" });
+                select.push("conversations.session = ").push_bind(*session);
+                select.push(" AND name = ").push_bind(name).push(")");
+            }
+            let rows = select.build().fetch_all(&self.readers).await;
+            let rows = rows.map_err(StoreError::while_it("read the conversations of sessions"))?;
+            let mut read: Vec<(i64, ConversationRow)> =
+                rows.iter().map(|row| (row.get(4), conversation_row(row))).collect();
+            read.sort_by_key(|(session, row)| {
+                places.iter().position(|place| place.session == *session && place.name == row.name)
+            });
+            bodies.append(&mut read);
+        }
+        Ok(bodies)
     }
 
     /// Returns the size of a session: the bytes of its keys, values and conversations. Returns `None` if none

@@ -45,6 +45,16 @@ pub struct ConversationOutline {
     pub bytes: usize,
 }
 
+/// Where a conversation is, and its size.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConversationPlace {
+    /// The key of its session.
+    pub session: i64,
+    pub name: String,
+    /// Length of the body in bytes.
+    pub bytes: usize,
+}
+
 /// A session with its state, and with an outline of its conversations by name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionOutline {

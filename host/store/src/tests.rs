@@ -79,6 +79,44 @@ async fn sessions_are_counted_by_the_model_of_their_conversations() {
 }
 
 #[tokio::test]
+async fn conversations_of_many_sessions_are_read_at_once_and_not_those_of_deleted_ones() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = with_agent(&folder).await;
+    let conversation = |name: &str, body: &str| ConversationRow {
+        name: name.into(),
+        body: body.as_bytes().to_vec(),
+        ..ConversationRow::default()
+    };
+    for (session, conversations) in
+        [("a", vec![conversation("side", "a2"), conversation("main", "a1")]), ("b", Vec::new())]
+    {
+        let commit = TurnCommit { session: session.into(), conversations, ..turn(1) };
+        store.commit_turn(commit).await.unwrap();
+    }
+    // More than one statement reads.
+    let many = (0..120).map(|number| conversation(&format!("{number:03}"), &number.to_string()));
+    let commit = TurnCommit { session: "c".into(), conversations: many.collect(), ..turn(1) };
+    store.commit_turn(commit).await.unwrap();
+    let listed = store.recent_sessions(&SessionSearch::default(), 9).await.unwrap();
+    let key = |id: &str| listed.iter().find(|listed| listed.session == id).unwrap().cursor.key;
+    assert!(store.conversation_places(&[]).await.unwrap().is_empty());
+    assert!(store.conversation_places(&[key("b")]).await.unwrap().is_empty());
+    let places = store.conversation_places(&[key("c"), key("a")]).await.unwrap();
+    let named: Vec<_> = places.iter().take(3).map(|place| (place.session, place.name.as_str())).collect();
+    assert_eq!(named, [(key("a"), "main"), (key("a"), "side"), (key("c"), "000")]);
+    assert_eq!((places.len(), places[0].bytes, places[121].bytes), (122, 2, 3));
+    let read = async || {
+        let bodies = store.conversation_bodies(&places).await.unwrap();
+        bodies.into_iter().map(|(_, row)| String::from_utf8(row.body).unwrap()).collect::<Vec<_>>()
+    };
+    let bodies = read().await;
+    assert_eq!((bodies.len(), bodies[0].as_str(), bodies[121].as_str()), (122, "a1", "119"));
+    // Its rows may still be there; nobody reads them.
+    store.delete_session(AGENT, "c").await.unwrap();
+    assert_eq!(read().await, ["a1", "a2"]);
+}
+
+#[tokio::test]
 async fn only_the_next_turn_commits_and_a_conflict_writes_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let store = with_agent(&folder).await;

@@ -37,7 +37,7 @@ pub use events::TurnStream;
 pub use follower::Follower;
 pub use logs::LogQuery;
 pub use requests::RequestQuery;
-pub use sessions::ImportOptions;
+pub use sessions::{ImportOptions, SaidQuery};
 use skep_api::{
     AcceptedTurn, Agent, AgentVersion, Agents, ErrorBody, Rollback, SendMessage, Turn, TurnStatus,
     VersionList,

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use reqwest::{Method, header};
 use skep_api::{
-    ForkSession, MessagePage, Session, SessionDetail, SessionPage, SessionPin, WarmedSession,
+    ForkSession, MessagePage, RecentSessionPage, Session, SessionDetail, SessionPage, SessionPin, WarmedSession,
 };
 
 use super::Client;
@@ -17,7 +17,36 @@ pub struct ImportOptions {
     pub from_other_agent: bool,
 }
 
+/// Selects sessions by what was said in them.
+#[derive(Debug, Clone, Default)]
+pub struct SaidQuery {
+    /// The words, all of which one message has.
+    pub text: String,
+    pub agent: Option<String>,
+    pub tenant: Option<String>,
+}
+
 impl Client {
+    /// Returns a page of the sessions in which words were said, the newest first. `before` is the `searched_to` of the page
+    /// before.
+    pub async fn search_sessions(
+        &self,
+        query: &SaidQuery,
+        limit: u32,
+        before: Option<&str>,
+    ) -> Result<RecentSessionPage> {
+        let SaidQuery { text, agent, tenant } = query;
+        let mut url = self.url(&["v1", "sessions"])?;
+        url.query_pairs_mut().append_pair("text", text).append_pair("limit", &limit.to_string());
+        let (agent, tenant) = (agent.as_deref(), tenant.as_deref());
+        for (name, value) in [("agent", agent), ("tenant", tenant), ("before", before)] {
+            if let Some(value) = value {
+                url.query_pairs_mut().append_pair(name, value);
+            }
+        }
+        self.json(self.http.get(url)).await
+    }
+
     /// Returns sessions of an agent in the order of their ids, and whether there are more. An admin may name
     /// another tenant.
     pub async fn sessions(

@@ -1,23 +1,26 @@
-//! `skep session`: lists, shows, exports, imports, forks and deletes sessions, and manages their KV pages on disk.
+//! `skep session`: lists, searches, shows, exports, imports, forks and deletes sessions, and manages their KV pages on
+//! disk.
 
 use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
-use skep_api::{Conversation, NumberedMessage, Session, SessionDetail};
+use skep_api::{Conversation, NumberedMessage, RecentSession, Session, SessionDetail};
+use skep_runtime::for_terminal;
 
 use super::{HostArgs, confirmation::confirmed, out, session_pages};
-use crate::client::ImportOptions;
+use crate::client::{ImportOptions, SaidQuery};
 use crate::style;
 
 /// Maximum size of a document that can be imported.
 const MAX_DOCUMENT_BYTES: u64 = 64 << 20;
 
-/// List, show, copy, move and delete the sessions of an agent, and keep their KV pages at hand
+/// List, search, show, copy, move and delete the sessions of an agent, and keep their KV pages at hand
 #[derive(Debug, clap::Subcommand)]
 pub enum Command {
     List(ListArgs),
+    Search(SearchArgs),
     Show(ShowArgs),
     Export(ExportArgs),
     Import(ImportArgs),
@@ -47,6 +50,37 @@ pub struct ListArgs {
     after: Option<String>,
     /// Maximum number of sessions
     #[arg(long, short = 'n', default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    limit: u32,
+    /// Print as JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    host: HostArgs,
+}
+
+/// Find the sessions in which words were said, those with the newest turn first
+///
+/// One message of a session has to have all words, in upper or lower case and in any order. Messages of people, models and tools
+/// are searched, with the calls that models make; system messages and reasoning are not.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  skep session search broken suitcase
+  skep session search refund --agent concierge -n 5
+  skep session search refund --json | jq -r '.[] | .agent + \" \" + .id'
+  skep session search refund --tenant acme                  as an admin; without it, all tenants are searched")]
+pub struct SearchArgs {
+    /// The words
+    #[arg(required = true, value_name = "WORD")]
+    words: Vec<String>,
+    /// Only sessions of this agent
+    #[arg(long)]
+    agent: Option<String>,
+    /// Only sessions of this tenant
+    #[arg(long)]
+    tenant: Option<String>,
+    /// Maximum number of sessions
+    #[arg(long, short = 'n', default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1000))]
     limit: u32,
     /// Print as JSON
     #[arg(long)]
@@ -176,6 +210,7 @@ pub struct DeleteArgs {
 pub async fn run(command: Command) -> Result<()> {
     match command {
         Command::List(args) => list(args).await,
+        Command::Search(args) => search(args).await,
         Command::Show(args) => show(args).await,
         Command::Export(args) => export(args).await,
         Command::Import(args) => import(args).await,
@@ -218,6 +253,41 @@ async fn list(args: ListArgs) -> Result<()> {
         eprintln!("{}", style::stderr().dim(&more));
     }
     Ok(())
+}
+
+async fn search(args: SearchArgs) -> Result<()> {
+    let client = args.host.client()?;
+    let query = SaidQuery { text: args.words.join(" "), agent: args.agent, tenant: args.tenant };
+    let (mut sessions, mut before) = (Vec::new(), None::<String>);
+    // The host searches a part of the sessions with each request.
+    loop {
+        let left = args.limit - sessions.len() as u32;
+        let page = client.search_sessions(&query, left, before.as_deref()).await?;
+        sessions.extend(page.data);
+        before = page.searched_to;
+        if before.is_none() || sessions.len() >= args.limit as usize {
+            break;
+        }
+    }
+    if args.json {
+        return out::json(&sessions);
+    }
+    if sessions.is_empty() {
+        return out::line("no session has a message with all of these words");
+    }
+    let rows: Vec<_> = sessions.into_iter().map(found).collect();
+    out::table(["AGENT", "SESSION", "LAST TURN", "SAID"], &rows)?;
+    if before.is_some() {
+        let more = format!("older sessions were not searched: raise --limit, which is {}", args.limit);
+        eprintln!("{}", style::stderr().dim(&more));
+    }
+    Ok(())
+}
+
+fn found(session: RecentSession) -> [String; 4] {
+    let RecentSession { agent, id, updated_at_ms, said, .. } = session;
+    let said = said.map(|said| format!("{}: {}", said.role, for_terminal(&said.excerpt)));
+    [agent, id, out::ago(updated_at_ms), said.unwrap_or_default()]
 }
 
 async fn show(args: ShowArgs) -> Result<()> {

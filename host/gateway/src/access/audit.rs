@@ -8,7 +8,7 @@ use crate::{
     client_address::ClientAddress,
 };
 use axum::{
-    extract::{MatchedPath, RawPathParams},
+    extract::{MatchedPath, Query, RawPathParams},
     http::{Extensions, Method, StatusCode, request::Parts},
 };
 use skep_runtime::tenant_of;
@@ -51,6 +51,7 @@ const AUDITED_ACTIONS: &[(Method, &str, &str, LoggedFor)] = &[
         "session.read",
         LoggedFor::OtherTenants,
     ),
+    (Method::GET, "/v1/sessions", "sessions.search", LoggedFor::Searchers),
     (Method::GET, "/v1/agents/{agent}/logs", "logs.read", LoggedFor::AdminsWithKeys),
     (Method::GET, "/v1/logs", "logs.read", LoggedFor::AdminsWithKeys),
     (Method::GET, "/v1/approvals", "approvals.read", LoggedFor::AdminsWithKeys),
@@ -90,6 +91,8 @@ enum LoggedFor {
     OtherTenants,
     /// Logs reads of lists with content of every tenant. Without keys, there is only one tenant.
     AdminsWithKeys,
+    /// Logs searches of what was said in sessions of other tenants, which only admins can make.
+    Searchers,
     /// Logs reads and searches of prompts and answers.
     ReadersOfBodies,
 }
@@ -156,21 +159,38 @@ impl AuditedAction {
     ) -> Option<AuditedAction> {
         let route = parts.extensions.get::<MatchedPath>()?.as_str();
         let known = AUDITED_ACTIONS.iter().find(|(known, path, ..)| *known == parts.method && *path == route);
-        let is_logged = |of| match of {
+        let (.., name, of) = known?;
+        // A query that cannot be read is refused before anything is.
+        let pairs = Query::<Vec<(String, String)>>::try_from_uri(&parts.uri);
+        let pairs = pairs.map(|Query(pairs)| pairs).unwrap_or_default();
+        let query = |name: &str| {
+            let pair = pairs.iter().find(|(known, _)| known == name);
+            pair.map(|(_, value)| value.as_str())
+        };
+        let is_logged = match of {
             LoggedFor::Everyone => true,
             LoggedFor::Admins => caller.is_admin(),
             LoggedFor::AdminsWithKeys => caller.is_admin() && caller.key().is_some(),
-            LoggedFor::ReadersOfBodies => {
-                let query = parts.uri.query().unwrap_or_default();
-                query.split('&').any(|pair| pair.starts_with("q=") || pair == "bodies=true")
+            LoggedFor::Searchers => {
+                let is_search = query("text").is_some_and(|text| !text.is_empty());
+                let of_others = query("tenant").is_none_or(|tenant| tenant != caller.tenant.as_str());
+                is_search && of_others && caller.is_admin() && caller.key().is_some()
             }
+            LoggedFor::ReadersOfBodies => query("q").is_some() || query("bodies") == Some("true"),
             LoggedFor::OtherTenants => parameters.is_some_and(|parameters| {
                 let session = parameters.iter().find(|(name, _)| *name == "session");
                 session.is_some_and(|(_, session)| tenant_of(session) != caller.tenant.as_str())
             }),
         };
-        let (.., name, _) = known.filter(|(.., of)| is_logged(*of))?;
-        let subject = parameters.map(subject).unwrap_or_default();
+        if !is_logged {
+            return None;
+        }
+        let subject = match of {
+            LoggedFor::Searchers => {
+                subject(["tenant", "agent"].into_iter().filter_map(|name| Some((name, query(name)?))))
+            }
+            _ => parameters.map(|parameters| subject(parameters.iter())).unwrap_or_default(),
+        };
         let requester = caller.requester();
         let is_read = parts.method == Method::GET;
         if is_read && !reads.is_new((requester.key.clone(), name, subject.clone())) {
@@ -209,8 +229,8 @@ pub(crate) fn audit_decision(caller: &Caller, id: &str, details: &str, done: boo
     });
 }
 
-/// Formats the parameters of a path, such as `agent=concierge version=2`.
-fn subject(parameters: &RawPathParams) -> String {
+/// Formats parameters, such as `agent=concierge version=2`.
+fn subject<'a>(parameters: impl Iterator<Item = (&'a str, &'a str)>) -> String {
     let mut subject = String::new();
     for (name, value) in parameters {
         let space = if subject.is_empty() { "" } else { " " };

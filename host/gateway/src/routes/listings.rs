@@ -8,10 +8,13 @@ use axum::{
 };
 use serde::Deserialize;
 use skep_api::{
-    RecentSession, RecentSessionPage, StateKind, StateValue, StateValuePage, TurnSummary, TurnSummaryPage,
-    marker,
+    RecentSession, RecentSessionPage, SaidMessage, StateKind, StateValue, StateValuePage, TurnSummary,
+    TurnSummaryPage, marker,
 };
-use skep_runtime::{SessionCursor, SessionSearch, StatePage, TurnDetail, TurnPhase};
+use skep_runtime::{
+    FoundMessage, FoundSession, FoundSessions, ListedSession, SearchWords, SessionCursor, SessionSearch,
+    StatePage, TurnDetail, TurnPhase,
+};
 use utoipa::IntoParams;
 
 #[derive(Deserialize, IntoParams)]
@@ -23,7 +26,10 @@ pub(crate) struct RecentQuery {
     tenant: Option<String>,
     /// Lists only sessions whose id has this part.
     search: Option<String>,
-    /// Lists only sessions after the one with this `cursor`.
+    /// Lists only sessions with a message in which all of these words were said, in upper or lower case and in any order.
+    /// Such a page may be short or empty and still have a next one, which is `before` its `searched_to`.
+    text: Option<String>,
+    /// Lists only sessions after the one with this `cursor`, or after this `searched_to`.
     before: Option<String>,
     /// Number of entries, 1 to 1000; the default is 100.
     limit: Option<u32>,
@@ -50,20 +56,49 @@ pub(crate) async fn recent(
         (None, reached) => reached.map(|agents| agents.iter().map(ToString::to_string).collect()),
     };
     let after = query.before.as_deref().map(parse_cursor).transpose()?;
-    let text = query.search.filter(|text| !text.is_empty());
-    let search = SessionSearch { folder: None, agents, text, after };
-    let sessions = gateway.host.recent_sessions(tenant.as_ref(), search, limit).await?;
-    let has_more = sessions.len() as u32 == limit;
-    let sessions = sessions.into_iter().map(|session| RecentSession {
+    let id_part = query.search.filter(|part| !part.is_empty());
+    let search = SessionSearch { folder: None, agents, id_part, after };
+    let Some(text) = query.text.filter(|text| !text.is_empty()) else {
+        let sessions = gateway.host.recent_sessions(tenant.as_ref(), search, limit).await?;
+        let has_more = sessions.len() as u32 == limit;
+        let data = sessions.into_iter().map(|session| recent_session(session, None, &caller)).collect();
+        return Ok(Json(RecentSessionPage { object: marker::List, data, has_more, searched_to: None }));
+    };
+    let words = SearchWords::new(&text)
+        .map_err(|problem| ApiError::parameter("text", format!("text cannot be searched for: {problem}")))?;
+    let found = gateway.host.search_sessions(tenant.as_ref(), search, words, limit).await?;
+    let FoundSessions { sessions, searched_to } = found;
+    let data = sessions.into_iter();
+    let data = data.map(|FoundSession { session, message }| recent_session(session, Some(message), &caller));
+    Ok(Json(RecentSessionPage {
+        object: marker::List,
+        data: data.collect(),
+        has_more: searched_to.is_some(),
+        searched_to: searched_to.map(cursor),
+    }))
+}
+
+fn recent_session(session: ListedSession, said: Option<FoundMessage>, caller: &Caller) -> RecentSession {
+    RecentSession {
         object: marker::Session,
         agent: session.agent,
         id: caller.name_of(&session.session),
         turns: session.turns,
         created_at_ms: session.created_at_ms,
         updated_at_ms: session.cursor.updated_at_ms,
-        cursor: format!("{}-{}", session.cursor.updated_at_ms, session.cursor.key),
-    });
-    Ok(Json(RecentSessionPage::new(sessions, has_more)))
+        cursor: cursor(session.cursor),
+        said: said.map(|FoundMessage { conversation, number, role, excerpt }| SaidMessage {
+            conversation,
+            number,
+            role: role.to_owned(),
+            excerpt,
+        }),
+    }
+}
+
+/// Writes a cursor.
+fn cursor(place: SessionCursor) -> String {
+    format!("{}-{}", place.updated_at_ms, place.key)
 }
 
 /// Reads a cursor.
@@ -73,7 +108,8 @@ fn parse_cursor(cursor: &str) -> Result<SessionCursor, ApiError> {
         Some(SessionCursor { updated_at_ms: updated.parse().ok()?, key: key.parse().ok()? })
     });
     parsed.ok_or_else(|| {
-        ApiError::parameter("before", "before is not the `cursor` of a session of this listing")
+        let problem = "before is neither the `cursor` of a session of this listing nor a `searched_to`";
+        ApiError::parameter("before", problem)
     })
 }
 

@@ -28,6 +28,7 @@ mod rates;
 mod request_logs;
 mod response_bounds;
 mod responses;
+mod session_search;
 mod sessions;
 mod status;
 mod streaming;

@@ -279,6 +279,8 @@ async fn reading_the_content_of_tenants_is_logged_once_a_minute() {
         ("session.read", acme.to_owned(), "agent=echo session=acme/s"),
         ("session.read", format!("{acme}/turns/t"), "agent=echo session=acme/s turn=t"),
         ("session.read", format!("{acme}/turns/t2/timeline"), "agent=echo session=acme/s turn=t2"),
+        ("sessions.search", "/v1/sessions?text=honey".to_owned(), ""),
+        ("sessions.search", "/v1/sessions?te%78t=honey&tenant=acme".to_owned(), "tenant=acme"),
         ("logs.read", "/v1/agents/echo/logs".to_owned(), "agent=echo"),
         ("logs.read", "/v1/logs".to_owned(), ""),
         ("approvals.read", "/v1/approvals".to_owned(), ""),
@@ -302,10 +304,15 @@ async fn reading_the_content_of_tenants_is_logged_once_a_minute() {
         ask(&server, &admin, Method::GET, path, Value::Null).await;
     }
     // An admin's own sessions, records without prompts, and what a tenant reads of its own.
-    for path in ["/v1/agents/echo/sessions/s/turns", "/v1/requests?limit=3"] {
+    for path in [
+        "/v1/agents/echo/sessions/s/turns",
+        "/v1/requests?limit=3",
+        "/v1/sessions?search=honey",
+        "/v1/sessions?text=honey&tenant=local",
+    ] {
         ask(&server, &admin, Method::GET, path, Value::Null).await;
     }
-    for path in ["/v1/agents/echo/sessions/s/turns", "/v1/approvals", "/v1/logs"] {
+    for path in ["/v1/agents/echo/sessions/s/turns", "/v1/approvals", "/v1/logs", "/v1/sessions?text=honey"] {
         ask(&server, &invoke, Method::GET, path, Value::Null).await;
     }
     assert!(log.take("skep::audit").is_empty());

@@ -19,6 +19,7 @@ mod parts;
 mod responses;
 mod schedules;
 mod secrets;
+mod session_search;
 mod sessions;
 mod settings;
 mod store_health;
@@ -34,6 +35,7 @@ pub use model_use::ModelMismatch;
 pub use monitoring::{HostLoad, LimitUse};
 pub use parts::HostParts;
 pub use secrets::SecretReader;
+pub use session_search::{FoundMessage, FoundSession, FoundSessions};
 pub use tenants::{DeletedTenant, TenantUsage};
 
 use crate::{

@@ -33,6 +33,7 @@ mod reasoning;
 mod receiver;
 mod schedules;
 mod secrets;
+mod session_search;
 mod session_size;
 mod sessions;
 mod settings;
