@@ -26,7 +26,11 @@ pub struct ModelFigures {
     pub context_length: u64,
     /// Number of tokens in a page of the KV cache.
     pub page_tokens: u64,
+    /// The memory of all replicas, as planned when the model was loaded.
     pub memory: Vec<MemoryUse>,
+    /// The memory of each replica.
+    #[serde(default)]
+    pub replica_memory: Vec<ReplicaMemory>,
     /// One value for each interval, by the name of the figure. A value is `null` if nothing happened in its interval.
     pub columns: BTreeMap<String, Vec<Option<f64>>>,
     /// The columns of each replica, if there are several.
@@ -40,6 +44,28 @@ pub struct MemoryUse {
     /// `weights`, `activations`, `graphs` or `kv`.
     pub kind: String,
     pub bytes: u64,
+}
+
+/// The memory of a replica, and where it is.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct ReplicaMemory {
+    /// The devices that the replica runs on.
+    pub device: String,
+    /// The memory of the replica. Replicas on one device share its weights, which each of them counts.
+    pub memory: Vec<MemoryUse>,
+    /// The memory of each rank, if there are several. Buffers that the ranks share are only in that of the replica.
+    pub ranks: Vec<RankMemory>,
+}
+
+/// The memory of a rank, and where it is.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct RankMemory {
+    /// Index of the pipeline stage, from 0.
+    pub stage: u64,
+    /// Index of the part that the rank holds of each weight of the stage, from 0.
+    pub shard: u64,
+    pub device: String,
+    pub memory: Vec<MemoryUse>,
 }
 
 /// The figures of one interval.

@@ -22,7 +22,7 @@ use crate::stream::{self, EventReceiver, SpentTokens, TokenStream};
 use crate::submission::Submission;
 use crate::{
     Affinity, Constraint, EngineError, EngineOptions, EngineStats, EngineTimes, EraseScope, GenerateRequest,
-    ModelInfo, PageOwner, Priority, Warmed,
+    ModelInfo, PageOwner, Priority, ReplicaMemory, Warmed,
 };
 
 /// Replaces default deadlines that are too far away to be a point in time.
@@ -101,6 +101,7 @@ impl Engine {
             memory: MemoryPlan::of_replicas(
                 models.iter().map(|model| (model.device.as_str(), model.executor.plan())),
             ),
+            replica_memory: models.iter().map(replica_memory).collect(),
             sampling: first.sampling.clone().unwrap_or_default(),
             markup: options.markup,
             weights: first.weights.clone(),
@@ -345,6 +346,14 @@ impl Engine {
 impl std::fmt::Debug for Engine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Engine").field("model", &self.shared.info.name).finish_non_exhaustive()
+    }
+}
+
+fn replica_memory(model: &LoadedModel) -> ReplicaMemory {
+    ReplicaMemory {
+        device: model.device.clone(),
+        memory: *model.executor.plan(),
+        ranks: model.executor.ranks().to_vec(),
     }
 }
 

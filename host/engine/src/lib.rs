@@ -71,7 +71,7 @@ pub use fairness::{TokenMeter, Weights};
 pub use handle::Engine;
 pub use in_force::InForce;
 pub use model::{Model, RemoteInfo, RemoteModel};
-pub use model_info::ModelInfo;
+pub use model_info::{ModelInfo, ReplicaMemory};
 pub use model_set::{
     DEFAULT_LOAD_WAIT, LoadProgress, Loader, LocalModel, ModelChanges, ModelSet, ModelState, ServedModel,
     WeakModelSet, check_name,
@@ -89,7 +89,7 @@ pub use skep_cache::{
     DiskTier, EraseFilter, Pin, PinError, PinStatus, SealingSecret, TierError, TierOptions, TierShares,
     TierStatus,
 };
-pub use skep_model::{ModelDigest, Sampling, SpecialTokens};
+pub use skep_model::{MemoryPlan, ModelDigest, RankMemory, Sampling, SpecialTokens};
 pub use stats::{EngineStats, EngineTimes, PageOwner};
 pub use stream::TokenStream;
 pub use timeline::{Phase, StepRecord, StepWork, Timeline};

@@ -1,6 +1,17 @@
 //! The properties of a running model that callers and request checks need, as fixed when its engine started.
 
-use skep_model::{MemoryPlan, ModelDigest, Sampling};
+use skep_model::{MemoryPlan, ModelDigest, RankMemory, Sampling};
+
+/// The memory of one replica, and where it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReplicaMemory {
+    /// The devices that the replica runs on, for people.
+    pub device: String,
+    /// The memory of the replica. Replicas on one device share its weights, which each of them counts.
+    pub memory: MemoryPlan,
+    /// The memory of each of its ranks, if there are several.
+    pub ranks: Vec<RankMemory>,
+}
 
 /// The properties of the model that callers need.
 #[derive(Debug, Clone)]
@@ -22,6 +33,7 @@ pub struct ModelInfo {
     pub device: String,
     /// The memory of all replicas.
     pub memory: MemoryPlan,
+    pub replica_memory: Vec<ReplicaMemory>,
     /// The sampling parameters of a request that sets none.
     pub sampling: Sampling,
     /// The name of the markup in which the model writes calls, if it was chosen when the engine started. Otherwise the

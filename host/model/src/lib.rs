@@ -39,8 +39,8 @@ pub use digest::ModelDigest;
 pub use error::{ModelError, RankFault};
 pub use executor::{
     CPU_KV_TOKENS, CpuAffinity, CpuExecutor, DeviceChoice, Executor, ExecutorLimits, ExecutorOptions,
-    KernelFolders, KvDtype, MemoryPlan, ModelWeights, Ordinals, PageForm, PlacedExecutor, WeightConversion,
-    physical_cores,
+    KernelFolders, KvDtype, MemoryPlan, ModelWeights, Ordinals, PageForm, PlacedExecutor, RankMemory,
+    WeightConversion, physical_cores,
 };
 pub use gguf::reads_weights;
 pub use loaded::LoadedModel;

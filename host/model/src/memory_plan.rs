@@ -15,6 +15,18 @@ pub struct MemoryPlan {
     pub kv_bytes: u64,
 }
 
+/// The memory that one rank of an executor takes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RankMemory {
+    /// Index of the pipeline stage.
+    pub stage: usize,
+    /// Index of the part that the rank holds of each weight of the stage.
+    pub shard: usize,
+    /// Human-readable name of the device: `cpu`, or `cuda:0 (NVIDIA H200)`.
+    pub device: String,
+    pub memory: MemoryPlan,
+}
+
 /// The memory of one rank before its number of KV pages is known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RankPlan {
@@ -46,6 +58,16 @@ impl MemoryPlan {
             sum.kv_bytes = sum.kv_bytes.saturating_add(plan.kv_bytes);
         }
         MemoryPlan { weight_bytes: weights.values().sum(), ..sum }
+    }
+
+    /// Returns the memory of both together.
+    pub(crate) fn plus(self, other: &MemoryPlan) -> MemoryPlan {
+        MemoryPlan {
+            weight_bytes: self.weight_bytes.saturating_add(other.weight_bytes),
+            activation_bytes: self.activation_bytes.saturating_add(other.activation_bytes),
+            graph_bytes: self.graph_bytes.saturating_add(other.graph_bytes),
+            kv_bytes: self.kv_bytes.saturating_add(other.kv_bytes),
+        }
     }
 
     /// Returns the sum of all uses in bytes. It saturates instead of overflowing.

@@ -4,8 +4,10 @@ mod sample;
 
 use crate::Gateway;
 use sample::{COLUMNS, ModelTotals, ModelValues, Values};
-use skep_api::{EngineFigures, EngineSample, MemoryUse, ModelFigures, ModelSample, marker};
-use skep_engine::Engine;
+use skep_api::{
+    EngineFigures, EngineSample, MemoryUse, ModelFigures, ModelSample, RankMemory, ReplicaMemory, marker,
+};
+use skep_engine::{Engine, MemoryPlan};
 use skep_runtime::AgentHost;
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -135,23 +137,43 @@ fn model(engine: &Engine, kept: &[Arc<Sample>]) -> ModelFigures {
     });
     let whole: Vec<Option<&Values>> =
         values.iter().map(|values| values.map(|values| &values.whole)).collect();
-    let memory = [
-        ("weights", info.memory.weight_bytes),
-        ("activations", info.memory.activation_bytes),
-        ("graphs", info.memory.graph_bytes),
-        ("kv", info.memory.kv_bytes),
-    ];
-    let memory = memory.into_iter().filter(|(_, bytes)| *bytes > 0);
     ModelFigures {
         name: info.name.clone(),
         device: info.device.to_string(),
         replicas: info.replicas as u64,
         context_length: info.context_length as u64,
         page_tokens: engine.page_tokens() as u64,
-        memory: memory.map(|(kind, bytes)| MemoryUse { kind: kind.to_owned(), bytes }).collect(),
+        memory: memory(&info.memory),
+        replica_memory: info.replica_memory.iter().map(replica_memory).collect(),
         columns: columns(&whole),
         each_replica: each_replica.collect(),
     }
+}
+
+fn replica_memory(replica: &skep_engine::ReplicaMemory) -> ReplicaMemory {
+    let rank = |rank: &skep_engine::RankMemory| RankMemory {
+        stage: rank.stage as u64,
+        shard: rank.shard as u64,
+        device: rank.device.clone(),
+        memory: memory(&rank.memory),
+    };
+    ReplicaMemory {
+        device: replica.device.clone(),
+        memory: memory(&replica.memory),
+        ranks: replica.ranks.iter().map(rank).collect(),
+    }
+}
+
+/// Returns memory by kind.
+fn memory(plan: &MemoryPlan) -> Vec<MemoryUse> {
+    let kinds = [
+        ("weights", plan.weight_bytes),
+        ("activations", plan.activation_bytes),
+        ("graphs", plan.graph_bytes),
+        ("kv", plan.kv_bytes),
+    ];
+    let taken = kinds.into_iter().filter(|(_, bytes)| *bytes > 0);
+    taken.map(|(kind, bytes)| MemoryUse { kind: kind.to_owned(), bytes }).collect()
 }
 
 /// Returns the values of each interval in columns.
@@ -210,6 +232,28 @@ mod tests {
         assert_eq!(kept[0].described().models[0].each_replica.len(), 2);
         let alone = crate::tests::fixture::tiny_engine("alone");
         assert!(ModelTotals::of(&alone).since(&ModelTotals::of(&alone), INTERVAL).replicas.is_empty());
+    }
+
+    #[tokio::test]
+    async fn the_memory_of_each_replica_and_rank_is_shown() {
+        let bytes = |memory: &[MemoryUse], kind: &str| {
+            memory.iter().find(|used| used.kind == kind).map_or(0, |used| used.bytes)
+        };
+        let replicas = model(&crate::tests::fixture::tiny_replicas(2), &[]);
+        let [one, other] = &replicas.replica_memory[..] else { panic!("there are two replicas") };
+        assert_eq!((one.device.as_str(), one.ranks.len()), ("cpu", 0));
+        let kv = bytes(&one.memory, "kv") + bytes(&other.memory, "kv");
+        assert_eq!(kv, bytes(&replicas.memory, "kv"));
+        assert_eq!(bytes(&one.memory, "weights"), bytes(&replicas.memory, "weights"), "they share them");
+
+        let divided = model(&crate::tests::fixture::tiny_ranks(2, 2), &[]);
+        let [replica] = &divided.replica_memory[..] else { panic!("there is one replica") };
+        let places: Vec<_> = replica.ranks.iter().map(|rank| (rank.stage, rank.shard)).collect();
+        assert_eq!(places, [(0, 0), (0, 1), (1, 0), (1, 1)]);
+        for kind in ["weights", "kv"] {
+            let of_ranks: u64 = replica.ranks.iter().map(|rank| bytes(&rank.memory, kind)).sum();
+            assert_eq!(of_ranks, bytes(&divided.memory, kind), "{kind}");
+        }
     }
 
     #[test]

@@ -10,7 +10,7 @@ use axum::{
 use serde_json::{Value, json};
 use skep_engine::{Engine, EngineOptions, LocalModel, ModelSet};
 use skep_model::{
-    ChatTemplate, Checkpoint, CpuExecutor, ExecutorOptions, LoadedModel, ModelDigest, Tokenizer,
+    ChatTemplate, Checkpoint, ExecutorOptions, LoadedModel, ModelDigest, ModelWeights, Tokenizer,
 };
 use skep_runtime::{AgentHost, HostParts, RuntimeOptions, ToolServer};
 use skep_store::Store;
@@ -128,8 +128,18 @@ pub fn tiny_replicas(count: usize) -> Engine {
     Engine::start_replicas((0..count).map(|_| tiny_model()).collect(), EngineOptions::default()).unwrap()
 }
 
-/// Returns a model with random weights and a byte tokenizer, with room for prompts that describe tools.
+/// Starts a model that is divided among ranks.
+pub fn tiny_ranks(tensor_parallel: usize, pipeline_parallel: usize) -> Engine {
+    let model = tiny_model_of_ranks(tensor_parallel, pipeline_parallel);
+    Engine::start(model, EngineOptions::default()).unwrap()
+}
+
 fn tiny_model() -> LoadedModel {
+    tiny_model_of_ranks(1, 1)
+}
+
+/// Returns a model with random weights and a byte tokenizer, with room for prompts that describe tools.
+fn tiny_model_of_ranks(tensor_parallel: usize, pipeline_parallel: usize) -> LoadedModel {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures");
     let source = fixtures.join("tiny/llama-gqa");
     let mut config: Value =
@@ -139,9 +149,14 @@ fn tiny_model() -> LoadedModel {
     std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
     std::fs::copy(source.join("model.safetensors"), folder.path().join("model.safetensors")).unwrap();
     let checkpoint = Checkpoint::open(folder.path()).unwrap();
-    let options =
-        ExecutorOptions { threads: Some(1), kv_tokens: Some(16 << 10), ..ExecutorOptions::default() };
-    let executor = CpuExecutor::load(&checkpoint, options).unwrap();
+    let options = ExecutorOptions {
+        threads: Some(1),
+        kv_tokens: Some(16 << 10),
+        tensor_parallel,
+        pipeline_parallel,
+        ..ExecutorOptions::default()
+    };
+    let executor = ModelWeights::load(&checkpoint, &options).unwrap().executor(options).unwrap();
     let tokenizer = std::fs::read(fixtures.join("tokenizer/byte-level-chatml.json")).unwrap();
     let tokenizer = Tokenizer::from_json(&tokenizer).unwrap();
     let template = ChatTemplate::chatml_default();
@@ -151,7 +166,7 @@ fn tiny_model() -> LoadedModel {
         digest: ModelDigest::new(&checkpoint, &tokenizer, &template),
         tokenizer: Arc::new(tokenizer),
         template: Arc::new(template),
-        executor: Box::new(executor),
+        executor,
         weights: checkpoint.weight_format(),
         device: "cpu".into(),
         fallback: None,

@@ -36,7 +36,7 @@ use skep_kernels::cuda::compile::Compiler;
 
 use crate::batch::{Batch, PageId};
 use crate::error::ModelError;
-pub use crate::memory_plan::MemoryPlan;
+pub use crate::memory_plan::{MemoryPlan, RankMemory};
 use crate::sampling::{LogitRow, RowOutput};
 pub use crate::weights::WeightConversion;
 pub use cpu::CpuExecutor;
@@ -79,6 +79,12 @@ pub trait Executor: Send {
     }
 
     fn plan(&self) -> &MemoryPlan;
+
+    /// Returns the memory of each rank in the order of their numbers, if the model is divided among several. Buffers that the
+    /// ranks share are only in [`Executor::plan`].
+    fn ranks(&self) -> &[RankMemory] {
+        &[]
+    }
 
     /// Returns the form in which pages leave this executor, or `None` if they cannot leave it.
     fn page_form(&self) -> Option<&PageForm> {

@@ -25,7 +25,7 @@ use crate::batch::{Batch, PageId};
 use crate::communicator::{Communicator, Links, World, buffer_bytes};
 use crate::config::ModelConfig;
 use crate::error::{ModelError, RankFault};
-use crate::memory_plan::MemoryPlan;
+use crate::memory_plan::{MemoryPlan, RankMemory};
 use crate::models::cost::Cost;
 use crate::models::transformer::Transformer;
 use crate::sampling::{LogitRow, RowOutput};
@@ -53,6 +53,7 @@ pub(super) struct ShardedExecutor<C: Communicator> {
     logits: StepLogits,
     limits: ExecutorLimits,
     plan: MemoryPlan,
+    memory: Vec<RankMemory>,
     pages: JoinedPages,
 }
 
@@ -99,7 +100,8 @@ impl<C: Communicator> ShardedExecutor<C> {
         let config = &weights.config;
         let limits = limits(config, &options)?;
         let (isa, threads) = tier_and_threads(&options)?;
-        let plan = sum_of_ranks(weights, &limits, &options)?;
+        let memory = memory_of_ranks(weights, &limits, &options)?;
+        let plan = sum_of_ranks(weights, &memory, &limits);
         let (world, links) = connect();
         let ranks = weights.parts.len();
         let leader_number = ranks - weights.tensor_parallel;
@@ -148,6 +150,7 @@ impl<C: Communicator> ShardedExecutor<C> {
             logits: StepLogits::new(config.vocabulary_size),
             limits,
             plan,
+            memory,
             pages: JoinedPages { form, parts },
         })
     }
@@ -263,6 +266,10 @@ impl<C: Communicator> Executor for ShardedExecutor<C> {
         &self.plan
     }
 
+    fn ranks(&self) -> &[RankMemory] {
+        &self.memory
+    }
+
     fn page_form(&self) -> Option<&PageForm> {
         Some(&self.pages.form)
     }
@@ -369,24 +376,29 @@ fn layer_page_bytes(model: &Transformer, options: &ExecutorOptions) -> Vec<usize
     model.caches().map(|cache| cache.byte_len(options.kv.format(), 1).unwrap_or(0)).collect()
 }
 
-/// Returns the memory that all ranks take together.
-fn sum_of_ranks(
+/// Returns the memory that each rank takes, without what they share.
+fn memory_of_ranks(
     weights: &ModelWeights,
     limits: &ExecutorLimits,
     options: &ExecutorOptions,
-) -> Result<MemoryPlan, ModelError> {
-    let config = &weights.config;
-    let mut plan = MemoryPlan {
-        weight_bytes: weights.bytes,
-        activation_bytes: shared_bytes(config, limits, weights.tensor_parallel, weights.stages),
+) -> Result<Vec<RankMemory>, ModelError> {
+    let rank = |(number, model): (usize, &Arc<Transformer>)| {
+        let own = memory_plan(model, limits, options)?;
+        let memory = MemoryPlan { weight_bytes: model.weight_bytes(), ..own };
+        let (stage, shard) = (number / weights.tensor_parallel, number % weights.tensor_parallel);
+        Ok(RankMemory { stage, shard, device: "cpu".to_owned(), memory })
+    };
+    weights.parts.iter().enumerate().map(rank).collect()
+}
+
+/// Returns the memory that all ranks take together.
+fn sum_of_ranks(weights: &ModelWeights, ranks: &[RankMemory], limits: &ExecutorLimits) -> MemoryPlan {
+    let shared = MemoryPlan {
+        activation_bytes: shared_bytes(&weights.config, limits, weights.tensor_parallel, weights.stages),
         ..MemoryPlan::default()
     };
-    for model in &weights.parts {
-        let rank = memory_plan(model, limits, options)?;
-        plan.activation_bytes = plan.activation_bytes.saturating_add(rank.activation_bytes);
-        plan.kv_bytes = plan.kv_bytes.saturating_add(rank.kv_bytes);
-    }
-    Ok(plan)
+    let sum = ranks.iter().fold(shared, |sum, rank| sum.plus(&rank.memory));
+    MemoryPlan { weight_bytes: weights.bytes, ..sum }
 }
 
 /// Returns the size of what the ranks of a model share: the logits of a step and the buffers in which they meet.

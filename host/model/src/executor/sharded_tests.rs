@@ -103,7 +103,20 @@ fn the_plan_is_the_sum_over_the_ranks() {
         let whole = *load(name, options(Isa::detect())).unwrap().plan();
         for (tensor, stages) in [(2, 1), (4, 1), (1, 3), (2, 3)] {
             let options = divided(tensor, stages);
-            let plan = *weights(name, &options).executor(options).unwrap().plan();
+            let executor = weights(name, &options).executor(options).unwrap();
+            let plan = *executor.plan();
+            let ranks = executor.ranks();
+            let places: Vec<_> = ranks.iter().map(|rank| (rank.stage, rank.shard)).collect();
+            let all = (0..stages).flat_map(|stage| (0..tensor).map(move |shard| (stage, shard)));
+            assert_eq!(places, all.collect::<Vec<_>>());
+            let of_ranks = ranks.iter().fold(MemoryPlan::default(), |sum, rank| sum.plus(&rank.memory));
+            assert_eq!(
+                (of_ranks.weight_bytes, of_ranks.kv_bytes),
+                (plan.weight_bytes, plan.kv_bytes),
+                "{name}, {tensor} × {stages}: {ranks:?}"
+            );
+            assert!(of_ranks.activation_bytes < plan.activation_bytes, "what ranks share is nobody's");
+            assert!(ranks.iter().all(|rank| rank.memory.weight_bytes > 0 && rank.device == "cpu"));
             // There are 3 layers with rows of width 64 in f32. Each rank has the norms. Gate and up are padded to
             // whole tiles of 16 rows. Four ranks hold each of the two KV heads of size 16 twice.
             let norms = (tensor - 1) * (2 * 3 + 1) * 64 * 4;

@@ -29,16 +29,21 @@ impl Transformer {
         let tokens = weights.shard().part(vocabulary_size, 1);
         let shape = [vocabulary_size, hidden_size];
         let table = |matrix| TokenTable { matrix, tokens: tokens.clone(), vocabulary_size };
+        let start = weights.bytes();
         let embedding = weights.table("model.embed_tokens.weight", shape, tokens.clone())?;
+        let entry_bytes = weights.bytes() - start;
         let head = if config.tied_head {
             embedding.clone()
         } else {
             weights.table("lm_head.weight", shape, tokens.clone())?
         };
+        let head_bytes = weights.bytes() - start - entry_bytes;
         let blocks = (0..config.layer_count)
             .map(|layer| Block::load(config, layer, weights))
             .collect::<Result<_, _>>()?;
+        let before = weights.bytes();
         let norm = norm(config, weights, "model.norm", hidden_size)?;
+        let norm_bytes = weights.bytes() - before;
         let rotation = |rope: &Rope| Rotation {
             inverse_frequencies: rope.inverse_frequencies(config.rotated()),
             magnitude: rope.magnitude(),
@@ -47,11 +52,12 @@ impl Transformer {
         Ok(Transformer {
             entry: Some(table(embedding)),
             blocks,
-            exit: Some(Exit { norm, head: table(head) }),
+            exit: Some(Exit { norm, head: table(head), bytes: head_bytes + norm_bytes }),
             hidden_size,
             rotations: ropes.into_iter().flatten().map(rotation).collect(),
             embedding_scale: config.style.embedding_scale,
             completions: (&config.style).into(),
+            entry_bytes,
         })
     }
 }
@@ -59,6 +65,7 @@ impl Transformer {
 impl Block {
     fn load(config: &ModelConfig, layer: usize, weights: &mut WeightLoader<'_>) -> Result<Self, ModelError> {
         let prefix = format!("model.layers.{layer}");
+        let before = weights.bytes();
         let mut norm = |name: &str| norm(config, weights, &format!("{prefix}.{name}"), config.hidden_size);
         let (attention_norm, mlp_norm, after) = match config.style.norms {
             Norms::Before => (norm("input_layernorm")?, norm("post_attention_layernorm")?, None),
@@ -82,7 +89,8 @@ impl Block {
                 FeedForward::Dense(mlp(config, &format!("{prefix}.mlp"), width, bias, weights)?)
             }
         };
-        Ok(Block { attention_norm, attention, mlp_norm, feed_forward, after })
+        let bytes = weights.bytes() - before;
+        Ok(Block { attention_norm, attention, mlp_norm, feed_forward, after, bytes })
     }
 }
 

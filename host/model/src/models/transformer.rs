@@ -34,12 +34,16 @@ pub(crate) struct Transformer {
     /// The factor of the embeddings.
     pub(super) embedding_scale: Option<f32>,
     pub(super) completions: Completions,
+    /// Size of the embedding.
+    pub(super) entry_bytes: u64,
 }
 
 /// The part that follows the last layer.
 pub(super) struct Exit {
     pub(super) norm: RmsNorm,
     pub(super) head: TokenTable,
+    /// Size of both, without a head that is the embedding.
+    pub(super) bytes: u64,
 }
 
 pub(super) struct Block {
@@ -49,6 +53,8 @@ pub(super) struct Block {
     pub(super) feed_forward: FeedForward,
     /// Norms of the outputs of the attention and of the feed-forward part, once all ranks have added up theirs.
     pub(super) after: Option<[RmsNorm; 2]>,
+    /// Size of its weights.
+    pub(super) bytes: u64,
 }
 
 pub(super) enum LayerAttention {
@@ -104,8 +110,16 @@ impl Transformer {
             rotations: self.rotations.clone(),
             embedding_scale: self.embedding_scale,
             completions: self.completions,
+            entry_bytes: self.entry_bytes,
         });
         stages.collect()
+    }
+
+    /// Returns the size of the weights. A head that is also the embedding counts for the stage with the embedding.
+    pub(crate) fn weight_bytes(&self) -> u64 {
+        let entry = if self.entry.is_some() { self.entry_bytes } else { 0 };
+        let blocks: u64 = self.blocks.iter().map(|block| block.bytes).sum();
+        entry + blocks + self.exit.as_ref().map_or(0, |exit| exit.bytes)
     }
 
     /// Runs a checked batch together with the other ranks. The requested rows of logits are written to `logits`, in

@@ -55,6 +55,7 @@ fn blank(name: String) -> ModelFigures {
         context_length: 0,
         page_tokens: 0,
         memory: Vec::new(),
+        replica_memory: Vec::new(),
         columns: BTreeMap::new(),
         each_replica: Vec::new(),
     }

@@ -26,7 +26,7 @@ use super::step_logits::no_row;
 use super::{Executor, ExecutorLimits, pipeline};
 use crate::batch::{Batch, BatchSequence};
 use crate::error::{ModelError, RankFault};
-use crate::memory_plan::MemoryPlan;
+use crate::memory_plan::{MemoryPlan, RankMemory};
 use crate::sampling::{LogitRow, RowOutput, draw};
 use draw::Draw;
 use rank::{Peers, Rank};
@@ -57,6 +57,8 @@ pub struct CudaExecutor {
     isa: Isa,
     limits: ExecutorLimits,
     plan: MemoryPlan,
+    /// The memory of each rank.
+    memory: Vec<RankMemory>,
 }
 
 /// The recorded steps of an executor.
@@ -453,6 +455,10 @@ impl Executor for CudaExecutor {
 
     fn plan(&self) -> &MemoryPlan {
         &self.plan
+    }
+
+    fn ranks(&self) -> &[RankMemory] {
+        if self.memory.len() > 1 { &self.memory } else { &[] }
     }
 }
 

@@ -28,7 +28,7 @@ use crate::checkpoint::Checkpoint;
 use crate::error::ModelError;
 use crate::executor::limits::limits;
 use crate::executor::{ExecutorOptions, Ordinals, option};
-use crate::memory_plan::MemoryPlan;
+use crate::memory_plan::{MemoryPlan, RankMemory};
 use crate::sampling::{LogitRow, SampleRow, Sampling};
 use crate::shard;
 
@@ -168,7 +168,7 @@ impl<'a> CudaModel<'a> {
         let options = ExecutorOptions { kv_tokens: Some(pages * PAGE_TOKENS), ..self.options.clone() };
         let mut limits = limits(self.checkpoint.config(), &options)?;
         limits.step_tokens = STEP_TOKENS;
-        let mut plan = MemoryPlan::default();
+        let mut memory = Vec::new();
         let last = stages.len() - 1;
         // Every rank has room for as many splits as the smallest device runs at once.
         let multiprocessors =
@@ -180,10 +180,11 @@ impl<'a> CudaModel<'a> {
         let mut finished = Vec::new();
         for (stage, prepared) in stages.into_iter().enumerate() {
             let ranks = prepared.into_iter().enumerate().map(|(rank, prepared)| {
-                self.finish(prepared, pages, stage == last && rank == 0, meeting_blocks, &mut plan)
+                self.finish(prepared, pages, stage == last && rank == 0, meeting_blocks, &mut memory)
             });
             finished.push(ranks.collect::<Result<Vec<_>, _>>()?);
         }
+        let plan = memory.iter().fold(MemoryPlan::default(), |sum, rank| sum.plus(&rank.memory));
         let ranks = finished.iter().flatten().count();
         let max_shapes =
             (plan.graph_bytes / ranks as u64 / 2 / RECORDING_BYTES).clamp(8, MOST_RECORDINGS) as usize;
@@ -210,6 +211,7 @@ impl<'a> CudaModel<'a> {
             isa: self.options.isa.unwrap_or_else(Isa::detect),
             limits,
             plan,
+            memory,
         };
         if let Err(error) = executor.try_steps(pages as u32) {
             let ModelError::Kernel(KernelError::Cublas { .. }) = &error else { return Err(error) };
@@ -313,17 +315,17 @@ impl<'a> CudaModel<'a> {
         })
     }
 
-    /// Allocates the memory of a rank.
+    /// Allocates the memory of a rank, and adds it to `memory`.
     fn finish(
         &self,
         prepared: PreparedRank,
         pages: usize,
         draws: bool,
         meeting_blocks: u32,
-        plan: &mut MemoryPlan,
+        memory: &mut Vec<RankMemory>,
     ) -> Result<Rank, ModelError> {
         let workspace_bytes = workspace_bytes(&prepared.sizes, &prepared.offsets, self.checkpoint.config());
-        let PreparedRank { device, blas, weights, mut sizes, offsets, .. } = prepared;
+        let PreparedRank { position, device, blas, weights, mut sizes, offsets } = prepared;
         sizes.page_count = pages + 1;
         // Signals and the failure word must start as zeros. Everything else is written before it is read.
         let workspace = Arc::new(device.zeroed(offsets.bytes)?);
@@ -334,10 +336,17 @@ impl<'a> CudaModel<'a> {
             true => Some(Arc::new(device.uninitialized(sizes.logit_rows * config.vocabulary_size * 4)?)),
             false => None,
         };
-        plan.weight_bytes += weights.layout.bytes as u64;
-        plan.activation_bytes += workspace_bytes as u64;
-        plan.kv_bytes += kv_bytes as u64;
-        plan.graph_bytes += spare(device.memory()?.total);
+        memory.push(RankMemory {
+            stage: position.stage,
+            shard: position.rank,
+            device: device.name(),
+            memory: MemoryPlan {
+                weight_bytes: weights.layout.bytes as u64,
+                activation_bytes: workspace_bytes as u64,
+                graph_bytes: spare(device.memory()?.total),
+                kv_bytes: kv_bytes as u64,
+            },
+        });
         // Other ranks write into this rank's buffers as soon as they run.
         device.synchronize()?;
         let rank_deadline_us = u64::try_from(self.options.rank_deadline.as_micros()).unwrap_or(u64::MAX);

@@ -510,6 +510,9 @@ fn plans_on_devices_are_those_of_the_executors() {
                 }
             }
             assert_eq!(*executor.plan(), planned, "{name} in {tensor_parallel} × {pipeline_parallel} ranks");
+            let (kv, count) = (|rank: &RankMemory| rank.memory.kv_bytes, tensor_parallel * pipeline_parallel);
+            let of_ranks = (executor.ranks().len(), executor.ranks().iter().map(kv).sum::<u64>());
+            assert_eq!(of_ranks, if count > 1 { (count, planned.kv_bytes) } else { (0, 0) });
         }
     }
 }
