@@ -1,6 +1,7 @@
 //! Hosts whose data is in PostgreSQL, with a real server that is killed in between.
 
 use crate::{
+    console,
     durability::Process,
     harness::{Host, client, model_path, repository},
     postgres_server::{Pooler, Server},
@@ -141,6 +142,7 @@ async fn a_host_moves_to_postgresql_and_back_with_its_sessions_and_secrets() {
         (Host::elsewhere(process.url.clone()), process)
     };
     let (host, process) = start(&[]);
+    assert_eq!(host.get("/v1/status").await.1["data"], "folder");
     assert_eq!(host.deploy_guest("state", "counter", "").await.0, 201);
     for _ in 0..3 {
         assert_eq!(host.message("counter", "one", "increment n").await.0, 200);
@@ -165,6 +167,15 @@ async fn a_host_moves_to_postgresql_and_back_with_its_sessions_and_secrets() {
     let (again, said) = db(&["import", &database, "--database", &server.url()]);
     assert!(!again && said.contains("not empty"), "{said}");
     let (host, process) = start(&["--database", &server.url()]);
+    let (_, status) = host.get("/v1/status").await;
+    assert_eq!((&status["data"], &status["disk"]), (&json!("postgres"), &json!(null)), "{status}");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_skep"));
+    let shown = command.args(["status", "--url", &host.url]).output().unwrap();
+    let shown = String::from_utf8_lossy(&shown.stdout);
+    assert!(shown.contains("on a PostgreSQL server"), "{shown}");
+    let url = host.url.clone();
+    let page = "/ui/usage?tab=limits";
+    tokio::task::spawn_blocking(move || console::shows(&url, page, "PostgreSQL")).await.unwrap();
     assert_eq!(turns(&host, "one").await, 3);
     assert_eq!(host.message("counter", "one", "increment n").await.0, 200);
     let (fine, said) = db(&["check", "--data", &data, "--database", &server.url()]);

@@ -45,7 +45,7 @@ pub struct ConversationOutline {
     pub bytes: usize,
 }
 
-/// Where a conversation is, and its size.
+/// The place of a conversation, and its size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConversationPlace {
     /// The key of its session.

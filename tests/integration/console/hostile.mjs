@@ -23,6 +23,7 @@ await scenario(async () => {
   await shown('/ui/sessions/talker/s');
   await shown('/ui/sessions/ledger/s');
   await shown('/ui/sessions/ledger/s?tab=state');
+  await shown('/ui/sessions?text=src');
   await shown(`/ui/sessions/talker/s/turns/${turn.turn_id}`);
   await shown(`/ui/requests/${request.id}`);
   // The message of a panic is the error of its turn, and a line of the log.
@@ -42,7 +43,7 @@ await scenario(async () => {
   // Addresses that somebody sends to a person.
   const lured = await open({ expected: ['404', '400'] });
   const name = encodeURIComponent(HOSTILE);
-  for (const path of [`/ui/agents/${name}`, `/ui/sessions/${name}/${name}`, `/ui/sessions?search=${name}&tenant=${name}&agent=${name}`, `/ui/requests/${name}`,
+  for (const path of [`/ui/agents/${name}`, `/ui/sessions/${name}/${name}`, `/ui/sessions?search=${name}&tenant=${name}&agent=${name}`, `/ui/sessions?text=${name}`, `/ui/requests/${name}`,
     `/ui/docs/${name}`, `/ui/inbox?tab=${name}`, `/ui/engine?model=${name}`, `/ui/playground?model=${name}`, `/ui/${name}`]) {
     await visit(lured, path);
     await settled(lured);

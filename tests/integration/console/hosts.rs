@@ -2,14 +2,25 @@
 
 use super::Browser;
 use crate::{
-    config_host::skep,
+    config_host::{Up, skep},
     durability::{Process, tiny_model},
     harness::{Host, guest},
     scripted_upstream::{ScriptedUpstream, answered},
     upstreams::options,
 };
 use serde_json::json;
-use std::{net::TcpListener, process::Stdio};
+use std::{
+    io::{Read, Write},
+    net::TcpListener,
+    num::NonZeroUsize,
+    process::Stdio,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+use tokio::runtime::Handle;
 
 /// A text that would run a script if a page took it for HTML.
 const HOSTILE: &str = "<img src=x onerror=alert(1)><script>alert(2)</script>[x](javascript:alert(3))";
@@ -26,8 +37,98 @@ async fn every_page_is_accessible_in_both_themes_and_on_a_phone() {
     host.deploy_example("room-service").await;
     host.deploy_example("approval").await;
     assert_eq!(host.message("room-service", "guest-7", "I would like to order a tea.").await.0, 200);
+    // A name without a place where a line could break.
+    let long = "northern_hives_".repeat(8);
+    assert_eq!(host.deploy_guest("noop", "echo", "").await.0, 201);
+    assert_eq!(host.message("echo", &long, "1").await.0, 200);
     let url = host.url.clone();
-    blocking(move || browser.run("pages", &url, &[], |_| String::new())).await;
+    blocking(move || browser.run("pages", &url, &[("LONG", &long)], |_| String::new())).await;
+}
+
+/// A receiver of webhooks that is gone for good until it is mended.
+#[derive(Clone, Default)]
+struct Receiver {
+    is_mended: Arc<AtomicBool>,
+    accepted: Arc<AtomicUsize>,
+}
+
+impl Receiver {
+    /// Starts the receiver and returns its address.
+    fn start(&self) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}/hook", listener.local_addr().unwrap());
+        let Receiver { is_mended, accepted } = self.clone();
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let mut stream = stream.unwrap();
+                let (mut seen, mut bytes) = (Vec::new(), [0; 4096]);
+                while !seen.ends_with(b"}") {
+                    match stream.read(&mut bytes).unwrap_or(0) {
+                        0 => break,
+                        count => seen.extend_from_slice(&bytes[..count]),
+                    }
+                }
+                let status = if is_mended.load(Ordering::SeqCst) { "204 Fine" } else { "410 Gone" };
+                let answer = format!("HTTP/1.1 {status}\r\nconnection: close\r\n\r\n");
+                let _ = stream.write_all(answer.as_bytes());
+                accepted.fetch_add(usize::from(status.starts_with("204")), Ordering::SeqCst);
+            }
+        });
+        url
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dead_letter_is_delivered_again_from_the_inbox() {
+    let Some(browser) = blocking(Browser::install).await else { return };
+    let receiver = Receiver::default();
+    let address = receiver.start();
+    let file = |topics: &str| {
+        format!(
+            "[[model]]\nname = \"small\"\nsource = \".\"\n[outbound]\nallow_private = [\"127.0.0.0/8\"]\n\
+             [[webhook]]\nurl = \"{address}\"\ntopics = [{topics}]\n\
+             secret = \"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\"\n"
+        )
+    };
+    let up = Up::start(&file("\"order.*\""));
+    // A webhook whose receiver is gone is tried again once its section has changed.
+    let mended = file("\"order.*\", \"bill.*\"");
+    let url = up.host.url.clone();
+    blocking(move || {
+        browser.run("inbox", &url, &[], |asked| {
+            match asked {
+                "mend" => {
+                    receiver.is_mended.store(true, Ordering::SeqCst);
+                    Handle::current().block_on(up.reload(&mended));
+                }
+                "delivered" => {
+                    let end = Instant::now() + Duration::from_secs(60);
+                    while receiver.accepted.load(Ordering::SeqCst) == 0 {
+                        assert!(Instant::now() < end, "nothing was delivered");
+                        std::thread::sleep(Duration::from_millis(10));
+                    }
+                }
+                other => panic!("{other}"),
+            }
+            "done".to_owned()
+        });
+        assert_eq!(receiver.accepted.load(Ordering::SeqCst), 1);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn replicas_and_ranks_have_figures_of_their_own() {
+    let Some(browser) = blocking(Browser::install).await else { return };
+    let model = tempfile::tempdir().unwrap();
+    tiny_model(model.path());
+    let mut options = Host::options(None);
+    options.model = model.path().to_str().unwrap().to_owned();
+    options.replicas = NonZeroUsize::new(2).unwrap();
+    (options.executor.tensor_parallel, options.executor.pipeline_parallel) = (2, 2);
+    let host = Host::start_with(options);
+    let url = host.url.clone();
+    blocking(move || browser.run("engine", &url, &[], |_| String::new())).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

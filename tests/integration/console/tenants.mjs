@@ -35,6 +35,10 @@ await scenario(async () => {
   const zenith = await signIn(ZENITH, 'zenith');
   await zenith.getByText(/No sessions/).first().waitFor();
   check(!(await zenith.locator('body').innerText()).includes('honey'), 'a tenant sees another one');
+  await visit(zenith, '/ui/sessions?text=secret');
+  await zenith.getByText('No session has these words').waitFor();
+  await visit(acme, '/ui/sessions?text=SECRET');
+  await acme.getByText('secret of acme').first().waitFor();
   await visit(zenith, '/ui/sessions/ledger/honey');
   check(!(await zenith.locator('body').innerText()).includes('secret of acme'), 'a tenant reads another one');
   zenith.problems.length = 0;

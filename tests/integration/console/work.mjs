@@ -1,5 +1,5 @@
-// The work of a person, who sets a secret, chats, deploys an agent by its files, talks to it, forks a session, and approves a call while the turn
-// waits.
+// The work of a person, who sets a secret, chats, deploys an agent by its files, talks to it, forks a session, approves a call while the turn waits,
+// and finds a session by what was said in it.
 import { api, check, healthy, inspect, open, scenario, visit } from './browser.mjs';
 
 async function chat() {
@@ -121,9 +121,31 @@ async function secrets() {
   healthy(page);
 }
 
+/** Finds sessions by words of a message, in any case and order. */
+async function find() {
+  const page = await open();
+  await visit(page, '/ui/sessions');
+  const search = page.getByLabel('Search what was said');
+  await search.fill('HIVES count');
+  const row = page.getByRole('row').filter({ hasText: 'second' });
+  await row.locator('mark').nth(1).waitFor();
+  check((await row.locator('mark').allInnerTexts()).join() === 'Count,hives', await row.innerText());
+  check(await page.getByRole('row').filter({ hasText: 'approval' }).count() === 0, 'a session without the words is shown');
+  check(new URL(page.url()).searchParams.get('text') === 'HIVES count', page.url());
+  await inspect(page, 'sessions-found');
+  await page.reload();
+  await row.locator('mark').first().waitFor();
+  await search.fill('wasps that nobody spoke of');
+  await page.getByText('No session has these words').waitFor();
+  await page.getByRole('button', { name: 'Show all' }).click();
+  await page.getByRole('row').filter({ hasText: 'approval' }).first().waitFor();
+  healthy(page);
+}
+
 await scenario(async () => {
   await secrets();
   await chat();
   await deploy();
   await approve();
+  await find();
 });

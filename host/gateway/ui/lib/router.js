@@ -13,6 +13,7 @@ export const paths = {
   turn: (agent, session, turn) => `${paths.session(agent, session)}/turns/${encodeURIComponent(turn)}`,
   inbox: () => `${BASE}/inbox`,
   engine: () => `${BASE}/engine`,
+  cluster: () => `${BASE}/cluster`,
   usage: () => `${BASE}/usage`,
   requests: () => `${BASE}/requests`,
   request: (id) => `${BASE}/requests/${encodeURIComponent(id)}`,

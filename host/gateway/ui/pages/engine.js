@@ -9,7 +9,8 @@ import { setQuery } from '../lib/router.js';
 import { Badge, Empty, ErrorNote, Figure, Page, Section, Skeleton, Tabs } from '../parts/index.js';
 import { Chart } from '../parts/chart.js';
 import { Memory, Pages } from './engine/memory.js';
-import { cutOut, useHistory } from './engine/history.js';
+import { cutOut, newest, recent, useHistory } from './engine/history.js';
+import { Replicas } from './engine/replicas.js';
 
 const SPANS = [[300, '5 min'], [900, '15 min'], [3600, '1 h']];
 const perSecond = (value) => `${short(value)}/s`;
@@ -71,6 +72,7 @@ function Model({ model, history, spanS, caller }) {
     <${Now} columns=${columns} />
     <div class="chart-grid">${CHARTS.map(({ title, series, ...chart }) => html`<div class="card" key=${title}><${Chart} title=${title} sync="engine" at=${cut.at} from=${from} to=${now} ...${chart}
       series=${series.map(({ column, ...line }) => ({ ...line, values: cut.columns[column] ?? [] }))} /></div>`)}</div>
+    <${Replicas} model=${model} />
     <div class="engine-memory">
       ${may(caller, 'admin') && html`<${PagesOf} model=${model.name} />`}
       <${Section} title="Memory" about="By kind, when the model was loaded"><${Memory} memory=${model.memory ?? []} /><//>
@@ -80,16 +82,15 @@ function Model({ model, history, spanS, caller }) {
 
 /** The newest values in words. */
 function Now({ columns }) {
-  const last = (name) => columns[name]?.at(-1) ?? null;
-  const recent = (name) => { const known = (columns[name] ?? []).slice(-60).filter((value) => value !== null); return known.length ? known.reduce((sum, value) => sum + value, 0) / known.length : null; };
+  const last = (name) => newest(columns, name);
   const share = last('pages_total') ? last('pages_used') / last('pages_total') : null;
   return html`<div class="figures">
     <${Figure} label="Generated" value=${short(last('generated_tokens_s') ?? 0)} unit="tokens/s" />
     <${Figure} label="Running" value=${number(last('running') ?? 0)} hint="Sequences" />
     <${Figure} label="Waiting" value=${number(last('waiting') ?? 0)} tone=${last('waiting') > 0 ? 'warn' : ''} hint="Sequences" />
-    <${Figure} label="First token, p50" value=${duration(recent('first_token_ms_p50'))} hint="Mean of the last minute" />
-    <${Figure} label="Between tokens, p50" value=${duration(recent('inter_token_ms_p50'))} hint="Mean of the last minute" />
-    <${Figure} label="Cache hits" value=${percent(recent('cache_hit'), 0)} hint="Mean of the last minute" />
+    <${Figure} label="First token, p50" value=${duration(recent(columns, 'first_token_ms_p50'))} hint="Mean of the last minute" />
+    <${Figure} label="Between tokens, p50" value=${duration(recent(columns, 'inter_token_ms_p50'))} hint="Mean of the last minute" />
+    <${Figure} label="Cache hits" value=${percent(recent(columns, 'cache_hit'), 0)} hint="Mean of the last minute" />
     <${Figure} label="KV pages used" value=${percent(share, 0)} tone=${share > 0.95 ? 'bad' : share > 0.8 ? 'warn' : ''} hint=${`${number(last('pages_used'))} of ${number(last('pages_total'))}`} />
   </div>`;
 }

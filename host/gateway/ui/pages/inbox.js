@@ -11,11 +11,19 @@ import { ApprovalCard } from '../parts/approval.js';
 import { save, SessionName, usePaged } from '../parts/paged.js';
 
 const APPROVALS = 1000;
+const LETTERS = 100;
 
 export default function Inbox({ caller, query }) {
   const isAdmin = may(caller, 'admin');
   const approvals = usePolled((signal) => api.get('/v1/approvals', { signal, query: { limit: APPROVALS } }), [], { everyMs: 2500 });
-  const letters = usePaged(({ signal, last }) => (isAdmin ? api.get('/v1/webhooks/dead-letters', { signal, query: { before: last?.id, limit: 100 } }) : { data: [], has_more: false }), [isAdmin]);
+  const letters = usePaged(({ signal, last }) => (isAdmin ? api.get('/v1/webhooks/dead-letters', { signal, query: { before: last?.id, limit: LETTERS } }) : { data: [], has_more: false }), [isAdmin]);
+  // The newest ones are read again: deliveries fail while one looks, and those that are delivered again go.
+  usePolled(async (signal) => {
+    if (!isAdmin || !letters.rows) return null;
+    const head = await api.get('/v1/webhooks/dead-letters', { signal, query: { limit: LETTERS } });
+    letters.setRows((rows) => merged(rows, head), { hasMore: (was) => (head.has_more ? was : false) });
+    return null;
+  }, [], { everyMs: 4000, when: isAdmin && !!letters.rows });
   const batches = usePaged(({ signal, last }) => api.get('/v1/batches', { signal, query: { after: last?.id, limit: 100 } }), []);
   const bad = batches.rows?.filter(isBad);
   const tab = ['letters', 'batches'].includes(query.tab) ? query.tab : 'approvals';
@@ -36,13 +44,24 @@ const Approvals = ({ approvals, caller }) => html`<${Loaded} resource=${approval
   ${data.length ? html`<ul class="inbox-list">${data.map((approval) => html`<li key=${approval.id}><${ApprovalCard} approval=${approval} caller=${caller} onDecided=${() => approvals.reload()} /></li>`)}</ul>`
     : html`<div class="card"><${Empty} icon="check" title="Nothing waits for you">A call shows up here while its turn waits: of a tool with <code>needs_approval</code>, or one with <code>approval = true</code> in agent.toml.<//></div>`}</div>`}<//>`;
 
+/** Puts the newest letters in the place of those that were read before. Rows that did not change stay the same. */
+function merged(rows, { data, has_more: hasMore }) {
+  const oldest = data.at(-1)?.id;
+  const next = hasMore ? [...data, ...rows.filter(({ id }) => id < oldest)] : data;
+  const isSame = (a, b) => a.id === b?.id && a.attempts === b.attempts && a.error === b.error;
+  return next.length === rows.length && next.every((row, n) => isSame(row, rows[n])) ? rows : next;
+}
+
 function Letters({ letters }) {
-  const [gone, drop] = useState(() => new Set());
+  const [sending, send] = useState(null);
   const [redeliver, { error }] = useAction(async (letter) => {
-    await api.post(url`/v1/webhooks/dead-letters/${letter.id}/redeliver`);
-    drop((was) => new Set([...was, letter.id]));
-    toast(`“${letter.topic}” is delivered again`);
-    letters.reload();
+    send(letter.id);
+    try {
+      await api.post(url`/v1/webhooks/dead-letters/${letter.id}/redeliver`);
+      toast(`“${letter.topic}” is delivered again`);
+      // It comes back if it fails again.
+      letters.setRows((rows) => rows.filter(({ id }) => id !== letter.id));
+    } finally { send(null); }
   });
   const columns = [
     { key: 'topic', label: 'Topic', render: ({ topic, event_id: id }) => html`<code title=${id}>${topic}</code>` },
@@ -50,7 +69,7 @@ function Letters({ letters }) {
     { key: 'error', label: 'Last error', optional: true, render: ({ error: last }) => html`<span class="bad-text" title=${last}>${last}</span>` },
     { key: 'attempts', label: 'Attempts', align: 'right', optional: true, render: ({ attempts }) => number(attempts) },
     { key: 'at', label: 'Published', align: 'right', optional: true, render: ({ at_ms: ms }) => html`<${Time} ms=${ms} relative />` },
-    { key: 'do', label: html`<span class="sr-only">Actions</span>`, align: 'right', render: (letter) => html`<${Button} small icon="retry" disabled=${gone.has(letter.id)} onClick=${() => redeliver(letter)}>Redeliver<//>` },
+    { key: 'do', label: html`<span class="sr-only">Actions</span>`, align: 'right', render: (letter) => html`<${Button} small icon="retry" busy=${sending === letter.id} disabled=${sending !== null} onClick=${() => redeliver(letter)}>Redeliver<//>` },
   ];
   return html`<${ErrorNote} error=${error} /><${Loaded} resource=${letters}>${(rows) => html`<div class="card flush"><${Table} label="Dead letters" columns=${columns} rows=${rows} rowKey=${({ id }) => id} height=${40}
     empty=${html`<${Empty} icon="check" title="No dead letters">An event lands here when all attempts to deliver it to a session or a webhook have failed.<//>`} />

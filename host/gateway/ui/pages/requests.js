@@ -91,7 +91,7 @@ function Log({ query, caller }) {
       ${(filter.session || filter.key) && html`<${Button} small icon="close" onClick=${() => setQuery({ session: '', key: '' })}>${filter.session ? `Session ${filter.session}` : `Key ${filter.key}`}<//>`}
       <span class="filter-count muted small">${rows && `${number(rows.length)}${hasMore ? '+' : ''} requests`}</span>
     </div>
-    <${ErrorNote} error=${error} onRetry=${rows ? list.more : list.reload} />
+    <${ErrorNote} error=${error} onRetry=${list.retry} />
     ${rows ? html`<div class="card flush"><${Table} label="Requests" columns=${COLUMNS} rows=${rows} rowKey=${({ id }) => id} hrefOf=${hrefOf} onEnd=${hasMore ? list.more : undefined} max="max(320px, calc(100dvh - 190px))"
         empty=${isFiltered ? html`<${Empty} icon="search" title="No request matches">Requests that match show up here as they end.<//>`
           : isOff ? html`<${Empty} icon="requests" title="The log is off">Once it is on, requests show up here as they end.<//>`

@@ -7,6 +7,7 @@ const PATHS = {
   sessions: 'M3 3.5h10 M3 8h10 M3 12.5h6',
   inbox: 'M2 9l2-6h8l2 6v4H2z M2 9h3.5l1 2h3l1-2H14',
   engine: 'M1.8 9.5h2.7l2-6 3 9.5 2-5.5h2.7',
+  cluster: 'M2 2.5h5v4H2z M9 2.5h5v4H9z M5.5 9.5h5v4h-5z M4.5 6.5v1.5h7V6.5 M8 8v1.5',
   usage: 'M3 13.5v-5 M8 13.5v-11 M13 13.5v-8',
   requests: 'M3 4.5h9.5 M10 2l2.5 2.5L10 7 M13 11.5H3.5 M6 9l-2.5 2.5L6 14',
   docs: 'M3 2.5h7.5l2.5 2.5v8.5H3z M5.5 7h5 M5.5 10h5',

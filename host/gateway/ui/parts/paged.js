@@ -6,20 +6,20 @@ import { Icon } from './icon.js';
 
 /**
  * Loads a listing page by page: `load({signal, last, page})` returns `{data, has_more}`; `last` is the last row so far, `page` the answer that it was in.
- * Returns `{rows, hasMore, loading, error, more, reload, setRows}`; the rows stay while a changed filter loads. `setRows(change, {hasMore})` changes the
- * rows in place, and with `hasMore(was, rows)` whether there are more.
+ * Returns `{rows, hasMore, loading, error, more, reload, retry, setRows}`; the rows stay while a changed filter loads. `retry` does again what failed.
+ * `setRows(change, {hasMore})` changes the rows in place, and with `hasMore(was, rows)` whether there are more.
  */
 export function usePaged(load, deps = []) {
   const [state, set] = useState({ rows: null, hasMore: false, loading: true, error: null });
   const [round, again] = useState(0);
   const latest = useRef();
   latest.current = { load, state };
-  const run = useRef({ stop: null, page: null, busy: false });
+  const run = useRef({ stop: null, page: null, busy: false, hasBegun: false });
 
   const step = useCallback(async (isFirst) => {
     const { current } = run;
     if (!isFirst && current.busy) return;
-    if (isFirst) { current.stop?.abort(); current.stop = new AbortController(); current.page = null; }
+    if (isFirst) { current.stop?.abort(); current.stop = new AbortController(); current.page = null; current.hasBegun = false; }
     const { signal } = current.stop;
     current.busy = true;
     set((was) => ({ ...was, loading: true, error: null }));
@@ -28,6 +28,7 @@ export function usePaged(load, deps = []) {
       const page = await latest.current.load({ signal, last, page: current.page });
       if (signal.aborted) return;
       current.page = page;
+      current.hasBegun = true;
       set((was) => ({ rows: isFirst ? page.data : [...(was.rows ?? []), ...page.data], hasMore: !!page.has_more, loading: false, error: null }));
     } catch (error) {
       if (signal.aborted) return;
@@ -42,11 +43,13 @@ export function usePaged(load, deps = []) {
   useEffect(() => () => run.current.stop?.abort(), []);
   const more = useCallback(() => step(false), []);
   const reload = useCallback(() => again((n) => n + 1), []);
+  // The rows of another filter are no beginning that one could continue.
+  const retry = useCallback(() => (run.current.hasBegun ? more() : reload()), []);
   const setRows = useCallback((change, { hasMore } = {}) => set((was) => {
     const rows = change(was.rows ?? []);
     return rows === was.rows ? was : { ...was, rows, hasMore: hasMore ? hasMore(was.hasMore, rows) : was.hasMore };
   }), []);
-  return { ...state, data: state.rows, more, reload, setRows };
+  return { ...state, data: state.rows, more, reload, retry, setRows };
 }
 
 /** Says whether a stream is open, for pages that change by themselves. */

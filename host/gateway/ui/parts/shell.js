@@ -2,6 +2,7 @@
 import { html, cx, useEffect, useMemo, useRef, useState } from '../lib/html.js';
 import { connection, askNow } from '../lib/connection.js';
 import { may, signOut } from '../lib/caller.js';
+import { useHasCluster } from '../lib/cluster.js';
 import { useInboxCount } from '../lib/inbox.js';
 import { pageKeys, useKeys } from '../lib/keys.js';
 import { Link, navigate, useRoute } from '../lib/router.js';
@@ -17,7 +18,8 @@ export function Shell({ caller, page, children }) {
   const { path } = useRoute();
   const main = useRef();
   const isFirst = useRef(true);
-  const items = NAVIGATION.filter(({ need }) => may(caller, need));
+  const hasCluster = useHasCluster(caller);
+  const items = NAVIGATION.filter(({ id, need }) => may(caller, need) && (id !== 'cluster' || hasCluster));
   const waiting = useInboxCount(caller);
   useEffect(() => {
     setOpen(false);
@@ -29,7 +31,7 @@ export function Shell({ caller, page, children }) {
     '?': () => setHelps(true),
     '/': () => document.querySelector('main input[type=search]')?.focus(),
     Escape: () => setOpen(false),
-  }), [caller]));
+  }), [caller, hasCluster]));
   const count = waiting.approvals + waiting.deadLetters;
   return html`<a class="skip" href="#main" onClick=${(event) => { event.preventDefault(); main.current.focus(); }}>Skip to the content</a>
     <div class=${cx('shell', isOpen && 'nav-open')}>

@@ -56,6 +56,15 @@ function append(columns, values, drop) {
   }
 }
 
+/** Returns the newest value of a column, or null. */
+export const newest = (columns, name) => columns[name]?.at(-1) ?? null;
+
+/** Returns the mean of a column over the last minute, or null. */
+export function recent(columns, name) {
+  const known = (columns[name] ?? []).slice(-60).filter((value) => value !== null);
+  return known.length ? known.reduce((sum, value) => sum + value, 0) / known.length : null;
+}
+
 /**
  * Cuts the newest `spanS` seconds out of the columns of a model: `{at, columns}`. With `everyS` above 1, a point is the mean of so many seconds; that
  * of a p99 is their highest. Points lie on round times, so that they stay where they are while new ones come.
