@@ -1,6 +1,9 @@
 //! The language of the documentation, and whether what it says about the repository is true.
 
-use crate::harness::{repository, skipped};
+use crate::{
+    harness::{repository, rust_sources, skipped},
+    workspace::packages,
+};
 use skep_cli::{config::Config, server_options::ServerOptions};
 use std::{
     fs,
@@ -257,6 +260,92 @@ fn an_opening_without_a_verb_is_found() {
     .join("\n");
     let words = [(4, "The".to_owned()), (15, "Tokens".to_owned())];
     assert_eq!(openings_without_verb(&text), words);
+}
+
+/// The public items of a crate are what readers of the other crates see of it. In an example, the documentation of a type is
+/// a part of the prompt, so there its author decides.
+#[test]
+fn every_public_item_has_documentation() {
+    let (mut faults, mut count) = (Vec::new(), 0);
+    let packages = packages();
+    let written = packages.iter().filter(|package| !package.folder.starts_with("examples/"));
+    for file in written.flat_map(|package| rust_sources(package.sources())).filter(|file| !is_test(file)) {
+        let (all, undocumented) = public_items(&fs::read_to_string(&file).unwrap());
+        count += all;
+        let faulty =
+            |(line, item): (usize, String)| format!("{}:{line}: {item} has no documentation", file.display());
+        faults.extend(undocumented.into_iter().map(faulty));
+    }
+    assert!(count > 1_000, "found only {count} public items");
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+/// Returns the number of public items outside of tests, and those without documentation with the lines at which they begin.
+fn public_items(text: &str) -> (usize, Vec<(usize, String)>) {
+    let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+    let (mut count, mut undocumented) = (0, Vec::new());
+    let (mut is_documented, mut is_of_tests, mut depth) = (false, false, 0_isize);
+    for (index, line) in text.lines().map(str::trim).enumerate() {
+        if depth > 0 || line.starts_with("#[") || line.starts_with("$(#[") {
+            is_documented |= line.contains("#[doc");
+            is_of_tests |= line.contains("cfg(test)");
+            let brackets = |brackets: [char; 2]| line.matches(brackets).count() as isize;
+            depth = (depth + brackets(['(', '[']) - brackets([')', ']'])).max(0);
+            continue;
+        }
+        if line.starts_with("//") {
+            is_documented |= line.starts_with("///");
+            continue;
+        }
+        if let Some(item) = public_item(line).filter(|_| !is_of_tests) {
+            count += 1;
+            if !is_documented {
+                undocumented.push((index + 1, item.to_owned()));
+            }
+        }
+        (is_documented, is_of_tests) = (false, false);
+    }
+    (count, undocumented)
+}
+
+/// Returns the public item that begins in a line, such as `fn run`.
+fn public_item(line: &str) -> Option<&str> {
+    let item = line.strip_prefix("pub ")?;
+    let kinds = ["struct ", "enum ", "trait ", "type ", "union ", "const ", "static "];
+    let is_item = is_function(item) || kinds.iter().any(|kind| item.starts_with(kind));
+    is_item.then(|| item.split(['(', '{', '<', ':', ';', '=']).next().unwrap_or(item).trim())
+}
+
+#[test]
+fn a_public_item_without_documentation_is_found() {
+    let text = [
+        "/// Returns it.",
+        "#[must_use]",
+        "pub fn a() {}",
+        "#[derive(",
+        "    Debug,",
+        ")]",
+        "pub struct B<T> {",
+        "    pub c: fn(T),",
+        "}",
+        "pub const fn d() {}",
+        "/// A number.",
+        "// It is small.",
+        "pub const E: u8 = 1;",
+        "#[cfg(test)]",
+        "pub fn f() {}",
+        "pub(crate) fn g() {}",
+        "pub use a as h;",
+        "$(#[doc = $about])*",
+        "#[derive(Debug)]",
+        "pub enum $name {",
+        "#[cfg(test)]",
+        "mod tests {",
+        "    pub fn i() {}",
+        "}",
+    ];
+    let undocumented = [(7, "struct B".to_owned()), (10, "const fn d".to_owned())];
+    assert_eq!(public_items(&text.join("\n")), (5, undocumented.to_vec()));
 }
 
 #[test]

@@ -5,6 +5,7 @@ use skep_model::{Activation, CpuAffinity, ExecutorOptions, KvDtype};
 
 use crate::device_flag::DeviceFlag;
 
+/// The flags for how a model is computed, which override the settings.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct ComputeFlags {
     #[command(flatten)]

@@ -12,6 +12,7 @@ use skep_model::{DeviceChoice, ExecutorOptions, KernelFolders};
 
 use crate::paths;
 
+/// The flags for the device and for determinism, which override the settings.
 #[derive(Debug, Clone, Copy, Default, clap::Args)]
 pub struct DeviceFlag {
     /// Device that the model runs on: auto, cpu, cuda, or cuda:0,1 for some devices [default: auto]

@@ -7,10 +7,13 @@ use std::fmt;
 
 use crate::style;
 
-/// Exit codes, which `skep --help` also lists.
+/// Exit code of every other failure. `skep --help` lists all exit codes.
 pub const EXIT_FAILURE: u8 = 1;
+/// Exit code of a command line that cannot be understood.
 pub const EXIT_USAGE: u8 = 2;
+/// Exit code when no host answered.
 pub const EXIT_UNREACHABLE: u8 = 3;
+/// Exit code when the host answered with an error.
 pub const EXIT_REFUSED: u8 = 4;
 
 const HINT: &str = "\n  hint: ";

@@ -274,6 +274,7 @@ async fn check_own_key(store: &Store, key: &SealingKey) -> Result<()> {
 }
 
 impl RunningServer {
+    /// Returns the base URL of the running host.
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }

@@ -32,26 +32,32 @@ fn wanted() -> bool {
 }
 
 impl Painter {
+    /// Returns the text in bold.
     pub fn bold(self, text: &str) -> String {
         self.paint("1", text)
     }
 
+    /// Returns the text dimmed.
     pub fn dim(self, text: &str) -> String {
         self.paint("2", text)
     }
 
+    /// Returns the text in bold red.
     pub fn red(self, text: &str) -> String {
         self.paint("1;31", text)
     }
 
+    /// Returns the text in green.
     pub fn green(self, text: &str) -> String {
         self.paint("32", text)
     }
 
+    /// Returns the text in yellow.
     pub fn yellow(self, text: &str) -> String {
         self.paint("33", text)
     }
 
+    /// Returns the text in cyan.
     pub fn cyan(self, text: &str) -> String {
         self.paint("36", text)
     }

@@ -61,6 +61,7 @@ struct BackupFile {
 }
 
 impl Manifest {
+    /// Returns the size of all files of the backup.
     pub fn bytes(&self) -> u64 {
         self.files.iter().fold(0, |sum: u64, file| sum.saturating_add(file.bytes))
     }

@@ -62,6 +62,7 @@ pub struct Leftovers {
 }
 
 impl Leftovers {
+    /// Returns the size of everything that was found.
     pub fn bytes(&self) -> u64 {
         self.found.iter().map(|(_, bytes)| bytes).sum()
     }

@@ -40,8 +40,10 @@ pub enum Source {
 }
 
 impl Source {
+    /// All sources.
     pub const ALL: [Source; 2] = [Source::Hub, Source::Package];
 
+    /// Returns the source that a reference points to.
     pub fn of(reference: &Reference) -> Source {
         match reference {
             Reference::Hub(_) => Source::Hub,

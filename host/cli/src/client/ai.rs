@@ -38,10 +38,12 @@ impl Client {
         self.envelope(request.json(&json!({ "requests": requests }))).await
     }
 
+    /// Returns the state of a batch.
     pub async fn ai_batch(&self, id: &str) -> Result<BatchStatus> {
         self.envelope(self.request(Method::GET, &["ai", "batches", id])?).await
     }
 
+    /// Cancels a batch.
     pub async fn ai_cancel(&self, id: &str) -> Result<BatchStatus> {
         self.envelope(self.request(Method::DELETE, &["ai", "batches", id])?).await
     }

@@ -65,6 +65,7 @@ struct CompletionDetails {
 }
 
 impl ChatUsage {
+    /// Returns the number of prompt tokens that the server had cached; 0 if it does not report them.
     pub fn cached_tokens(&self) -> u64 {
         self.prompt_tokens_details.as_ref().and_then(|details| details.cached_tokens).unwrap_or(0)
     }
@@ -86,6 +87,7 @@ impl ChatUsage {
 }
 
 impl ChatClient {
+    /// Creates a client of the server at a base URL, such as `http://127.0.0.1:8080/v1`.
     pub fn new(base: &str) -> Result<Self> {
         Ok(Self { base: address(base, EXAMPLE)?, http: http_client(None)? })
     }

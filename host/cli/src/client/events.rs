@@ -42,6 +42,7 @@ impl StreamedTurn {
 }
 
 impl TurnStream {
+    /// Reads the events of a response to a streamed turn.
     pub(super) fn new(response: reqwest::Response, turn: StreamedTurn) -> Self {
         Self { response, parser: EventParser::default(), ended: false, turn }
     }
@@ -108,6 +109,7 @@ pub(super) struct EventParser {
 }
 
 impl EventParser {
+    /// Adds bytes of the response, and queues the events that they complete.
     pub(super) fn push(&mut self, bytes: &[u8]) -> Result<()> {
         for &byte in bytes {
             if byte != b'\n' {

@@ -7,6 +7,7 @@ use skep_api::{DecideHeld, Held, HeldDecision};
 use super::Client;
 
 impl Client {
+    /// Returns the work that the host holds.
     pub async fn held(&self) -> Result<Held> {
         self.json(self.request(Method::GET, &["v1", "held"])?).await
     }

@@ -7,6 +7,7 @@ use skep_api::{Key, KeyList, NewKey, Role};
 use skep_runtime::NewApiKey;
 
 impl Client {
+    /// Creates an API key. Only this answer contains the key itself.
     pub async fn create_key(&self, new: NewApiKey) -> Result<Key> {
         let NewApiKey { tenant, role, agents, name, expires_in, requests_per_minute, bodies } = new;
         let new = NewKey {
@@ -27,6 +28,7 @@ impl Client {
         Ok(list.data)
     }
 
+    /// Revokes an API key.
     pub async fn revoke_key(&self, id: &str) -> Result<Key> {
         self.json(self.request(Method::DELETE, &["v1", "keys", id])?).await
     }

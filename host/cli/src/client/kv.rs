@@ -7,6 +7,7 @@ use skep_api::{KvDisk, KvPurged};
 use super::Client;
 
 impl Client {
+    /// Returns the state of the KV pages on disk.
     pub async fn kv_disk(&self) -> Result<KvDisk> {
         self.json(self.request(Method::GET, &["v1", "kv"])?).await
     }

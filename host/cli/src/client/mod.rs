@@ -86,6 +86,7 @@ impl Client {
         self.answer(self.request(Method::GET, &["readyz"])?).await.map(drop)
     }
 
+    /// Returns the deployed agents.
     pub async fn agents(&self) -> Result<Agents> {
         self.json(self.request(Method::GET, &["v1", "agents"])?).await
     }
@@ -136,6 +137,7 @@ impl Client {
         self.json(self.request(Method::GET, &turn_path(agent, session, turn))?).await
     }
 
+    /// Cancels a turn.
     pub async fn cancel_turn(&self, agent: &str, session: &str, turn: &str) -> Result<()> {
         self.answer(self.request(Method::DELETE, &turn_path(agent, session, turn))?).await.map(drop)
     }

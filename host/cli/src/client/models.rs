@@ -13,6 +13,7 @@ impl Client {
         Ok(list.data.into_iter().filter(|model| model.skep.is_some()).collect())
     }
 
+    /// Returns the state of one model.
     pub async fn model(&self, name: &str) -> Result<Model> {
         self.json(self.request(Method::GET, &["v1", "models", name])?).await
     }

@@ -22,6 +22,7 @@ impl Client {
         Ok(list.data)
     }
 
+    /// Cancels a schedule.
     pub async fn cancel_schedule(&self, agent: &str, id: &str) -> Result<()> {
         let request = self.request(Method::DELETE, &["v1", "agents", agent, "schedules", id])?;
         self.answer(request).await.map(drop)
@@ -33,6 +34,7 @@ impl Client {
         self.answer(request).await.map(drop)
     }
 
+    /// Publishes an event.
     pub async fn send_event(
         &self,
         topic: &str,
@@ -57,6 +59,7 @@ impl Client {
         Ok(list.data)
     }
 
+    /// Adds a webhook, and returns it with its secret.
     pub async fn add_webhook(
         &self,
         url: &str,
@@ -68,15 +71,18 @@ impl Client {
         self.json(self.request(Method::POST, &["v1", "webhooks"])?.json(&body)).await
     }
 
+    /// Returns all webhooks with the state of their deliveries.
     pub async fn webhooks(&self) -> Result<Vec<WebhookState>> {
         let list: WebhookPage = self.json(self.request(Method::GET, &["v1", "webhooks"])?).await?;
         Ok(list.data)
     }
 
+    /// Removes a webhook.
     pub async fn remove_webhook(&self, id: &str) -> Result<()> {
         self.answer(self.request(Method::DELETE, &["v1", "webhooks", id])?).await.map(drop)
     }
 
+    /// Sends a test message to a webhook, and returns how it answered.
     pub async fn test_webhook(&self, id: &str) -> Result<WebhookTest> {
         self.json(self.request(Method::POST, &["v1", "webhooks", id, "test"])?).await
     }
@@ -89,6 +95,7 @@ impl Client {
         Ok(list.data)
     }
 
+    /// Makes a dead letter due again.
     pub async fn redeliver(&self, id: i64) -> Result<()> {
         let id = id.to_string();
         let request = self.request(Method::POST, &["v1", "webhooks", "dead-letters", &id, "redeliver"])?;

@@ -53,6 +53,7 @@ impl Client {
         self.follow_events(self.requests_request(query)?, "request", after).await
     }
 
+    /// Returns the record of one request, with its messages if they are kept.
     pub async fn model_request(&self, id: &str) -> Result<ModelRequest> {
         self.json(self.request(Method::GET, &["v1", "requests", id])?).await
     }

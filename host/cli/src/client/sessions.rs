@@ -67,6 +67,7 @@ impl Client {
         Ok((page.data, page.has_more))
     }
 
+    /// Returns the details of one session.
     pub async fn session(&self, agent: &str, session: &str) -> Result<SessionDetail> {
         self.json(self.request(Method::GET, &session_path(agent, session))?).await
     }
@@ -128,6 +129,7 @@ impl Client {
         self.json(request.body(document)).await
     }
 
+    /// Deletes a session.
     pub async fn delete_session(&self, agent: &str, session: &str) -> Result<()> {
         self.answer(self.request(Method::DELETE, &session_path(agent, session))?).await.map(drop)
     }

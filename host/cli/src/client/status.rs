@@ -7,6 +7,7 @@ use skep_api::HostStatus;
 use super::Client;
 
 impl Client {
+    /// Returns what the host is doing.
     pub async fn status(&self) -> Result<HostStatus> {
         self.json(self.request(Method::GET, &["v1", "status"])?).await
     }

@@ -13,6 +13,7 @@ impl Client {
         Ok(list.data)
     }
 
+    /// Deletes a tenant with everything that belongs to it, and with its usage if asked to.
     pub async fn delete_tenant(&self, name: &str, forget_usage: bool) -> Result<DeletedTenant> {
         let request = self.request(Method::DELETE, &["v1", "tenants", name])?;
         self.json(request.query(&[("forget_usage", forget_usage)])).await

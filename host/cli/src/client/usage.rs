@@ -16,6 +16,7 @@ pub struct UsageQuery {
 }
 
 impl Client {
+    /// Returns a report on the use of models.
     pub async fn usage(&self, query: &UsageQuery) -> Result<UsageReport> {
         self.json(self.usage_request(query, "json")?).await
     }

@@ -54,6 +54,7 @@ pub struct DenyArgs {
     host: HostArgs,
 }
 
+/// Lists, approves or denies tool calls that wait for a decision.
 pub async fn run(command: Command) -> Result<()> {
     match command {
         Command::List(args) => {

@@ -30,6 +30,7 @@ pub struct Args {
     json: bool,
 }
 
+/// Takes the backup, and prints what it contains.
 pub async fn run(args: Args) -> Result<()> {
     let data = args.data.map_or_else(paths::data_dir, Ok)?;
     let manifest = backup::take(&data, &args.dir, &Terminal).await?;

@@ -35,6 +35,7 @@ pub struct Args {
     json: bool,
 }
 
+/// Builds the component, and prints its path.
 pub fn run(args: &Args) -> Result<()> {
     if args.example.is_none()
         && let Some(path) = agent_source::built_component(&args.dir)?

@@ -35,6 +35,7 @@ pub struct Args {
     host: HostArgs,
 }
 
+/// Reads messages from the terminal, and prints the replies until the input ends.
 pub async fn run(args: Args) -> Result<()> {
     let client = args.host.client()?;
     // A wrong name is reported before anything is typed.

@@ -16,6 +16,7 @@ pub struct Args {
     shell: Shell,
 }
 
+/// Prints the completion script of a shell.
 pub fn run(args: &Args) -> Result<()> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut super::Cli::command(), "skep", &mut script);

@@ -72,6 +72,7 @@ pub struct ReloadArgs {
     json: bool,
 }
 
+/// Checks a file, or shows or reloads the configuration of the host.
 pub async fn run(command: Command) -> Result<()> {
     match command {
         Command::Check(args) => check(&args),

@@ -28,6 +28,7 @@ pub struct Args {
     host: HostArgs,
 }
 
+/// Deletes the agent, once the user has confirmed it.
 pub async fn run(args: Args) -> Result<()> {
     let Args { agent, yes, host } = args;
     let client = host.client()?;

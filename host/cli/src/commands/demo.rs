@@ -54,6 +54,7 @@ pub struct Args {
     say: Vec<String>,
 }
 
+/// Starts a host with a model and an agent, and prints a conversation with the agent.
 pub async fn run(args: Args) -> Result<()> {
     let paint = style::stdout();
     out::line(&paint.bold("1. Preparing the model, the agent and the host"))?;

@@ -38,6 +38,7 @@ pub struct Args {
     json: bool,
 }
 
+/// Deploys the agent, and prints its version.
 pub async fn run(args: Args) -> Result<()> {
     let client = args.host.client()?;
     // An unreachable host is reported before a build that may take a minute.

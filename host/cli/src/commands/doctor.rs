@@ -46,6 +46,7 @@ enum State {
     Missing,
 }
 
+/// Checks the machine, and prints a line for each finding.
 pub fn run(args: &Args) -> Result<()> {
     let checks = [
         cpu(),

@@ -51,6 +51,7 @@ pub struct ListArgs {
     host: HostArgs,
 }
 
+/// Sends or lists events.
 pub async fn run(command: Command) -> Result<()> {
     match command {
         Command::Send(args) => send(args).await,

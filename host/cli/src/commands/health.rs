@@ -18,6 +18,7 @@ pub struct Args {
     host: HostArgs,
 }
 
+/// Asks the host whether it accepts work, and prints `ready` if it does.
 pub async fn run(args: Args) -> Result<()> {
     args.host.client()?.check_ready().await?;
     out::line("ready")

@@ -56,6 +56,7 @@ pub struct DropArgs {
     host: HostArgs,
 }
 
+/// Lists, resumes or drops the work that a restored host holds.
 pub async fn run(command: Command) -> Result<()> {
     match command {
         Command::Show(args) => {

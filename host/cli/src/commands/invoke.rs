@@ -40,6 +40,7 @@ pub struct Args {
     json: bool,
 }
 
+/// Sends the message, and prints the reply.
 pub async fn run(args: Args) -> Result<()> {
     let message = if args.message == "-" {
         let mut text = String::new();

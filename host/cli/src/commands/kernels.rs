@@ -74,6 +74,7 @@ pub struct ListArgs {
     json: bool,
 }
 
+/// Compiles the kernels, or lists compiled ones.
 pub fn run(command: Command) -> Result<()> {
     match command {
         Command::Build(args) => build(args),

@@ -127,6 +127,7 @@ enum Keys {
     InFolder { ring: Box<KeyRing>, store: Box<Store> },
 }
 
+/// Creates, lists or revokes API keys.
 pub async fn run(command: Command) -> Result<()> {
     match command {
         Command::Create(args) => create(args).await,

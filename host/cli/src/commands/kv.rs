@@ -54,6 +54,7 @@ pub struct PurgeArgs {
     host: HostArgs,
 }
 
+/// Shows or erases the KV pages on disk.
 pub async fn run(command: Command) -> Result<()> {
     match command {
         Command::Status(args) => {

@@ -37,6 +37,7 @@ pub struct Args {
 
 const NO_AGENTS: &str = "no agents yet; deploy one with: skep deploy DIR";
 
+/// Prints the agents, or the versions of one.
 pub async fn run(args: Args) -> Result<()> {
     let client = args.host.client()?;
     if let Some(name) = &args.agent {

@@ -61,6 +61,7 @@ struct Printer {
     paint: Painter,
 }
 
+/// Prints the log lines of agents, and follows them if asked to.
 pub async fn run(args: Args) -> Result<()> {
     let client = args.host.client()?;
     let printer = Printer { json: args.json, names_agent: args.agent.is_none(), paint: style::stdout() };

@@ -38,6 +38,7 @@ pub struct ListArgs {
     json: bool,
 }
 
+/// Lists the MCP servers of the host.
 pub async fn run(command: Command) -> Result<()> {
     let Command::List(args) = command;
     let servers = args.host.client()?.mcp_servers().await?;

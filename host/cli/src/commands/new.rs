@@ -48,6 +48,7 @@ pub struct Args {
     sdk: Option<PathBuf>,
 }
 
+/// Writes the files of the crate.
 pub fn run(args: &Args) -> Result<()> {
     check_name(&args.name)?;
     let dir = args.path.clone().unwrap_or_else(|| PathBuf::from(&args.name));

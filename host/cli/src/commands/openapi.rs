@@ -13,6 +13,7 @@ Examples:
   skep openapi | jq -r '.paths | keys[]'")]
 pub struct Args {}
 
+/// Prints the document.
 pub fn run(_: &Args) -> Result<()> {
     super::out::json(&skep_gateway::openapi_document())
 }

@@ -32,6 +32,7 @@ pub struct Args {
     json: bool,
 }
 
+/// Fetches the agent, and writes its component and manifest.
 pub async fn run(args: Args) -> Result<()> {
     let registry = Registry::new(args.name.clone(), args.registry.login()?, args.registry.plain_http)?;
     let pulled = registry.pull(&Terminal).await?;

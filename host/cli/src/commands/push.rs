@@ -37,6 +37,7 @@ pub struct Args {
     json: bool,
 }
 
+/// Stores the agent, and prints the digest of its artifact.
 pub async fn run(args: Args) -> Result<()> {
     let load = || AgentSource::load(&args.path, args.manifest.as_deref(), &Terminal);
     let source = tokio::task::block_in_place(load)?;

@@ -4,6 +4,7 @@ use anyhow::Result;
 
 use crate::registry::Login;
 
+/// The flags for the credentials of a registry and its transport.
 #[derive(Debug, clap::Args)]
 pub struct RegistryArgs {
     /// Log in to the registry as this user, with the password in SKEP_REGISTRY_PASSWORD
@@ -17,6 +18,7 @@ pub struct RegistryArgs {
 }
 
 impl RegistryArgs {
+    /// Returns the credentials that the flags and the environment choose.
     pub fn login(&self) -> Result<Login> {
         Login::new(self.username.clone(), std::env::var("SKEP_REGISTRY_PASSWORD").ok())
     }

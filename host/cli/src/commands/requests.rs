@@ -101,6 +101,7 @@ struct Filters {
 
 const COLUMNS: [&str; 9] = ["TIME", "ID", "FROM", "MODEL", "RESULT", "TOKENS", "FIRST", "TOTAL", "COST"];
 
+/// Prints one record of the log, the newest ones, or those that are added from now on.
 pub async fn run(args: Args) -> Result<()> {
     let client = args.host.client()?;
     if let Some(id) = &args.id {

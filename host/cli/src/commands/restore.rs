@@ -30,6 +30,7 @@ pub struct Args {
     force: bool,
 }
 
+/// Restores the backup, and prints what the host will hold.
 pub async fn run(args: Args) -> Result<()> {
     let data = args.data.map_or_else(paths::data_dir, Ok)?;
     let restored = backup::restore(&args.dir, &data, args.force, &Terminal).await?;

@@ -26,6 +26,7 @@ pub struct Args {
     json: bool,
 }
 
+/// Activates the earlier version, and prints its number.
 pub async fn run(args: Args) -> Result<()> {
     let agent = args.host.client()?.rollback(&args.agent, args.to).await?;
     if args.json {

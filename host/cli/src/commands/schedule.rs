@@ -59,6 +59,7 @@ pub struct CancelArgs {
     one: OneArgs,
 }
 
+/// Lists, runs or cancels schedules.
 pub async fn run(command: Command) -> Result<()> {
     match command {
         Command::List(args) => list(args).await,

@@ -77,6 +77,7 @@ pub struct DeleteArgs {
 /// Maximum size of a value.
 const MAX_INPUT_BYTES: u64 = 64 << 10;
 
+/// Sets, lists or deletes secrets.
 pub async fn run(command: Command) -> Result<()> {
     match command {
         Command::Set(args) => {

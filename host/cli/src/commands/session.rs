@@ -207,6 +207,7 @@ pub struct DeleteArgs {
     host: HostArgs,
 }
 
+/// Lists, shows, exports, imports, forks or deletes sessions.
 pub async fn run(command: Command) -> Result<()> {
     match command {
         Command::List(args) => list(args).await,

@@ -25,6 +25,7 @@ pub struct Args {
     json: bool,
 }
 
+/// Prints what the host is doing.
 pub async fn run(args: Args) -> Result<()> {
     let client = args.host.client()?;
     let status = client.status().await?;

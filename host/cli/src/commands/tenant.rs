@@ -56,6 +56,7 @@ pub struct DeleteArgs {
     host: HostArgs,
 }
 
+/// Lists or deletes tenants.
 pub async fn run(command: Command) -> Result<()> {
     match command {
         Command::List(args) => list(args).await,

@@ -40,6 +40,7 @@ pub struct Args {
     host: HostArgs,
 }
 
+/// Prints the state of a turn, or its events until it ends.
 pub async fn run(args: Args) -> Result<()> {
     let Args { agent, session, turn, .. } = &args;
     let client = args.host.client()?;

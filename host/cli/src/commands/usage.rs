@@ -44,6 +44,7 @@ pub struct Args {
     json: bool,
 }
 
+/// Prints the report as a table, CSV or JSON.
 pub async fn run(args: Args) -> Result<()> {
     let client = args.host.client()?;
     let Args { by, since, until, tenant, csv, json, .. } = args;

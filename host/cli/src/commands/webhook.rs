@@ -117,6 +117,7 @@ pub struct RedeliverArgs {
     host: HostArgs,
 }
 
+/// Adds, lists, tests or removes webhooks, or retries their dead letters.
 pub async fn run(command: Command) -> Result<()> {
     match command {
         Command::Add(args) => add(args).await,

@@ -23,6 +23,7 @@ pub struct Args {
     out: Option<PathBuf>,
 }
 
+/// Prints the WIT files, or writes them to a folder.
 pub fn run(args: &Args) -> Result<()> {
     let files = embedded::wit();
     let Some(dir) = &args.out else {

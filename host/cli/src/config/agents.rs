@@ -11,6 +11,7 @@ use skep_runtime::AgentName;
 use super::tenants::MAX_WEIGHT;
 use crate::number::number;
 
+/// A section `[agents.NAME]`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AgentConfig {
@@ -19,6 +20,7 @@ pub struct AgentConfig {
     pub weight: Option<NonZeroU32>,
 }
 
+/// Adds the weights of the agents, and rejects an invalid name.
 pub(super) fn apply(agents: &BTreeMap<String, AgentConfig>, weights: &mut Weights) -> Result<()> {
     for (name, AgentConfig { weight }) in agents {
         AgentName::new(name).with_context(|| format!("[agents.{name}]"))?;

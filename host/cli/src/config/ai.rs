@@ -10,6 +10,7 @@ use crate::model_options::ModelOptions;
 use crate::server_options::ServerOptions;
 use crate::upstreams::{RemoteOptions, UpstreamConfig};
 
+/// The section `[ai]`.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AiConfig {
@@ -18,6 +19,7 @@ pub struct AiConfig {
 }
 
 impl AiConfig {
+    /// Adds the aliases.
     pub(super) fn apply(&self, options: &mut ServerOptions) {
         options.model_names.extend(self.models.clone());
     }

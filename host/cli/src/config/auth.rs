@@ -22,6 +22,7 @@ pub enum AuthFlag {
 }
 
 impl AuthConfig {
+    /// Sets the options that the section has.
     pub(super) fn apply(&self, options: &mut AuthOptions) {
         options.required = self.required.or(options.required);
         options.open_metrics = self.open_metrics.unwrap_or(options.open_metrics);

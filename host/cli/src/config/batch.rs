@@ -7,6 +7,7 @@ use skep_runtime::{BatchOptions, ResponseOptions};
 
 use crate::number::number;
 
+/// The section `[batch]`: the queue of asynchronous requests.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct BatchConfig {
@@ -46,6 +47,7 @@ pub struct ResponseConfig {
 }
 
 impl ResponseConfig {
+    /// Sets the options that the section has.
     pub(super) fn apply(&self, options: &mut ResponseOptions) {
         let bytes = |mb: u64| mb.saturating_mul(1 << 20);
         let days = |days: u64| Duration::from_secs(days.saturating_mul(24 * 3600));
@@ -55,6 +57,7 @@ impl ResponseConfig {
 }
 
 impl BatchConfig {
+    /// Sets the options that the section has.
     pub(super) fn apply(&self, options: &mut BatchOptions) {
         let bytes = |mb: u64| mb.saturating_mul(1 << 20);
         let hours = |hours: u64| Duration::from_secs(hours.saturating_mul(3600));

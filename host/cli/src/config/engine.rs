@@ -12,6 +12,7 @@ use super::{parsed, set};
 use crate::number::number;
 use crate::server_options::ServerOptions;
 
+/// The section `[engine]`.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct EngineConfig {
@@ -70,6 +71,7 @@ pub enum RoutingConfig {
     RoundRobin,
 }
 
+/// Format of keys and values in the KV cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum KvConfig {
@@ -87,6 +89,7 @@ pub enum SpeculationConfig {
 }
 
 impl EngineConfig {
+    /// Sets the options that the section has.
     pub(super) fn apply(&self, options: &mut ServerOptions) -> Result<()> {
         options.load_wait = self.load_wait_s.map(Duration::from_secs).or(options.load_wait);
         set(&mut options.replicas, &self.replicas);

@@ -19,6 +19,7 @@ pub struct GrantsConfig {
 }
 
 impl GrantsConfig {
+    /// Sets the options that the section has.
     pub(super) fn apply(&self, options: &mut RuntimeOptions) {
         options.granted_models.clone_from(&self.models);
         options.granted_hosts.clone_from(&self.hosts);

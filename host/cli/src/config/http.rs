@@ -42,6 +42,7 @@ pub struct HttpConfig {
 }
 
 impl HttpConfig {
+    /// Sets the options that the section has, and rejects an invalid origin.
     pub(super) fn apply(&self, options: &mut GatewayOptions) -> Result<()> {
         for origin in self.origins.iter().flatten() {
             check_origin(origin)?;

@@ -7,6 +7,7 @@ use serde::Deserialize;
 use crate::kv_disk::KvDiskOptions;
 use crate::number::number;
 
+/// The section `[kv]`.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct KvDiskConfig {
@@ -32,6 +33,7 @@ pub struct KvDiskConfig {
 }
 
 impl KvDiskConfig {
+    /// Sets the options that the section has.
     pub(super) fn apply(&self, options: &mut KvDiskOptions) {
         super::set(&mut options.gigabytes, &self.disk_gb);
         super::set(&mut options.free_percent, &self.disk_free_percent);

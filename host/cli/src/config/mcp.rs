@@ -52,6 +52,7 @@ pub enum Elicitation {
     Defaults,
 }
 
+/// Adds the servers to those that agents may be granted, with the environment variables that they name.
 pub(super) fn apply(
     servers: &BTreeMap<String, McpConfig>,
     tool_servers: &mut BTreeMap<String, Arc<dyn ToolServer>>,
@@ -64,6 +65,7 @@ pub(super) fn apply(
     Ok(())
 }
 
+/// Makes each server start in the folder of the file of settings.
 pub(super) fn relative_to(servers: &mut BTreeMap<String, McpConfig>, folder: &Path) {
     // A file that is given without a folder is in the current folder.
     let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };

@@ -139,6 +139,7 @@ pub enum DurabilityConfig {
     Power,
 }
 
+/// The section `[runtime]`: bounds of the host for agents and their sessions.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RuntimeConfig {
@@ -180,6 +181,7 @@ pub struct RuntimeConfig {
     pub max_waiting_bytes_per_session: Option<usize>,
 }
 
+/// The section `[telemetry]`: where traces are sent.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TelemetryConfig {

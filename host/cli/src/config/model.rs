@@ -70,6 +70,7 @@ pub struct ModelConfig {
     pub prices: Option<PricesConfig>,
 }
 
+/// When a model is loaded.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LoadConfig {
@@ -79,6 +80,7 @@ pub enum LoadConfig {
 }
 
 impl ModelSetting {
+    /// Sets the options of the models.
     pub(super) fn apply(&self, options: &mut ServerOptions) -> Result<()> {
         let configs = match self {
             ModelSetting::One(source) => {

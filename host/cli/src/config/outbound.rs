@@ -6,6 +6,7 @@ use skep_runtime::RuntimeOptions;
 
 use crate::number::number;
 
+/// The section `[outbound]`.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct OutboundConfig {
@@ -17,6 +18,7 @@ pub struct OutboundConfig {
 }
 
 impl OutboundConfig {
+    /// Sets the options that the section has.
     pub(super) fn apply(&self, options: &mut RuntimeOptions) {
         options.outbound.addresses.allow_private.clone_from(&self.allow_private);
         options.outbound.max_running = self.max_running.unwrap_or(options.outbound.max_running);

@@ -7,6 +7,7 @@ use skep_runtime::{RequestLogMode, RequestLogOptions};
 
 use crate::number::number;
 
+/// The section `[requests]`.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RequestsConfig {
@@ -24,6 +25,7 @@ pub struct RequestsConfig {
 }
 
 impl RequestsConfig {
+    /// Sets the options that the section has.
     pub(super) fn apply(&self, options: &mut RequestLogOptions) {
         let days = |days: u32| Duration::from_secs(u64::from(days) * 24 * 3_600);
         options.mode = self.log.unwrap_or(options.mode);

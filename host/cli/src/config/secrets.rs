@@ -6,6 +6,7 @@ use anyhow::{Result, bail};
 use serde::Deserialize;
 use skep_runtime::SealingKey;
 
+/// The section `[secrets]`.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SecretsConfig {
@@ -16,6 +17,7 @@ pub struct SecretsConfig {
 }
 
 impl SecretsConfig {
+    /// Makes the path of the key file relative to `dir`.
     pub(super) fn relative_to(&mut self, dir: &Path) {
         if let Some(file) = &mut self.key_file {
             *file = dir.join(&*file);

@@ -8,6 +8,7 @@ use serde::Deserialize;
 use crate::number::number;
 use crate::server_options::ServerOptions;
 
+/// The section `[sessions]`.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SessionsConfig {
@@ -23,6 +24,7 @@ pub struct SessionsConfig {
 }
 
 impl SessionsConfig {
+    /// Sets the options that the section has.
     pub fn apply(&self, options: &mut ServerOptions) -> Result<()> {
         if let Some(days) = self.usage_days {
             options.runtime.usage_session_days = days;

@@ -13,6 +13,7 @@ use super::parsed;
 use crate::number::number;
 use crate::server_options::ServerOptions;
 
+/// A section `[tenants.NAME]`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TenantConfig {
@@ -54,6 +55,7 @@ const OPEN_REQUESTS_PER_MINUTE: NonZeroU32 = NonZeroU32::new(6_000).unwrap();
 pub(super) const MAX_WEIGHT: u64 = 1_000;
 const MAX_RATE: u64 = u32::MAX as u64;
 
+/// Sets the rates, weights and limits of the tenants.
 pub(super) fn apply(tenants: &BTreeMap<String, TenantConfig>, options: &mut ServerOptions) -> Result<()> {
     let default = tenants.get(DEFAULT).cloned().unwrap_or_default();
     let mut rates = RateOptions { others: default.rates(), ..RateOptions::default() };

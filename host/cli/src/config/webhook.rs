@@ -4,6 +4,7 @@ use anyhow::{Context as _, Result};
 use serde::Deserialize;
 use skep_runtime::{NewWebhook, RuntimeOptions, TopicPattern};
 
+/// A section `[[webhook]]`.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WebhookConfig {
@@ -21,6 +22,7 @@ impl From<&WebhookConfig> for NewWebhook {
     }
 }
 
+/// Adds the webhooks, and rejects one that is invalid.
 pub(super) fn apply(webhooks: &[WebhookConfig], options: &mut RuntimeOptions) -> Result<()> {
     for config in webhooks {
         let webhook = NewWebhook::from(config);

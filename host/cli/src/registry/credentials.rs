@@ -7,6 +7,7 @@ use oci_client::secrets::RegistryAuth;
 /// Environment variable with the password of `--username`; a flag would show it to everyone on the machine.
 pub const PASSWORD_VARIABLE: &str = "SKEP_REGISTRY_PASSWORD";
 
+/// The credentials that a user chose on the command line.
 #[derive(Debug, Clone)]
 pub enum Login {
     /// This user, with the password from the environment.
@@ -27,6 +28,7 @@ impl Login {
         }
     }
 
+    /// Returns the credentials for a registry.
     pub(super) fn resolve(&self, registry: &str) -> Result<RegistryAuth> {
         match self {
             Login::As { username, password } => Ok(RegistryAuth::Basic(username.clone(), password.clone())),

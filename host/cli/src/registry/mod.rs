@@ -53,6 +53,7 @@ pub struct Pulled {
 }
 
 impl ArtifactName {
+    /// The beginning of an agent's name in a registry.
     pub const SCHEME: &str = "oci://";
 }
 

@@ -33,6 +33,7 @@ pub(super) struct Snapshot {
 }
 
 impl Sources {
+    /// Finds out whether a path is the folder of an agent or a component, and makes it absolute.
     pub(super) fn find(path: &Path) -> Result<Self> {
         let path = path.canonicalize().with_context(|| format!("cannot watch {}", path.display()))?;
         Ok(if path.is_dir() { Sources::Folder(path) } else { Sources::File(path) })
@@ -46,6 +47,7 @@ impl Sources {
         }
     }
 
+    /// Computes the digest of the source files, and lists their folders.
     pub(super) fn scan(&self) -> Result<Snapshot> {
         let mut scan = Scan { hasher: DefaultHasher::new(), dirs: Vec::new(), files: 0, except: None };
         match self {

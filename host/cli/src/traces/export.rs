@@ -13,6 +13,7 @@ use opentelemetry_sdk::trace::{SpanData, SpanExporter};
 /// This attribute is a list in the conventions; fields of `tracing` are single values.
 const FINISH_REASONS: &str = "gen_ai.response.finish_reasons";
 
+/// An exporter of spans to a collector, which logs when the collector fails and when it accepts spans again.
 #[derive(Debug)]
 pub(super) struct CollectorExporter {
     inner: OtlpExporter,
@@ -22,6 +23,7 @@ pub(super) struct CollectorExporter {
 }
 
 impl CollectorExporter {
+    /// Wraps the exporter that sends to `endpoint`.
     pub fn new(inner: OtlpExporter, endpoint: String) -> Self {
         CollectorExporter { inner, endpoint, is_failing: AtomicBool::new(false) }
     }

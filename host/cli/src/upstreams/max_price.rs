@@ -21,6 +21,7 @@ pub enum MaxPriceConfig {
 }
 
 impl MaxPriceConfig {
+    /// Returns the number, without its currency.
     pub fn amount(self) -> f64 {
         match self {
             MaxPriceConfig::Number(number) => number,

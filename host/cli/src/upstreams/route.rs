@@ -30,6 +30,7 @@ pub struct RouteConfig {
     pub models: Vec<RouteModelConfig>,
 }
 
+/// How a route chooses among its models.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ChoiceConfig {
@@ -68,6 +69,7 @@ pub struct KnownModels {
 }
 
 impl KnownModels {
+    /// Indexes the models by their names.
     pub fn new(models: &[Model], prices: &PriceList) -> Self {
         let named = models.iter().map(|model| (model.name().to_owned(), model.clone()));
         KnownModels { models: named.collect(), prices: Arc::new(prices.clone()) }

@@ -61,6 +61,7 @@ pub struct UpstreamConfig {
     pub breaker_cool_down_ms: Option<u64>,
 }
 
+/// The API that an upstream speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum UpstreamKindConfig {

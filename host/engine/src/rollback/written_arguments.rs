@@ -165,6 +165,7 @@ impl WrittenArguments {
         WrittenArguments { tool, place: Place::Head { left: tags.head.len() } }
     }
 
+    /// Returns the name of the tool.
     pub fn tool(&self) -> &str {
         &self.tool
     }

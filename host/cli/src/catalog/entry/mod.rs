@@ -60,6 +60,7 @@ pub struct ListPrice {
     pub provider: String,
 }
 
+/// The use of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
@@ -132,6 +133,7 @@ pub enum KvShape {
     Latent { layers: u64, latent: u64 },
 }
 
+/// The sampling parameters that the publisher of a model recommends.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct SamplingDefaults {
@@ -183,10 +185,12 @@ impl CatalogEntry {
         format!("{about}{}", indicatif::DecimalBytes(self.bytes()))
     }
 
+    /// Returns whether a name is that of this entry, or one of its aliases.
     pub fn is_called(&self, name: &str) -> bool {
         self.name == name || self.aliases.iter().any(|alias| alias == name)
     }
 
+    /// Returns whether Skep runs the model, and otherwise which parts it lacks.
     pub fn support(&self) -> Support {
         let Requirements { architecture, parts, weights, pre_tokenizer, vocabulary } = &self.requires;
         let mut lacks = Vec::new();

@@ -39,6 +39,7 @@ impl Choice {
         Ok(Choice::Files((1..=part.count).map(|number| part.named(number)).collect()))
     }
 
+    /// Returns the paths of the files within the repository.
     pub(super) fn files(&self) -> &[String] {
         let (Choice::Files(files) | Choice::Folder(files)) = self;
         files

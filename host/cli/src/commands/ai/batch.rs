@@ -49,6 +49,7 @@ pub struct Args {
     json: bool,
 }
 
+/// Queues the requests, and prints the id of the batch, or its answers once they are complete.
 pub async fn run(args: Args) -> Result<()> {
     let requests = read(&args.file)?;
     let client = args.host.client()?;

@@ -46,6 +46,7 @@ pub struct CancelArgs {
     json: bool,
 }
 
+/// Prints the state of a batch, or its answers.
 pub async fn status(args: StatusArgs) -> Result<()> {
     let client = args.host.client()?;
     let status = client.ai_batch(&args.id).await?;
@@ -63,6 +64,7 @@ pub async fn status(args: StatusArgs) -> Result<()> {
     }
 }
 
+/// Cancels a batch, and prints its state.
 pub async fn cancel(args: CancelArgs) -> Result<()> {
     let status = args.host.client()?.ai_cancel(&args.id).await?;
     show(&status, args.json)

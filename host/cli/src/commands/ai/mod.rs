@@ -15,6 +15,7 @@ pub enum Command {
     Cancel(batch_status::CancelArgs),
 }
 
+/// Runs the chosen subcommand.
 pub async fn run(command: Command) -> Result<()> {
     match command {
         Command::Run(args) => run::run(args).await,

@@ -43,6 +43,7 @@ pub struct Args {
     json: bool,
 }
 
+/// Asks the model, and prints its answer.
 pub async fn run(args: Args) -> Result<()> {
     let body = body(&args)?;
     let client = args.host.client()?;

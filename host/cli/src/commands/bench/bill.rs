@@ -135,6 +135,7 @@ struct MachineCost {
     example_per_day: f64,
 }
 
+/// Measures the share of cached tokens, and prints what the work would cost.
 pub async fn run(args: Args) -> Result<()> {
     let price = price(&args)?;
     machine_per_day(&args)?;

@@ -71,6 +71,7 @@ struct Times {
     p99: f64,
 }
 
+/// Kills the host again and again, and fails if something was lost or doubled.
 pub async fn run(args: Args) -> Result<()> {
     let stage = args.options.prepare(false).await?;
     let report = kill_and_count(&args, &stage.storm, stage.seed).await;

@@ -102,6 +102,7 @@ struct Setting {
 /// Tokens with their log-probabilities.
 type ScoredTokens = Vec<(u32, f32)>;
 
+/// Computes the answers with each setting, and fails if one of them differs.
 pub async fn run(args: Args) -> Result<()> {
     let model = tokio::task::block_in_place(|| catalog::resolve(&args.model, &Terminal))?;
     let mut settings = settings(args.kv).into_iter();

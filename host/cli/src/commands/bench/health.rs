@@ -91,6 +91,7 @@ struct Answered {
     refused: AtomicU64,
 }
 
+/// Measures how quickly the host answers under each kind of work.
 pub async fn run(args: Args) -> Result<()> {
     let options =
         ServerOptions { listen: ([127, 0, 0, 1], 0).into(), model: args.model, ..ServerOptions::default() };

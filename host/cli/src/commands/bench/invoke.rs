@@ -58,6 +58,7 @@ struct Report {
     requests_per_s: f64,
 }
 
+/// Measures requests to an agent that does nothing, and prints their rate and latency.
 pub async fn run(args: Args) -> Result<()> {
     let component = build_agent(&NOOP)?;
     let options = ServerOptions {

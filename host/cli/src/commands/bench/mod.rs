@@ -53,6 +53,7 @@ pub enum Command {
     Cluster(cluster::Args),
 }
 
+/// Runs the chosen benchmark.
 pub async fn run(command: Command) -> Result<()> {
     match command {
         Command::Engine(args) => tokio::task::block_in_place(|| engine::run(&args)),

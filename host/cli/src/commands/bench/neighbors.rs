@@ -75,6 +75,7 @@ struct Beside {
     ended: BTreeMap<String, usize>,
 }
 
+/// Measures the turns of an agent beside each kind of hostile agent.
 pub async fn run(args: Args) -> Result<()> {
     let (noop, hostile) = (build_agent(&NOOP)?, build_agent(&HOSTILE)?);
     let folder = tempfile::tempdir().context("cannot create a temporary folder")?;

@@ -58,6 +58,7 @@ struct Report {
     round_robin: RoundReport,
 }
 
+/// Measures both ways of routing, and prints them side by side.
 pub async fn run(args: Args) -> Result<()> {
     let report = Report {
         replicas: args.replicas,

@@ -81,6 +81,7 @@ struct Memory {
     hibernated_session_bytes: f64,
 }
 
+/// Measures deployments, instances, turns and sessions, and prints their times and memory.
 pub async fn run(args: Args) -> Result<()> {
     let component = build_agent(&NOOP)?;
     let models = stand::models(&args.model)?;

@@ -83,6 +83,7 @@ impl Figure {
     }
 }
 
+/// Runs the load, and fails if the host holds more at the end than at the start.
 pub async fn run(args: Args) -> Result<()> {
     let stage = args.options.prepare(true).await?;
     let report = soak(&args, &stage.storm, stage.seed).await;

@@ -27,6 +27,7 @@ pub async fn start(dir: &Path, models: ModelSet, options: RuntimeOptions) -> Res
     Ok(AgentHost::start(HostParts::new(store, models), options).await?)
 }
 
+/// Deploys a component to the host.
 pub async fn deploy(host: &AgentHost, manifest: &str, component: &[u8]) -> Result<()> {
     host.deploy(Manifest::from_toml(manifest)?, component.to_vec(), "bench").await?;
     Ok(())

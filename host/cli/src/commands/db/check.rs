@@ -12,6 +12,7 @@ use skep_store::{
 use super::{DatabaseTarget, out, print_rows, refuse_absent, rows_as_json};
 use crate::database_flag::DatabaseAddress;
 
+/// Checks a database without changing it, and prints what was found.
 pub async fn run(DatabaseTarget { address, sealing_key }: &DatabaseTarget, as_json: bool) -> Result<()> {
     let report = match address {
         DatabaseAddress::Postgres(url) => inspect_server(url).await?,

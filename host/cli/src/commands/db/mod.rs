@@ -135,6 +135,7 @@ struct DatabaseTarget {
     sealing_key: SealingKey,
 }
 
+/// Checks, migrates or moves a database, or changes the key that its secrets are sealed with.
 pub async fn run(command: Command) -> Result<()> {
     match command {
         Command::Check(CheckArgs { target, json }) => check::run(&target.resolve()?, json).await,

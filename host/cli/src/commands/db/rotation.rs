@@ -6,6 +6,7 @@ use skep_runtime::{Resealed, SealingKey, reseal};
 use super::{DatabaseTarget, alone, out, refuse_absent};
 use crate::database_flag::DatabaseAddress;
 
+/// Seals all secrets with the new key, and prints how many there were.
 pub async fn run(DatabaseTarget { address, sealing_key }: &DatabaseTarget) -> Result<()> {
     if let DatabaseAddress::Sqlite(path) = address {
         refuse_absent(path)?;

@@ -25,6 +25,7 @@ pub struct Args {
     json: bool,
 }
 
+/// Points the alias at the model, and prints the model.
 pub async fn run(args: Args) -> Result<()> {
     let change = ChangeModel {
         model: args.model,

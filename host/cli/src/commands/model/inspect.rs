@@ -30,6 +30,7 @@ pub struct Args {
     json: bool,
 }
 
+/// Prints the contents of the model's files.
 pub fn run(args: &Args) -> Result<()> {
     let model = catalog::resolve(&args.model, &Terminal)?;
     let checkpoint =

@@ -24,6 +24,7 @@ pub struct Args {
     json: bool,
 }
 
+/// Prints the models in the cache, or all that have a name.
 pub fn run(args: &Args) -> Result<()> {
     if args.available { available(args.json) } else { cached(args.json) }
 }

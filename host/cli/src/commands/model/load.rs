@@ -31,6 +31,7 @@ pub struct Args {
     json: bool,
 }
 
+/// Loads the model, and prints its state.
 pub async fn run(args: Args) -> Result<()> {
     let client = args.host.client()?;
     let change =

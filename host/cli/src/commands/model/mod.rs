@@ -33,6 +33,7 @@ pub enum Command {
     Alias(alias::Args),
 }
 
+/// Runs the chosen subcommand.
 pub async fn run(command: Command) -> Result<()> {
     match command {
         Command::Status(args) => status::run(args).await,

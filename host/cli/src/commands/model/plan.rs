@@ -55,6 +55,7 @@ pub struct Args {
     json: bool,
 }
 
+/// Prints the memory that the model takes on each device.
 pub fn run(args: &Args) -> Result<()> {
     let model = catalog::resolve_configuration(&args.source, &Terminal)?;
     let description = describe(&model.path)?;

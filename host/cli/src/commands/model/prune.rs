@@ -22,6 +22,7 @@ pub struct Args {
     json: bool,
 }
 
+/// Deletes what no model needs, and prints how much space that frees.
 pub fn run(args: &Args) -> Result<()> {
     let leftovers = catalog::leftovers(args.dry_run)?;
     let bytes = leftovers.bytes();

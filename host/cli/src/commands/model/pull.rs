@@ -29,6 +29,7 @@ pub struct Args {
     json: bool,
 }
 
+/// Downloads the model, and prints its path.
 pub fn run(args: &Args) -> Result<()> {
     let pulled = catalog::pull(&args.model, &Terminal)?;
     if let Some(Support::Lacks(lacks)) = catalog::entry(&args.model).map(|entry| entry.support()) {

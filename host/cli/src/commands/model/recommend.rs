@@ -98,6 +98,7 @@ fn planned_bytes(path: &Path, context: u64) -> Option<u64> {
     Some(plan.total_bytes())
 }
 
+/// Prints the models that fit the memory, with the decode speed to expect.
 pub fn run(args: &Args) -> Result<()> {
     let threads = physical_cores();
     let memory = match args.memory {

@@ -24,6 +24,7 @@ pub struct Args {
     json: bool,
 }
 
+/// Deletes the model from the cache, once the user has confirmed it.
 pub fn run(args: &Args) -> Result<()> {
     let models = catalog::models()?;
     let found: Vec<_> = models.iter().filter(|model| model.is_called(&args.model)).collect();

@@ -19,6 +19,7 @@ pub struct Args {
     json: bool,
 }
 
+/// Prints the models of the host.
 pub async fn run(args: Args) -> Result<()> {
     print(&args.host.client()?.models().await?, args.json)
 }

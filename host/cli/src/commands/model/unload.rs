@@ -30,6 +30,7 @@ pub struct Args {
     json: bool,
 }
 
+/// Unloads the model, and prints its state.
 pub async fn run(args: Args) -> Result<()> {
     let change = ChangeModel {
         model: args.model,

@@ -41,6 +41,7 @@ pub struct Args {
     json: bool,
 }
 
+/// Computes the logits, and fails if they differ from the expected ones.
 pub fn run(args: &Args) -> Result<()> {
     let defaults = VerifyOptions::default();
     let options = VerifyOptions {

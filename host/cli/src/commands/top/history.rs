@@ -13,6 +13,7 @@ pub(super) struct History {
 }
 
 impl History {
+    /// Begins with the figures that the host has kept.
     pub(super) fn new(figures: EngineFigures) -> Self {
         History { models: figures.models, at_ms: figures.at_ms.last().copied().unwrap_or_default() }
     }
@@ -38,10 +39,12 @@ impl History {
         }
     }
 
+    /// Returns the figures of each model.
     pub(super) fn models(&self) -> &[ModelFigures] {
         &self.models
     }
 
+    /// Returns the time of the newest figures.
     pub(super) fn at_ms(&self) -> u64 {
         self.at_ms
     }

@@ -44,6 +44,7 @@ enum Wake {
     Resized,
 }
 
+/// Draws the figures each second, until the user quits.
 pub async fn run(args: Args) -> Result<()> {
     if !std::io::stdout().is_terminal() {
         bail!(

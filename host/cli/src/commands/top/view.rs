@@ -25,6 +25,7 @@ pub(super) struct Screen {
     pub(super) connection: Connection,
 }
 
+/// Whether the host answers.
 pub(super) enum Connection {
     Live,
     /// The host is asked again and again.
@@ -91,6 +92,7 @@ const PANELS: [Panel; 6] = [
 ];
 
 impl Screen {
+    /// Creates a screen that shows the first model.
     pub(super) fn new(url: String) -> Self {
         Screen { url, selected: 0, connection: Connection::Live }
     }
@@ -106,6 +108,7 @@ impl Screen {
     }
 }
 
+/// Draws the figures of the chosen model.
 pub(super) fn draw(frame: &mut Frame<'_>, history: &History, screen: &Screen) {
     let models = history.models();
     let selected = screen.selected.min(models.len().saturating_sub(1));

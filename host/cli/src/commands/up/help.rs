@@ -1,5 +1,6 @@
 //! The text that `skep up --help` prints after its flags: examples, and all settings that skep.toml may have.
 
+/// The end of the help of `skep up`.
 pub(super) const AFTER: &str = "\
 Examples:
   skep up

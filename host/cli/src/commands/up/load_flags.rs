@@ -5,6 +5,7 @@ use skep_model::{ExecutorOptions, WeightConversion};
 
 use super::from_1_to;
 
+/// The flags for how weights are loaded and divided, which override the settings.
 #[derive(Debug, Clone, clap::Args)]
 pub(super) struct LoadFlags {
     /// Tensor-parallel ranks, which share each layer [default: 1]

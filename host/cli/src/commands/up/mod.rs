@@ -130,12 +130,14 @@ impl Args {
         self.config.as_deref().map_or_else(|| Ok(Config::default()), Config::read)
     }
 
+    /// Returns where traces are sent, by the flag, the settings and the environment; `None` if they are not sent.
     pub fn traces(&self, config: &Config) -> Result<Option<TraceOptions>> {
         let endpoint = self.otlp_endpoint.as_deref().or(config.telemetry.otlp_endpoint.as_deref());
         TraceOptions::read(endpoint, |name| std::env::var(name).ok())
     }
 }
 
+/// Runs a host until it is stopped.
 pub async fn run(args: Args, config: Config) -> Result<()> {
     let mut options = options(&args, &config)?;
     if args.config.is_some() {

@@ -61,6 +61,7 @@ impl HubClient {
         Self::new(&endpoint, variable("HF_TOKEN").or_else(token_of_user))
     }
 
+    /// Creates a client of the hub at `endpoint`, with an access token if there is one.
     pub(super) fn new(endpoint: &str, token: Option<String>) -> Result<Self> {
         let problem = || format!("HF_ENDPOINT={endpoint}: this is not an address such as {DEFAULT_ENDPOINT}");
         let endpoint = Url::parse(endpoint).with_context(problem)?;

@@ -86,6 +86,7 @@ struct Report {
     rounds: Vec<RoundReport>,
 }
 
+/// Runs the rounds, and prints their results.
 pub async fn run(args: Args) -> Result<()> {
     let timeline = args.timeline.is_some().then(Arc::<Timeline>::default);
     let engine = EngineOptions { timeline: timeline.clone(), ..EngineOptions::default() };

@@ -37,6 +37,7 @@ pub struct RoundReport {
     pub failures: Vec<String>,
 }
 
+/// Percentiles of times in milliseconds.
 #[derive(Debug, Serialize)]
 pub struct Percentiles {
     pub p50: f64,
@@ -82,10 +83,12 @@ impl RoundReport {
         (report, exchanges)
     }
 
+    /// Returns whether a session failed, or a call violates its schema.
     pub fn failed(&self) -> bool {
         self.schema_failures > 0 || !self.failures.is_empty()
     }
 
+    /// Prints the results as text for people, under a name.
     pub fn print(&self, name: &str) -> Result<()> {
         let Self { wall_s, requests, turns_per_s, output_tok_per_s, .. } = self;
         out::line(&format!(

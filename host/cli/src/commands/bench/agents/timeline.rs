@@ -53,6 +53,7 @@ impl StepShares {
         })
     }
 
+    /// Prints the shares as text for people.
     pub fn print(&self) -> Result<()> {
         let Self { steps, sequences, tokens, wait, plan, forward, masks, sample, commit } = self;
         let percent = |share: &f64| format!("{:.1} %", share * 100.0);

@@ -43,6 +43,7 @@ impl Rival {
         Ok(Rival { command: command.to_owned(), tok_per_s })
     }
 
+    /// Compares the rate with the one that was measured here.
     pub(super) fn beside(self, ours_tok_per_s: f64) -> Against {
         let Rival { command, tok_per_s } = self;
         Against { command, tok_per_s, ratio: ours_tok_per_s / tok_per_s }
@@ -50,6 +51,7 @@ impl Rival {
 }
 
 impl Against {
+    /// Returns the comparison as a sentence.
     pub(super) fn for_people(&self) -> String {
         let Against { command, tok_per_s, ratio } = self;
         format!("`{command}` decodes {tok_per_s:.1} tok/s; skep is {ratio:.2} times as fast.")

@@ -11,6 +11,7 @@ use skep_model::{DType, DeviceChoice, ExecutorOptions, ModelConfig, Ordinals, ph
 use super::subject::Loaded;
 use super::work::Operations;
 
+/// The highest rates of a device.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Ceilings {
     pub read_gb_per_s: f64,
@@ -98,6 +99,7 @@ impl Ceilings {
         Some(operations.weights / weight_ops_per_s + operations.attention / attention_ops_per_s)
     }
 
+    /// Returns the time that reading these bytes takes at least, in seconds.
     pub(super) fn read_s(&self, bytes: f64) -> f64 {
         bytes / (self.read_gb_per_s * 1e9)
     }

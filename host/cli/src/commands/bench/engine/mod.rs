@@ -125,6 +125,7 @@ struct WorkFlags {
     repeat: u16,
 }
 
+/// Measures the model, and prints the results.
 pub fn run(args: &Args) -> Result<()> {
     if args.suite {
         let suite = whole(args)?;

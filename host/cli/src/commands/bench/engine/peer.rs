@@ -32,6 +32,7 @@ pub(super) struct Rates {
     decode: f64,
 }
 
+/// Results of both programs on the same files.
 #[derive(Debug, Serialize)]
 pub(super) struct Comparison {
     prompt: usize,
@@ -138,6 +139,7 @@ impl Rates {
 }
 
 impl Comparison {
+    /// Prints the comparison as a table.
     pub(super) fn for_people(&self) -> Result<()> {
         let Comparison { prompt, generate, threads, rounds, peer, models } = self;
         out::line(&format!(

@@ -11,6 +11,7 @@ use super::subject::Loaded;
 use super::work::{Operations, decode_bytes};
 use crate::commands::out;
 
+/// Results of one model on one device.
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
     pub model: String,
@@ -28,6 +29,7 @@ pub(super) struct Report {
     pub against: Option<Against>,
 }
 
+/// Time of loading a model.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(super) struct Load {
     pub seconds: f64,
@@ -44,6 +46,7 @@ pub(super) struct Rates {
     pub attention_tflop_per_s: Option<f64>,
 }
 
+/// Results of prefill.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(super) struct Prefill {
     pub tok_per_s: f64,
@@ -54,6 +57,7 @@ pub(super) struct Prefill {
     pub weights_share: Option<f64>,
 }
 
+/// Results of decode.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(super) struct Decode {
     /// Rate of all sequences together.
@@ -69,6 +73,7 @@ pub(super) struct Decode {
 }
 
 impl Load {
+    /// Reads the figures of a loaded model.
     pub(super) fn of(loaded: &Loaded) -> Self {
         let bytes = loaded.executor.plan().weight_bytes as f64;
         Load { seconds: loaded.load_s, gb_per_s: bytes / loaded.load_s / 1e9 }
@@ -125,6 +130,7 @@ pub(super) fn shares(
 }
 
 impl Report {
+    /// Prints the results as text.
     pub(super) fn for_people(&self) -> Result<()> {
         let Report { model, device, isa, threads, kv, load, ceilings, .. } = self;
         let Amounts { depth, batch, .. } = self.amounts;

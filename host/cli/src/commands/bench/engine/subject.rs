@@ -36,6 +36,7 @@ pub(super) struct Loaded {
 }
 
 impl Subject {
+    /// Loads the model, and measures how long that takes.
     pub(super) fn load(&self, options: ExecutorOptions) -> Result<Loaded> {
         let started;
         let (name, checkpoint) = match self {

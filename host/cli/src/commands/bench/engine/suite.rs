@@ -34,6 +34,7 @@ pub(super) struct Shapes {
     small: String,
 }
 
+/// Results of the whole list, in the order of its table.
 #[derive(Debug, Serialize)]
 pub(super) struct Suite {
     date: String,
@@ -47,6 +48,7 @@ pub(super) struct Suite {
     against: Option<Against>,
 }
 
+/// A workload with its result and its target.
 #[derive(Debug, Serialize)]
 pub(super) struct Row {
     work: String,

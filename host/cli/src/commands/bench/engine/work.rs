@@ -12,6 +12,7 @@ pub(super) struct Operations {
 }
 
 impl Operations {
+    /// Returns all operations, with weights and of attention.
     pub(super) fn total(self) -> f64 {
         self.weights + self.attention
     }

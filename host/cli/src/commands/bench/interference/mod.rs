@@ -100,6 +100,7 @@ impl Args {
     }
 }
 
+/// Measures the sequences alone and beside what the flags choose.
 pub async fn run(args: Args) -> Result<()> {
     if let Some(busy) = &args.beside {
         return second::run(&args, busy).await;

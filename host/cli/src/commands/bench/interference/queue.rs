@@ -35,6 +35,7 @@ struct Report {
     queued_answers_per_s: f64,
 }
 
+/// Measures the sequences in rounds with an empty queue and in rounds with a full one.
 pub(super) async fn run(engine: &Engine, args: &Args, rounds: u16) -> Result<()> {
     let parts = HostParts::new(Store::in_memory().await?, ModelSet::new(engine.clone()));
     let host = AgentHost::start(parts, RuntimeOptions::default()).await?;

@@ -72,6 +72,7 @@ impl Pair {
     }
 }
 
+/// Measures the interactive model alone and beside the busy one.
 pub(super) async fn run(args: &Args, busy: &str) -> Result<()> {
     let load = |take_turns| tokio::task::block_in_place(|| Pair::load(args, busy, take_turns));
     let (turns, no_turns) = (load(true)?, load(false)?);

@@ -87,6 +87,7 @@ struct Kv {
     cached_after: usize,
 }
 
+/// Runs the streams, and fails if something was lost.
 pub async fn run(args: Args) -> Result<()> {
     let mut options = ServerOptions::default();
     options.engine.max_queue = args.streams as usize;

@@ -74,6 +74,7 @@ pub struct Account {
 const FAULTS_SHOWN: usize = 20;
 
 impl Books {
+    /// Records an order, and what the host reported about it.
     pub fn enter(&self, kind: &'static str, evidence: Evidence, id: &str, reported: Reported) {
         self.push(Order { kind, id: id.to_owned(), reported, evidence, seen: 0 });
     }
@@ -100,6 +101,7 @@ impl Books {
             .count()
     }
 
+    /// Compares all orders with the effects that were counted outside.
     pub fn account(&self, outside: &Outside) -> Account {
         let orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
         let mut account = Account::default();
@@ -148,14 +150,17 @@ impl Order {
 }
 
 impl Account {
+    /// Returns the number of orders that were reported as done and have no effect.
     pub fn lost(&self) -> usize {
         self.kinds.values().map(|sum| sum.lost).sum()
     }
 
+    /// Returns the number of orders whose effect happened more than once.
     pub fn doubled(&self) -> usize {
         self.kinds.values().map(|sum| sum.doubled).sum()
     }
 
+    /// Returns the number of effects of all orders.
     pub fn effects(&self) -> usize {
         self.kinds.values().map(|sum| sum.effects).sum()
     }

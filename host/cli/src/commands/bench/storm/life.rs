@@ -11,6 +11,7 @@ use tokio::process::{Child, Command};
 /// Time after which a host that has not reported its address has failed to start.
 const START: Duration = Duration::from_secs(180);
 
+/// A running host in a process of its own.
 pub struct Life {
     child: Child,
     pub url: String,
@@ -99,6 +100,7 @@ impl Life {
         self.child.try_wait().ok().flatten()
     }
 
+    /// Returns the id of the process; `None` once it has ended.
     pub fn id(&self) -> Option<u32> {
         self.child.id()
     }

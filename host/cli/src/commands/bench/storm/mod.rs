@@ -192,6 +192,7 @@ impl Storm {
         clients
     }
 
+    /// Makes the clients stop after their current request.
     pub fn end(&self) {
         self.ends.store(true, Ordering::Relaxed);
     }
@@ -229,6 +230,7 @@ impl Storm {
         zero("skep_open_turns") && zero("skep_batch_waiting") && no_schedules
     }
 
+    /// Returns the text of `/metrics`; `None` if no host answers.
     pub async fn metrics(&self) -> Option<String> {
         let url = self.url.borrow().clone()?;
         self.http.get(format!("{url}/metrics")).send().await.ok()?.text().await.ok()
@@ -320,6 +322,7 @@ impl Storm {
         self.folder.join("host.log")
     }
 
+    /// Returns the path of the host's database.
     pub fn database(&self) -> PathBuf {
         crate::server::database(&self.folder.join("data"))
     }

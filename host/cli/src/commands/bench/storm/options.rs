@@ -11,6 +11,7 @@ use super::{Plan, Storm};
 use crate::catalog;
 use crate::progress::Terminal;
 
+/// Flags of the commands that put this load on a host.
 #[derive(Debug, clap::Args)]
 pub struct Options {
     /// Clients that run at the same time
@@ -40,6 +41,7 @@ pub struct Stage {
 }
 
 impl Options {
+    /// Prepares the load and the folder of its host. With `deletes_all`, clients delete every session at its end.
     pub async fn prepare(&self, deletes_all: bool) -> Result<Stage> {
         let seed = self.seed.unwrap_or_else(|| rand::rng().random_range(0..1_000_000));
         let (folder, temporary) = match &self.folder {

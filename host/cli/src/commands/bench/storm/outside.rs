@@ -48,6 +48,7 @@ struct Request {
 }
 
 impl Outside {
+    /// Starts the server on a free port of this machine.
     pub async fn start() -> Result<Arc<Self>> {
         let listener = TcpListener::bind("127.0.0.1:0").await.context("cannot listen on this machine")?;
         let url = format!("http://{}", listener.local_addr()?);
@@ -77,6 +78,7 @@ impl Outside {
         self.counted().hooks.get(id).map_or(0, BTreeSet::len)
     }
 
+    /// Wakes those who wait for the next request to the server.
     pub fn tick(&self) {
         self.ticks.send_modify(|ticks| *ticks += 1);
     }

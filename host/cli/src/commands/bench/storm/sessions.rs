@@ -23,18 +23,22 @@ pub struct Ledger {
 }
 
 impl Ledger {
+    /// Creates the ledger of a session that has no orders yet.
     pub fn new(session: String) -> Self {
         Self { session, orders: Vec::new(), awaited: Vec::new() }
     }
 
+    /// Returns the path of the session in the HTTP API.
     pub fn path(&self) -> String {
         path(&self.session)
     }
 
+    /// Returns the path to which messages for the session are posted.
     pub fn messages(&self) -> String {
         format!("{}/messages", self.path())
     }
 
+    /// Records an order, unless it failed.
     pub fn enter(&mut self, id: &str, reported: &Reported) {
         match reported {
             // A failed turn changes nothing, unless the answer that reported the failure was not its own.

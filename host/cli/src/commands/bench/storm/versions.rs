@@ -11,6 +11,7 @@ use super::books::Reported;
 use super::{AGENT, Storm, TURN_MS};
 
 impl Storm {
+    /// Deploys the agent and rolls it back in turns, until the load ends.
     pub(super) async fn change_versions(self: Arc<Self>) {
         let mut draws = StdRng::seed_from_u64(self.plan.seed);
         let mut number = 0;

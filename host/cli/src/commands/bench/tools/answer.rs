@@ -32,6 +32,7 @@ pub struct WrittenCall {
 }
 
 impl WrittenCall {
+    /// Parses the arguments; `None` if they are not JSON.
     pub fn read(&self) -> Option<Call> {
         let arguments = serde_json::from_str(&self.arguments).ok()?;
         Some(Call { name: self.name.clone(), arguments })

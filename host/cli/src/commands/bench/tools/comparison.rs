@@ -38,6 +38,7 @@ pub enum Change {
     Text,
 }
 
+/// Returns the change that the constraint made to the answer of a case.
 pub fn compare(case: &Case, pair: &Pair) -> Change {
     let Pair { free, constrained } = pair;
     if !is_valid(case, free) {

@@ -107,6 +107,7 @@ pub struct Args {
     json: Option<PathBuf>,
 }
 
+/// Answers the cases, and prints the results.
 pub async fn run(args: Args) -> Result<()> {
     if args.peer_template {
         return out::line(PEER_TEMPLATE.trim_end());

@@ -62,6 +62,7 @@ struct Usage {
 }
 
 impl Peer {
+    /// Creates a client of the peer. A URL without a path gets `/v1`.
     pub fn new(url: &str) -> Result<Self> {
         let url = url.trim_end_matches('/');
         let has_path = url.split_once("://").map_or(url, |(_, rest)| rest).contains('/');

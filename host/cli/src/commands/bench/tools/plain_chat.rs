@@ -40,6 +40,7 @@ const QUESTIONS: [&str; 20] = [
 const MARKUP: [&str; 6] =
     ["<tool", "</tool", "\"arguments\"", "\"parameters\"", "\"properties\"", "{\"name\""];
 
+/// Results of the plain questions, with and without declared tools.
 #[derive(Debug, Serialize)]
 pub struct ChatReport {
     model: String,
@@ -77,6 +78,7 @@ struct ChatSample {
     repeated_share: f64,
 }
 
+/// Asks each question twice, with and without declared tools.
 pub async fn measure(engine: &Engine, limit: usize) -> Result<ChatReport> {
     let family = of_group(Group::Choice, 1, AskedSpelling::Own)?.remove(0).family;
     let questions = &QUESTIONS[..limit.min(QUESTIONS.len())];
@@ -174,6 +176,7 @@ impl Figures {
 }
 
 impl ChatReport {
+    /// Prints the results as a table.
     pub fn for_people(&self) -> Result<()> {
         out::line(&format!("{}, greedy: answers to plain questions, calls not allowed", self.model))?;
         let rows = [self.without.cells("none"), self.with.cells(&self.tools.len().to_string())];

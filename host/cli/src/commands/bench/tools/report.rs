@@ -15,6 +15,7 @@ use crate::commands::out;
 /// Number of additional right answers that a peer may have in total before `--check` fails.
 const PEER_SLACK: usize = 3;
 
+/// Results of all cases.
 #[derive(Debug, Serialize)]
 pub struct Report {
     /// The model, and how its tokens are drawn.
@@ -45,6 +46,7 @@ pub struct Tally {
     pub peer: Option<usize>,
 }
 
+/// Number of constrained answers by their relation to the free ones, as [`Change`] names them.
 #[derive(Debug, Default, Serialize)]
 pub struct Changes {
     pub free_is_invalid: usize,
@@ -65,6 +67,7 @@ pub struct Cost {
     pub ms_per_token: f64,
 }
 
+/// The answers to one case.
 #[derive(Debug, Serialize)]
 pub struct Row {
     pub id: String,
@@ -78,6 +81,7 @@ pub struct Row {
     pub peer: Option<Judged>,
 }
 
+/// An answer, and whether it is right.
 #[derive(Debug, Serialize)]
 pub struct Judged {
     pub is_right: bool,
@@ -88,6 +92,7 @@ pub struct Judged {
 }
 
 impl Report {
+    /// Judges the answers, and counts the right ones of each group.
     pub fn new(
         model: String,
         peer: Option<String>,
@@ -139,6 +144,7 @@ impl Report {
         failures
     }
 
+    /// Prints the results as tables.
     pub fn for_people(&self) -> Result<()> {
         out::line(&format!("{}: right answers", self.model))?;
         let tallies = self.groups.iter().chain([&self.total]);

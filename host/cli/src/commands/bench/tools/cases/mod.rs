@@ -30,9 +30,11 @@ pub enum Group {
 }
 
 impl Group {
+    /// All groups, in the order of the table.
     pub const ALL: [Group; 5] =
         [Group::Extraction, Group::Choice, Group::Nested, Group::Parallel, Group::Refusals];
 
+    /// Returns the name of the group, as in a case's id.
     pub fn name(self) -> &'static str {
         match self {
             Group::Extraction => "extraction",
@@ -96,8 +98,10 @@ impl AskedSpelling {
 }
 
 impl Spelling {
+    /// All spellings.
     pub const ALL: [Spelling; 3] = [Spelling::Compact, Spelling::Spaced, Spelling::Pretty];
 
+    /// Returns the name of the spelling, as in JSON.
     pub fn name(self) -> &'static str {
         match self {
             Spelling::Compact => "compact",
@@ -106,6 +110,7 @@ impl Spelling {
         }
     }
 
+    /// Writes a value in this spelling.
     pub fn write(self, value: &Value) -> String {
         match self {
             Spelling::Compact => value.to_string(),
@@ -192,6 +197,7 @@ pub enum Right {
     Text(String),
 }
 
+/// A call of a tool.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Call {
     pub name: String,
@@ -238,6 +244,7 @@ pub fn of_group(group: Group, limit: usize, asked_spelling: AskedSpelling) -> Re
 }
 
 impl Case {
+    /// Returns the messages of the case: the system prompt, the examples and the question.
     pub fn messages(&self) -> Vec<ChatMessage> {
         let mut messages = vec![ChatMessage::system(&self.family.system)];
         let mut made = 0;
@@ -263,10 +270,12 @@ impl Case {
         messages
     }
 
+    /// Returns the tool choice of the request.
     pub fn tool_choice(&self) -> ToolChoice {
         if self.must_call() { ToolChoice::Required } else { ToolChoice::Auto }
     }
 
+    /// Returns whether only a call can be right.
     pub fn must_call(&self) -> bool {
         self.family.tool_choice == Some(Choice::Required)
     }
