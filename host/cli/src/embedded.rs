@@ -38,7 +38,7 @@ pub static EXAMPLES: [Example; 11] = [
     },
     Example {
         name: DEMO,
-        summary: "a tool for a small model, state, and answers that hold to the facts",
+        summary: "a tool for a small model, state, and answers that stick to the facts",
         files: include_dir!("$CARGO_MANIFEST_DIR/../../examples/room-service"),
     },
     Example {

@@ -27,7 +27,7 @@ Examples:
   skep config check
   skep config check /etc/skep/skep.toml && systemctl reload skep")]
 pub struct CheckArgs {
-    /// The file
+    /// Path of the file
     #[arg(value_name = "FILE", default_value = "skep.toml")]
     file: PathBuf,
 }

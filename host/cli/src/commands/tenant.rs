@@ -32,7 +32,7 @@ pub struct ListArgs {
 /// Delete a tenant with everything that belongs to it
 ///
 /// Deletes its API keys, sessions, batches, files, responses, events, the log of its requests with what was said in them, and its
-/// KV pages, and cancels its running turns. What it has used is kept for bills, unless --forget-usage removes it, too. Its
+/// KV pages, and cancels its running turns. Its usage is kept for bills, unless --forget-usage removes it as well. Its
 /// limits in skep.toml stay.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -43,7 +43,7 @@ Examples:
 pub struct DeleteArgs {
     /// Name of the tenant
     tenant: String,
-    /// Remove what it has used of models, too
+    /// Remove its usage of models as well
     #[arg(long)]
     forget_usage: bool,
     /// Do not ask for confirmation

@@ -9,8 +9,8 @@ use crate::embedded;
 
 /// Print the WIT of the interface between agents and the host, or write it to a folder
 ///
-/// Agents can be written in every language that builds WebAssembly components. Its bindings are generated from this
-/// package, `skep:agent`; choose one of the worlds `agent`, `full-agent` and `agent-sync`.
+/// Agents can be written in every language that builds WebAssembly components. Generate the bindings from this
+/// package, `skep:agent`, and choose one of the worlds `agent`, `full-agent` and `agent-sync`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

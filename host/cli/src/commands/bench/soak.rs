@@ -35,7 +35,7 @@ const KEPT: [&str; 11] = [
     "sqlite_sequence",
 ];
 
-/// Hold a host under mixed load, and compare what it holds at the end with the start
+/// Keep a host under mixed load, and compare what it uses at the end with what it used at the start
 ///
 /// The load is that of `skep bench crash`, but the host is not killed: clients cancel, disconnect and delete
 /// all their sessions; agents are deployed and rolled back. Fails if memory, open files, rows or KV pages in

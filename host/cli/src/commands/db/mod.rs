@@ -47,8 +47,8 @@ pub struct CheckArgs {
 
 /// Create the tables of a database, or migrate them to this version, while no host is running
 ///
-/// A host does the same when it starts, except if hosts of the older version could not use the tables of a PostgreSQL
-/// database afterwards: make a backup before. A copy of an SQLite database is made.
+/// A host does the same when it starts, unless hosts of the older version could not use the tables of a PostgreSQL
+/// database afterwards. Make a backup of such a database first; an SQLite database is copied before it is changed.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

@@ -139,7 +139,7 @@ All settings:
              breaker_cool_down_ms: a server whose models are UPSTREAM/MODEL
   [[route]]  name, choice (\"ordered\", \"weighted\"), first_token_ms, models (model,
              weight, min_prompt_tokens, max_prompt_tokens, tools, images,
-             tenants, max_price): the first model that can answers
+             tenants, max_price): an answer comes from the first model that can
   [[webhook]]
              url, topics, secret
 

@@ -51,8 +51,7 @@ pub struct Args {
     /// Agents to build and deploy: folders, or .wasm files
     #[arg(value_name = "AGENT_DIR")]
     agents: Vec<PathBuf>,
-    /// Rebuild and redeploy an agent when its folder changes; if that fails, the current version stays in
-    /// force
+    /// Rebuild and redeploy an agent when its folder changes; if that fails, the current version stays active
     #[arg(long, requires = "agents")]
     watch: bool,
     /// Address to listen on; port 0 picks a free one [default: 127.0.0.1:8080]

@@ -19,7 +19,7 @@ use crate::progress::{Progress as _, Terminal};
 use crate::server_options::ServerOptions;
 use streams::{Counts, Plan};
 
-/// Hold a server under load and check that nothing is lost
+/// Keep a server under load, and check that nothing is lost
 ///
 /// Keeps a number of streams running at the same time. Each one is read to its end and replaced by a new one;
 /// a share of them is cancelled at random points. Then sends more requests at once than a queue holds: the
