@@ -444,6 +444,21 @@ fn every_path_in_the_tables_of_the_architecture_exists() {
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
+/// A refusal is found by its code, wherever its text is written.
+#[test]
+fn the_architecture_says_where_the_text_of_each_429_is() {
+    let row = |page: &str, title: &str| {
+        let page = fs::read_to_string(repository().join(page)).unwrap();
+        page.lines().find(|line| line.starts_with(&format!("| {title}"))).expect(title).to_owned()
+    };
+    let (codes, places) = (row("host/guide/http-api.md", "429"), row("ARCHITECTURE.md", "the text of a 429"));
+    let spans = codes.split('`').skip(1).step_by(2);
+    let codes: Vec<&str> = spans.filter(|span| *span != "Retry-After").collect();
+    assert!(codes.len() > 8, "found only {codes:?}");
+    let missing = codes.iter().find(|code| !places.contains(&format!("`{code}`")));
+    assert_eq!(missing, None, "ARCHITECTURE.md does not say where its text is");
+}
+
 /// Returns whether a code span is a path of the repository: not a command, a route, a setting or a suffix.
 fn is_path(span: &str) -> bool {
     let is_file = [".rs", ".md", ".cu", ".cuh", ".js", ".wit"].iter().any(|end| span.ends_with(end));

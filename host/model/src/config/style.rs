@@ -124,7 +124,7 @@ pub enum GateKind {
     Clamped(f32),
 }
 
-/// The norms of a layer.
+/// The norms of a layer. Their order among its parts is in `models/parts.rs`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Norms {
     /// One before each part.

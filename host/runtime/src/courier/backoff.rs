@@ -1,12 +1,15 @@
-//! Delays between attempts.
+//! Delays before retries.
 
 use rand::RngExt as _;
 
 /// Exponential backoff with jitter, so that work that failed together is not retried together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Backoff {
+    /// Delay before the first retry.
     pub(super) first_ms: u64,
+    /// Ratio of each delay to the one before.
     pub(super) factor: u64,
+    /// Longest delay, without jitter.
     pub(super) most_ms: u64,
 }
 

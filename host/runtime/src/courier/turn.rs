@@ -4,7 +4,7 @@ use super::{backoff::Backoff, permits::Permit};
 use crate::{BudgetUsedUp, Invocation, RuntimeError, dispatch::Dispatch};
 use std::sync::Weak;
 
-/// Starts at two seconds and grows for as long as attempts remain.
+/// Delays before the retries of an event to an agent, and of an alarm: two seconds, then each time twice as long, up to ten minutes.
 pub(super) const TURN_BACKOFF: Backoff = Backoff { first_ms: 2_000, factor: 2, most_ms: 600_000 };
 /// Pause after an attempt to call an agent that is unavailable.
 const UNAVAILABLE_MS: u64 = 10_000;

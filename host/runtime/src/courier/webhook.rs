@@ -13,7 +13,8 @@ use std::sync::Arc;
 /// Maximum number of attempts before an event becomes a dead letter. With the delays below they
 /// take about four hours.
 const MAX_ATTEMPTS: u32 = 10;
-/// Delays between the attempts, which are the longest of all deliveries.
+/// Delays before the retries of an event to a webhook: two seconds, then each time four times as long, up to an hour. They are the
+/// longest of all deliveries.
 pub(super) const WEBHOOK_BACKOFF: Backoff = Backoff { first_ms: 2_000, factor: 4, most_ms: 3_600_000 };
 /// Longest delay that a receiver can request.
 const MAX_RETRY_AFTER_MS: u64 = 24 * 3600 * 1000;
