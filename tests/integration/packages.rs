@@ -1,5 +1,6 @@
 //! Packages for users: a binary that needs no compiler, messages to the service manager, and the files of a release.
-//! `.ci/release` makes a release and tries its binaries.
+//! `.ci/release` builds a release; its steps that need no build (`.ci/package`) run here, over small programs and over the
+//! binary of the tests.
 
 use crate::{
     durability::tiny_model,
@@ -14,7 +15,7 @@ use std::{
         linux::net::SocketAddrExt as _,
         unix::net::{SocketAddr, UnixDatagram},
     },
-    path::Path,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::Duration,
 };
@@ -22,7 +23,7 @@ use std::{
 /// Time within which the service manager has to hear something.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-fn package(file: &str) -> std::path::PathBuf {
+fn package(file: &str) -> PathBuf {
     repository().join(".ci/package").join(file)
 }
 
@@ -224,4 +225,146 @@ fn the_bill_of_materials_lists_every_crate_of_the_binary_with_its_license() {
         .collect();
     assert!(compiled_in.len() > 300, "{}", compiled_in.len());
     assert_eq!(listed.into_keys().collect::<BTreeSet<_>>(), compiled_in);
+}
+
+/// Runs steps of `.ci/package/parts.sh` with arguments, and returns whether they succeed and what they print.
+fn release_steps(steps: &str, arguments: &[PathBuf]) -> (bool, String) {
+    let script = format!("set -euo pipefail; . .ci/package/parts.sh; {steps}");
+    let mut command = Command::new("bash");
+    command.args(["-c", &script, "release"]).args(arguments).current_dir(repository());
+    command.env("SOURCE_DATE_EPOCH", "1750000000").stdin(Stdio::null());
+    outcome(&mut command)
+}
+
+/// Runs a command, and returns whether it succeeds and what it prints.
+fn outcome(command: &mut Command) -> (bool, String) {
+    let output = command.output().unwrap();
+    let printed = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    (output.status.success(), printed)
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name());
+    let mut names: Vec<String> = entries.map(|name| name.into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn archives_of_a_release_are_reproducible_and_have_checksums() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    // A small file stands for the binary, which takes long to compress.
+    fs::write(at("program"), "#!/bin/sh\necho skep\n").unwrap();
+    fs::write(at("roots"), "certificates\n").unwrap();
+    for out in ["first", "second"] {
+        fs::create_dir(at(out)).unwrap();
+        let steps = "archive \"$1\" skep-linux \"$3\"; \
+                     CA_CERTIFICATES=$2 container \"$1\" skep-container \"$3\"; sums \"$3\"";
+        let (succeeds, printed) = release_steps(steps, &[at("program"), at("roots"), at(out)]);
+        assert!(succeeds, "{printed}");
+        assert_eq!(names(&at(out)), ["SHA256SUMS", "skep-container.tar.gz", "skep-linux.tar.gz"]);
+    }
+    let sums = fs::read_to_string(at("first/SHA256SUMS")).unwrap();
+    assert_eq!(sums, fs::read_to_string(at("second/SHA256SUMS")).unwrap(), "the same files, the same bytes");
+    for archive in ["skep-linux", "skep-container"] {
+        let packed = at("first").join(format!("{archive}.tar.gz"));
+        let unpack = outcome(Command::new("tar").arg("-C").arg(folder.path()).arg("-xzf").arg(packed));
+        assert!(unpack.0, "{}", unpack.1);
+        let program = outcome(&mut Command::new(at(archive).join("skep")));
+        assert_eq!(program, (true, "skep\n".to_owned()), "the program can be executed");
+    }
+    assert_eq!(names(&at("skep-linux")), ["LICENSE", "skep", "skep.service"]);
+    assert_eq!(names(&at("skep-container")), ["Containerfile", "ca-certificates.crt", "empty", "skep"]);
+    let container_file = fs::read_to_string(at("skep-container/Containerfile")).unwrap();
+    for copied in container_file.lines().filter_map(|line| line.strip_prefix("COPY ")) {
+        let source = copied.split(' ').find(|word| !word.starts_with("--")).unwrap();
+        assert!(at("skep-container").join(source).exists(), "COPY {copied}");
+    }
+
+    let check = || {
+        let mut check = Command::new("sha256sum");
+        outcome(check.args(["--check", "--quiet", "SHA256SUMS"]).current_dir(at("first")))
+    };
+    assert_eq!(check(), (true, String::new()));
+    fs::write(at("first/skep-linux.tar.gz"), "another file").unwrap();
+    assert!(!check().0, "the digest is that of the archive");
+}
+
+#[test]
+fn a_release_without_roots_of_trust_or_with_a_folder_inside_fails() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let (succeeds, printed) = release_steps(
+        "CA_CERTIFICATES=$1 container /bin/sh skep-container \"$2\"; echo continued",
+        &[at("missing"), folder.path().to_owned()],
+    );
+    assert!(!succeeds && printed.contains("install ca-certificates"), "{printed}");
+    assert!(!printed.contains("continued"), "{printed}");
+
+    fs::create_dir(at("folder")).unwrap();
+    let (succeeds, printed) = release_steps("sums \"$1\"; echo continued", &[folder.path().to_owned()]);
+    assert!(!succeeds && !printed.contains("continued"), "{printed}");
+}
+
+/// A release promises what its binaries need: nothing, or one version of glibc.
+#[test]
+fn a_binary_that_needs_more_than_a_release_promises_is_refused() {
+    if !has("cc", &["--version"]) || !has("python3", &["--version"]) {
+        return skipped("a C compiler makes the programs of this test, and Python 3 checks them");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    fs::write(at("main.c"), "int main(void) { return 0; }\n").unwrap();
+    fs::write(at("alone.c"), "void _start(void) { for (;;); }\n").unwrap();
+    fs::write(at("empty.c"), "typedef int nothing;\n").unwrap();
+    for arguments in [
+        "main.c -o dynamic",
+        "alone.c -static -nostdlib -o static",
+        "empty.c -shared -fPIC -nostdlib -o libother.so",
+        "main.c -Wl,--no-as-needed ./libother.so -o other",
+    ] {
+        let mut compiler = Command::new("cc");
+        let (succeeds, printed) = outcome(compiler.args(arguments.split(' ')).current_dir(folder.path()));
+        assert!(succeeds, "cc {arguments}: {printed}");
+    }
+    let check = |promise: &str, program: PathBuf| {
+        outcome(Command::new("python3").arg(package("linkage.py")).arg(promise).arg(program))
+    };
+    assert_eq!(check("static", at("static")), (true, String::new()));
+    assert_eq!(check("glibc-9.99", at("dynamic")), (true, String::new()));
+    for (promise, program, reason) in [
+        ("static", at("dynamic"), "is not static: it needs a loader and libc.so"),
+        ("static", env!("CARGO_BIN_EXE_skep").into(), "is not static"),
+        ("static", at("main.c"), "is not a 64-bit ELF file"),
+        ("glibc-2.1", at("dynamic"), "and releases promise glibc 2.1"),
+        ("glibc-9.99", at("other"), "libother.so, and releases promise to need only glibc"),
+        ("glibc-9.99", at("static"), "is static"),
+    ] {
+        let (succeeds, printed) = check(promise, program);
+        assert!(
+            !succeeds && printed.starts_with("error: ") && printed.contains(reason),
+            "{promise}: {printed}"
+        );
+    }
+}
+
+#[test]
+fn a_binary_of_a_release_is_tried_in_an_empty_environment() {
+    let (succeeds, printed) =
+        release_steps("try_binary \"$1\"; echo continued", &[env!("CARGO_BIN_EXE_skep").into()]);
+    assert!(succeeds && printed.contains("ready\n") && printed.contains("continued"), "{printed}");
+
+    let (succeeds, printed) = release_steps("try_binary \"$1\"; echo continued", &["/bin/false".into()]);
+    assert!(!succeeds && printed.contains("/bin/false does not start a host"), "{printed}");
+    assert!(!printed.contains("continued"), "{printed}");
+}
+
+#[test]
+fn the_scripts_of_ci_can_be_parsed() {
+    for script in ["run", "release", "cross-cc", "package/parts.sh"] {
+        let (succeeds, printed) =
+            outcome(Command::new("bash").arg("-n").arg(repository().join(".ci").join(script)));
+        assert!(succeeds, "{script}: {printed}");
+    }
 }

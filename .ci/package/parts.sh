@@ -1,0 +1,78 @@
+# The steps of a release that need no build. `.ci/release` runs them on what it has built, and tests/integration/packages.rs on files
+# that stand for it. Source this file in the root of the repository, under `set -euo pipefail`.
+
+fail() {
+    echo "error: $1" >&2
+    exit 1
+}
+
+# pack FOLDER ARCHIVE: the same files give the same archive. SOURCE_DATE_EPOCH is their time.
+pack() {
+    tar -C "$(dirname "$1")" --sort=name --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX --mtime="@$SOURCE_DATE_EPOCH" \
+        -cf - "$(basename "$1")" | gzip -9n > "$2"
+}
+
+# archive BINARY NAME FOLDER: makes FOLDER/NAME.tar.gz with the program, its license and the unit for systemd.
+archive() {
+    local staged
+    staged=$(mktemp -d)
+    mkdir "$staged/$2"
+    install -m 755 "$1" "$staged/$2/skep"
+    install -m 644 LICENSE .ci/package/skep.service "$staged/$2/"
+    pack "$staged/$2" "$3/$2.tar.gz"
+    rm -rf "$staged"
+}
+
+# container BINARY NAME FOLDER: makes FOLDER/NAME.tar.gz with the folder from which a container engine builds the image.
+container() {
+    local staged roots=${CA_CERTIFICATES:-/etc/ssl/certs/ca-certificates.crt}
+    [ -s "$roots" ] || fail "the image needs this machine's roots of trust, and $roots is missing: install ca-certificates"
+    staged=$(mktemp -d)
+    mkdir -p "$staged/$2/empty"
+    install -m 755 "$1" "$staged/$2/skep"
+    install -m 644 .ci/package/Containerfile "$staged/$2/"
+    install -m 644 "$roots" "$staged/$2/ca-certificates.crt"
+    pack "$staged/$2" "$3/$2.tar.gz"
+    rm -rf "$staged"
+}
+
+# sums FOLDER: lists the digests of all files in SHA256SUMS, and checks them as a user does.
+sums() (
+    cd "$1"
+    rm -f SHA256SUMS
+    sha256sum -- * > SHA256SUMS
+    sha256sum --check --strict --quiet SHA256SUMS
+    [ "$(wc -l < SHA256SUMS)" -eq "$(find . -mindepth 1 -not -name SHA256SUMS | wc -l)" ] || fail "SHA256SUMS does not list every file"
+)
+
+# try_binary BINARY: serves an agent in an environment without anything else, not even a PATH.
+try_binary() (
+    folder=$(mktemp -d)
+    host=
+    finish() {
+        [ -z "$host" ] || kill -KILL "$host" 2>/dev/null || true
+        rm -rf "$folder"
+    }
+    trap finish EXIT
+    fixtures=tests/fixtures
+    mkdir "$folder/tiny"
+    cp "$fixtures"/tiny/llama-gqa/{config.json,model.safetensors} "$folder/tiny/"
+    cp "$fixtures/tokenizer/byte-level-chatml.json" "$folder/tiny/tokenizer.json"
+    : > "$folder/log"
+    alone=(env -i "HOME=$folder" PATH=/nonexistent "$1")
+    "${alone[@]}" up --listen 127.0.0.1:0 --model "$folder/tiny" --log-level error > "$folder/log" &
+    host=$!
+    tenths=0
+    until url=$(grep -o 'http://[0-9.:]*' -m1 "$folder/log"); do
+        kill -0 "$host" 2>/dev/null || fail "$1 does not start a host"
+        [ $((tenths += 1)) -lt 1200 ] || fail "$1 has not started a host within two minutes"
+        sleep 0.1
+    done
+    "${alone[@]}" health --url "$url"
+    "${alone[@]}" deploy "$fixtures/upgrade/0.1.0/hello.wasm" --manifest examples/hello/agent.toml --url "$url"
+    "${alone[@]}" invoke hello 'Hello.' --url "$url" > "$folder/answer"
+    grep -aq '(visit 1)' "$folder/answer" || fail "$1 answers something else: $(cat "$folder/answer")"
+    kill -TERM "$host"
+    wait "$host" || fail "$1 does not stop cleanly"
+    host=
+)
