@@ -5,8 +5,7 @@
 
 use crate::{Bounds, Client, Origins, OutboundError, Policy, Request};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use hmac::{Hmac, Mac};
-use sha2::Sha256;
+use ring::hmac::{Context, HMAC_SHA256, Key};
 use std::{
     fmt,
     time::{Duration, Instant},
@@ -73,10 +72,10 @@ impl WebhookSecret {
     }
 
     fn sign(&self, id: &str, timestamp_s: u64, body: &[u8]) -> String {
-        let mut mac = Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC accepts a key of any length");
-        mac.update(format!("{id}.{timestamp_s}.").as_bytes());
-        mac.update(body);
-        format!("v1,{}", STANDARD.encode(mac.finalize().into_bytes()))
+        let mut signed = Context::with_key(&Key::new(HMAC_SHA256, &self.0));
+        signed.update(format!("{id}.{timestamp_s}.").as_bytes());
+        signed.update(body);
+        format!("v1,{}", STANDARD.encode(signed.sign()))
     }
 }
 
