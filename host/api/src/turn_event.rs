@@ -153,8 +153,8 @@ pub struct Thinking {
     pub text: String,
 }
 
-/// The host crashed while another server answered, and the request is repeated: the text that the generation had
-/// sent so far is void.
+/// The answer of another server was cut off, by the server itself or by a crash of the host, and the request is
+/// repeated: the text and the reasoning that the generation had sent so far are void.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct GenerationRestarted {}
 

@@ -160,8 +160,8 @@ pub enum RunEvent {
     Thinking {
         text: String,
     },
-    /// A crash cut off an answer of another server, and the same request is repeated. The text of the generation
-    /// that was sent so far is void.
+    /// An answer of another server was cut off, by a crash or by the server itself, and the same request is repeated. The
+    /// text and the reasoning of the generation that were sent so far are void.
     GenerationRestarted,
     /// Sent after each generation.
     Generation {

@@ -57,8 +57,8 @@ pub struct Manifest {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct InferenceToml {
-    /// The fate of an answer of another server that a crash of this host cut off. An answer of a model of this host
-    /// always continues where it was.
+    /// The fate of an answer of another server that was cut off, by a crash of this host or by the server itself. An
+    /// answer of a model of this host always continues where it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cut_off: Option<CutOffMode>,
     /// Whether a conversation continues with the model that the agent names now, instead of the one that it began
@@ -71,7 +71,8 @@ pub struct InferenceToml {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CutOffMode {
-    /// The same request is repeated, and costs again.
+    /// The same request is repeated, and costs again. A server that keeps breaking its answer off is asked three times at
+    /// most for one generation.
     #[default]
     Again,
     /// The generation fails as interrupted.

@@ -43,7 +43,7 @@ pub async fn show(stream: &mut TurnStream) -> Result<TurnReport> {
                 printer.aside(&format!("conversation {conversation} continues with {with}"))?;
             }
             TurnEvent::GenerationRestarted(_) => {
-                printer.aside("the host restarted; the answer begins again")?;
+                printer.aside("the answer was cut off, and begins again")?;
                 printer.streamed.clear();
             }
             TurnEvent::Usage(Generation { usage, timing }) => generations.push((usage, timing)),

@@ -63,7 +63,7 @@ function take(feed, event, data) {
     }
     case 'model_changed': parts.push({ kind: 'note', text: `The conversation ${data.conversation} continues with ${data.to} instead of ${data.from}.` }); break;
     case 'model_chosen': parts.push({ kind: 'note', text: `${data.model} answers${data.attempts > 1 ? `, after ${data.attempts - 1} other ${data.attempts === 2 ? 'model' : 'models'} failed` : ''}.` }); break;
-    case 'generation_restarted': parts.length = Math.min(feed.from, parts.length); parts.push({ kind: 'note', text: 'The host restarted while this was generated, and the answer begins again.' }); break;
+    case 'generation_restarted': parts.length = Math.min(feed.from, parts.length); parts.push({ kind: 'note', text: 'The answer was cut off, and begins again.' }); break;
     case 'usage': feed.usage.push(data); feed.from = parts.length; break;
     case 'done': feed.end = 'done'; feed.done = data; if (!parts.some(({ kind }) => kind === 'text') && data.text) parts.push({ kind: 'text', text: data.text }); break;
     case 'error': feed.end = 'error'; feed.error = errorOf(data); break;

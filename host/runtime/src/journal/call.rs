@@ -52,8 +52,12 @@ pub(crate) struct Call {
     pub(super) reads: Vec<Read>,
     /// The attempts at a generation before a restart.
     pub(super) attempts: Vec<Attempt>,
+    /// Number of attempts since then that were cut off and repeated.
+    pub(super) repeats: AtomicU32,
     /// Number of events of this call that the caller has been shown.
     pub(super) shown: AtomicU32,
+    /// Whether the caller has been shown some of the answer since the generation last began.
+    pub(super) shows_answer: AtomicBool,
     /// Whether the journal contains tokens of this call.
     pub(super) is_journalled: AtomicBool,
     /// Whether reads are not replayed, because an early version did not record them.
@@ -127,6 +131,24 @@ impl Call {
     /// Returns the attempts at the generation before a restart.
     pub(crate) fn attempts(&self) -> &[Attempt] {
         &self.attempts
+    }
+
+    /// Returns the number of the current attempt at a generation of a remote model, from 0. A crash and a server that breaks
+    /// an answer off end an attempt alike.
+    pub(crate) fn attempt(&self) -> u32 {
+        let before = self.attempts.last().map_or(0, |before| before.number + 1);
+        before + self.repeats.load(Ordering::Relaxed)
+    }
+
+    /// Begins the next attempt at a generation, because its answer was cut off.
+    pub(crate) fn begin_again(&self) {
+        self.repeats.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Returns whether the caller has been shown some of the answer, before a restart or after it, since the generation last
+    /// began.
+    pub(crate) fn shows_answer(&self) -> bool {
+        self.shows_answer.load(Ordering::Relaxed)
     }
 
     /// Returns how many bytes of text the caller was shown before a restart.

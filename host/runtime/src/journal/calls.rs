@@ -117,6 +117,7 @@ impl Journal {
         let attempts =
             recorded.as_mut().map(|recorded| std::mem::take(&mut recorded.attempts)).unwrap_or_default();
         let reads_freely = recorded.as_ref().is_some_and(Recorded::is_of_early_version);
+        let shows_answer = recorded.as_ref().is_some_and(|recorded| recorded.shows_answer);
         let recorded = match recorded {
             None => RecordedCall::None,
             Some(Recorded { identity: Some(before), .. }) if before != identity => {
@@ -146,7 +147,9 @@ impl Journal {
             recorded,
             reads,
             attempts,
+            repeats: AtomicU32::new(0),
             shown: AtomicU32::new(shown),
+            shows_answer: AtomicBool::new(shows_answer),
             is_journalled: AtomicBool::new(is_journalled),
             reads_freely,
             _in_flight: in_flight,

@@ -160,6 +160,9 @@ impl Journal {
         taken_back: RolledBack,
         text: &str,
     ) {
+        if !text.is_empty() {
+            call.shows_answer.store(true, Ordering::Relaxed);
+        }
         let mut inner = self.lock();
         // A read by the guest since then only covers text that was there before.
         let is_read =
@@ -184,12 +187,15 @@ impl Journal {
     /// a remote one is asked again after a restart, and a local one continues.
     pub(crate) fn used(self: &Arc<Self>, call: &Call, model: &Model, billed: &str, usage: Usage) {
         self.feed.timeline().model(call.number, billed);
-        let is_remote = model.engine().is_none();
-        let attempt = call.attempts.last().map_or(0, |before| before.number + u32::from(is_remote));
+        let attempt = match model.engine() {
+            Some(_) => call.attempts.last().map_or(0, |before| before.number),
+            None => call.attempt(),
+        };
         let used = Record::Used { call: call.identity.clone(), attempt, model: billed.to_owned(), usage };
         let mut inner = self.lock();
         let is_used = |waiting: &&mut Waiting| {
-            waiting.call == call.number && matches!(waiting.record, Record::Used { .. })
+            waiting.call == call.number
+                && matches!(waiting.record, Record::Used { attempt: number, .. } if number == attempt)
         };
         match inner.waiting.iter_mut().rev().find(is_used) {
             Some(waiting) => waiting.record = used,
@@ -228,6 +234,9 @@ impl Journal {
     pub(crate) fn shown(self: &Arc<Self>, call: &Call, event: RunEvent) {
         call.shown.fetch_add(1, Ordering::Relaxed);
         let record = Record::Shown { call: call.identity.clone(), event };
+        if let Some(shows) = record.shows_answer() {
+            call.shows_answer.store(shows, Ordering::Relaxed);
+        }
         self.append(&mut self.lock(), call.number, [record]);
     }
 

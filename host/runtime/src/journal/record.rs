@@ -92,6 +92,17 @@ impl Record {
         serde_json::from_slice(body)
     }
 
+    /// Returns whether the caller has been shown some of an answer that is not void after this record, if the record changes
+    /// that.
+    pub(super) fn shows_answer(&self) -> Option<bool> {
+        match self {
+            Record::Tokens { text, .. } if !text.is_empty() => Some(true),
+            Record::Shown { event: RunEvent::Thinking { .. }, .. } => Some(true),
+            Record::Shown { event: RunEvent::GenerationRestarted, .. } => Some(false),
+            _ => None,
+        }
+    }
+
     /// Returns the event that this record shows to the caller.
     pub(super) fn event(&self) -> Option<RunEvent> {
         match self {

@@ -24,6 +24,8 @@ pub(super) struct Recorded {
     pub(super) parent: Option<u32>,
     /// Number of events of the call that the caller was shown.
     pub(super) events: u32,
+    /// Whether the caller was shown some of the answer since the generation last began.
+    pub(super) shows_answer: bool,
     /// The attempts at a generation, in order.
     pub(super) attempts: Vec<Attempt>,
     /// The guest's reads of the call's text, in order.
@@ -102,6 +104,9 @@ impl Replay {
             replay.last_position = record.position;
             if let Some(event) = decoded.event().filter(|_| record.shown) {
                 replay.shown.push((record.position, event));
+            }
+            if let Some(shows) = decoded.shows_answer() {
+                replay.calls.entry(record.call).or_default().shows_answer = shows;
             }
             match decoded {
                 Record::Tokens { call, ids, text, taken_back, model } => {

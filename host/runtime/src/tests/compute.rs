@@ -25,7 +25,7 @@ const TRIES: usize = 5;
 const ATTACKERS: usize = 4;
 
 /// Completes the message's text, and replies with `o`, or with `e` if that fails.
-fn completer() -> Guest {
+pub(super) fn completer() -> Guest {
     Guest {
         module: r#"
             (import "skep:agent/inference@0.1.1" "complete" (func $complete (param i32 i32)))

@@ -107,7 +107,7 @@ async fn the_tokens_of_a_turn_are_limited() {
 ///
 /// In addition to what `chatter` writes: `temperature` at 0, `stop` at 80, `output` at 108 of the
 /// options.
-fn former(schema: &str, stop: Option<&str>) -> Guest {
+pub(super) fn former(schema: &str, stop: Option<&str>) -> Guest {
     let chatter = chatter();
     let (stop, stops) = (stop.unwrap_or_default(), i32::from(stop.is_some()));
     let data = |text: &str| text.bytes().map(|byte| format!("\\{byte:02x}")).collect::<String>();

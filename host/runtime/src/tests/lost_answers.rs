@@ -13,7 +13,7 @@ use skep_engine::UpstreamFault;
 use std::{collections::BTreeMap, sync::Arc};
 
 /// The use of a finished answer of the script.
-const FINISHED: UsageCounts = UsageCounts {
+pub(super) const FINISHED: UsageCounts = UsageCounts {
     requests: 1,
     input_tokens: 9,
     cached_tokens: 4,
@@ -24,7 +24,7 @@ const FINISHED: UsageCounts = UsageCounts {
     cache_write_tokens: 0,
 };
 /// The known use of an answer that broke off after "One": the journal learns of its tokens only now and then.
-const CUT: UsageCounts = UsageCounts {
+pub(super) const CUT: UsageCounts = UsageCounts {
     requests: 1,
     input_tokens: 9,
     cached_tokens: 4,
@@ -35,19 +35,19 @@ const CUT: UsageCounts = UsageCounts {
     cache_write_tokens: 0,
 };
 
-async fn used(host: &Host) -> BTreeMap<String, UsageCounts> {
+pub(super) async fn used(host: &Host) -> BTreeMap<String, UsageCounts> {
     let lines = report(host, UsageBy::Model).await.lines.into_iter();
     lines.map(|line| (line.name.expect("a model"), line.counts)).collect()
 }
 
-fn sum(counts: &[UsageCounts]) -> UsageCounts {
+pub(super) fn sum(counts: &[UsageCounts]) -> UsageCounts {
     let mut sum = UsageCounts::default();
     counts.iter().for_each(|counts| sum.add(counts));
     sum
 }
 
 /// Waits until the server has `asked` requests and the journal has this text behind its last result.
-async fn asked(host: &Host, remote: &Arc<Scripted>, asked: usize, text: &str) {
+pub(super) async fn asked(host: &Host, remote: &Arc<Scripted>, asked: usize, text: &str) {
     until(async || {
         let journal = host.journals().await;
         let after = journal.rfind("{\"result\"").unwrap_or(0);

@@ -6,6 +6,7 @@ mod artifacts;
 mod batch_grants;
 mod batch_terms;
 mod batches;
+mod broken_answers;
 mod commands;
 mod compaction;
 mod compute;

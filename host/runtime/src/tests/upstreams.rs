@@ -3,11 +3,9 @@
 
 use super::{
     fixture::{Host, tiny_engine, until},
-    guest::Guest,
     inference::{chatter, relayer},
-    usage::report,
 };
-use crate::{ModelGrant, Outcome, RunEvent, RunHandle, RuntimeError, RuntimeOptions, UsageBy};
+use crate::{ModelGrant, Outcome, RunEvent, RunHandle, RuntimeError, RuntimeOptions};
 use futures::StreamExt;
 use skep_engine::{
     EngineError, ModelDigest, ModelSet, RemoteInfo, RemoteModel, UpstreamFault, Usage,
@@ -269,6 +267,11 @@ async fn a_long_conversation_is_compacted_by_the_remote_model_itself() {
 
 /// Runs a turn whose answer hangs, and crashes the host once the caller has been shown some of it.
 pub(super) async fn crashed(remote: &Arc<Scripted>, settings: &str) -> Host {
+    crashed_after(remote, settings, "One").await
+}
+
+/// Runs a turn, and crashes the host once the caller has been shown this text.
+pub(super) async fn crashed_after(remote: &Arc<Scripted>, settings: &str, shown: &str) -> Host {
     let host = Host::with_models(models(remote), granting(&["far/*"])).await;
     host.deploy("chat", &format!("{REMOTE}\n{settings}"), relayer()).await.expect("valid");
     let mut invocation = super::fixture::invocation("chat", "s", "count");
@@ -276,16 +279,16 @@ pub(super) async fn crashed(remote: &Arc<Scripted>, settings: &str) -> Host {
     let mut handle = host.agents.invoke(invocation).await.expect("taken");
     loop {
         let event = handle.next().await.expect("the turn runs").expect("it does not fail");
-        if matches!(event, RunEvent::Delta { .. }) {
+        if matches!(event, RunEvent::Delta { text } if text == shown) {
             break;
         }
     }
-    until(async || host.journals().await.contains("One").then_some(())).await;
+    until(async || host.journals().await.contains(shown).then_some(())).await;
     let stopped = host.crash().await;
     stopped.start(granting(&["far/*"])).await
 }
 
-/// Follows the turn of [`crashed`] again, from its first event.
+/// Runs a turn, or follows that of [`crashed`] again, from its first event.
 pub(super) async fn followed(host: &Host) -> (Vec<RunEvent>, Result<Outcome, RuntimeError>) {
     let mut invocation = super::fixture::invocation("chat", "s", "count");
     invocation.idempotency_key = Some("k".to_owned());
@@ -329,57 +332,4 @@ async fn an_agent_can_fail_instead_of_repeating_a_request() {
     let error = outcome.expect_err("the answer was cut off").to_string();
     assert!(error.contains("interrupted: the host crashed while another server answered"), "{error}");
     assert_eq!(remote.asked().len(), 1, "the request was not made again");
-}
-
-#[tokio::test]
-async fn an_answer_that_its_server_breaks_off_fails_and_is_not_requested_again_by_the_host() {
-    // Neither setting of `cut_off` matters, because the host did not crash.
-    for mode in ["again", "fail"] {
-        // A second request would find no entry in the script.
-        let remote = Scripted::new(None, vec![vec![Step::Say("One"), Step::Fail(UpstreamFault::CutOff)]]);
-        let host = Host::with_models(models(&remote), granting(&["far/*"])).await;
-        let settings = format!("{REMOTE}\n[inference]\ncut_off = \"{mode}\"");
-        host.deploy("chat", &settings, relayer()).await.expect("valid");
-        let mut handle = host.invoke("chat", "s", "count").await.expect("taken");
-        let mut shown = Vec::new();
-        let error = loop {
-            match handle.next().await.expect("the turn ends") {
-                Ok(RunEvent::Done(outcome)) => panic!("{outcome:?}"),
-                Ok(event) => shown.push(event),
-                Err(error) => break error.to_string(),
-            }
-        };
-        assert!(error.contains("as the script says"), "{error}");
-        assert!(shown.contains(&RunEvent::Delta { text: "One".to_owned() }), "{shown:?}");
-        assert!(!shown.contains(&RunEvent::GenerationRestarted), "{shown:?}");
-        assert_eq!(remote.asked().len(), 1);
-    }
-}
-
-#[tokio::test]
-async fn an_agent_generates_again_after_its_server_broke_off_without_a_trace_of_the_first_answer() {
-    let remote = Scripted::new(
-        None,
-        vec![
-            vec![Step::Say("One"), Step::Fail(UpstreamFault::CutOff)],
-            vec![Step::Say("Two."), Step::Finish],
-        ],
-    );
-    let host = Host::with_models(models(&remote), granting(&["far/*"])).await;
-    let chatter = chatter();
-    let generate = "(call $generate (i32.const 1024) (i32.const 2048))";
-    let twice = format!("{generate} (if (i32.load8_u (i32.const 2048)) (then {generate}))");
-    let on_message = chatter.on_message.replacen(generate, &twice, 1);
-    host.deploy("chat", REMOTE, Guest { on_message: on_message.leak(), ..chatter }).await.expect("valid");
-    assert_eq!(host.answer("chat", "s", "count").await, "Two.");
-    let asked = remote.asked();
-    assert_eq!((asked.len(), &asked[1]), (2, &asked[0]), "the same messages are sent");
-    let session = host.agents.session("chat", "s").await.expect("the session exists");
-    let said: Vec<_> = session.messages.iter().map(|message| message.content.as_str()).collect();
-    assert_eq!(said, ["count", "Two."]);
-    let lines = report(&host, UsageBy::Model).await.lines;
-    let [line] = lines.as_slice() else { panic!("{lines:?}") };
-    let counts = line.counts;
-    assert_eq!((counts.requests, counts.estimated_requests), (2, 1), "both are billed: {counts:?}");
-    assert_eq!((counts.input_tokens, counts.estimated_input_tokens), (18, 9), "{counts:?}");
 }

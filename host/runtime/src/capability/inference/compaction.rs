@@ -13,12 +13,12 @@ use crate::{
     },
     capability::{
         inference::{
+            answer::{Prompt, Request},
             attempts::{bill, count_lost},
             conversation::{Conversation, Generating},
             conversion::generation_of,
-            generation::{check_model, end, generate, refuse, repeat, tool_bytes},
+            generation::{check_model, end, refuse, repeat, tool_bytes},
             options::tokens_to_reserve,
-            progress::{Progress, follow},
             record::{GenerationRecord, WrittenUsage, written},
         },
         turn::{AskedTokens, GenerationStart, Reservation, Turn},
@@ -67,6 +67,9 @@ enum Source {
         call: Call,
         stream: Box<ChatStream>,
         reservation: Reservation,
+        /// The request, which may be repeated.
+        prompt: Prompt,
+        options: Box<ChatOptions>,
     },
     /// The model generated the summary before a restart.
     Recorded {
@@ -259,7 +262,7 @@ impl Compacting {
             return Ok(Err(refuse(turn, &call, error)));
         }
         let max_tokens = reservation.max_tokens as usize;
-        let options = ChatOptions {
+        let options = Box::new(ChatOptions {
             tools: tools.to_vec(),
             tool_choice: ToolChoice::None,
             sampling: Sampling { temperature: 0.0, ..Sampling::default() },
@@ -273,10 +276,13 @@ impl Compacting {
             resume: call.tokens().to_vec(),
             resume_rolled_back: call.taken_back(),
             ..ChatOptions::default()
-        };
-        Ok(match generate(turn, &call, false, &asking, model, options).await.map_err(Error::from) {
+        });
+        let prompt = Prompt::Conversation(asking);
+        let request = Request { turn, call: &call, model, prompt: prompt.clone(), visible: false };
+        Ok(match request.submit(false, (*options).clone()).await.map_err(Error::from) {
             Ok(stream) => {
-                let source = Source::Model { call, stream: Box::new(stream), reservation };
+                let stream = Box::new(stream);
+                let source = Source::Model { call, stream, reservation, prompt, options };
                 Ok(Compacting { turn: turn.clone(), cut, source })
             }
             Err(error) => Err(refuse(turn, &call, error)),
@@ -297,9 +303,9 @@ impl Compacting {
                 let usage = record.usage();
                 (repeat(record, reservation, None)?.text, Some(usage))
             }
-            Source::Model { call, stream, reservation } => {
-                let progress = Progress::new(&turn, &call, model, false);
-                let followed = follow(progress, *stream, reservation, None).await;
+            Source::Model { call, stream, reservation, prompt, options } => {
+                let request = Request { turn: &turn, call: &call, model, prompt, visible: false };
+                let followed = request.follow(*stream, options, reservation, None).await;
                 turn.journal.caught_up().await;
                 let outcome = match followed {
                     Ok(outcome) => outcome,

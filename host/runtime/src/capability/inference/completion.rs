@@ -8,12 +8,13 @@ use crate::{
     },
     capability::{
         inference::{
+            answer::{Prompt, Request},
             attempts::{bill, count_lost, passed_refusal},
             conversion::{generation_of, timing, usage},
             generation::{Generated, QUICK_HASH_BYTES, check_model, end, refuse, repeat},
             model_errors,
             options::{chat_options, tokens_to_reserve},
-            progress::{Progress, follow},
+            progress::Progress,
             record::{GenerationRecord, WrittenUsage, written},
             remote,
         },
@@ -25,7 +26,7 @@ use crate::{
 use skep_engine::{
     Cancel, Engine, EngineError, FinishReason, Finished, GenerateRequest, Model, RolledBack, Timing,
     TokenEvent, TokenStream, Usage,
-    chat::{ChatOptions, Input, refuse_oversized},
+    chat::{ChatOptions, refuse_oversized},
 };
 use skep_model::SpecialTokens;
 use std::sync::Arc;
@@ -104,7 +105,7 @@ pub(crate) async fn complete(
     chat.max_tokens = Some(reservation.max_tokens as usize);
     chat.seed = Some(chat.seed.unwrap_or_else(|| turn.journal.seed_for(&call)));
     let Some(engine) = model.engine().cloned() else {
-        return complete_elsewhere(&turn, &call, &model, &prompt, chat, visible, reservation).await;
+        return complete_elsewhere(&turn, &call, &model, prompt, chat, visible, reservation).await;
     };
     // The tokens of the prompt are not known yet.
     let mut request = GenerateRequest::new(Vec::new());
@@ -152,10 +153,10 @@ pub(crate) async fn complete(
 
 /// Lets another server continue the text. After a crash, it does so from the beginning.
 async fn complete_elsewhere(
-    turn: &Arc<Turn>,
+    turn: &Turn,
     call: &Call,
     model: &Model,
-    prompt: &str,
+    prompt: Arc<String>,
     chat: ChatOptions,
     visible: bool,
     reservation: Reservation,
@@ -163,26 +164,14 @@ async fn complete_elsewhere(
     if let Err(error) = remote::make_again(turn, call, false).await? {
         return Ok(Err(refuse(turn, call, error)));
     }
-    let used = |prompt_tokens| {
-        turn.journal.used(call, model, model.name(), Usage { prompt_tokens, ..Usage::default() });
-    };
-    // From here on, the server may bill the prompt, unless it refuses the request.
-    let input = Input::Text(prompt.to_owned());
-    used(u32::try_from(input.estimated_tokens(chat.opening())).unwrap_or(u32::MAX));
-    let unreported = reservation.unreported();
-    let begun = match model.complete(prompt, ChatOptions { unreported: unreported.clone(), ..chat }) {
-        Ok(stream) => stream.begun().await,
-        Err(error) => Err(error),
-    };
-    let stream = match begun {
+    let chat = Box::new(ChatOptions { unreported: reservation.unreported(), ..chat });
+    let request = Request { turn, call, model, prompt: Prompt::Text(prompt), visible };
+    // Without a template, there is nothing to render.
+    let stream = match request.submit(true, (*chat).clone()).await {
         Ok(stream) => stream,
-        Err(error) => {
-            used(0);
-            turn.keep_unreported(call, unreported.uses());
-            return Ok(Err(refuse(turn, call, error.into())));
-        }
+        Err(error) => return Ok(Err(refuse(turn, call, error.into()))),
     };
-    let followed = follow(Progress::new(turn, call, model, visible), stream, reservation, None).await;
+    let followed = request.follow(stream, chat, reservation, None).await;
     turn.journal.caught_up().await;
     let outcome = match followed {
         Ok(outcome) => outcome,

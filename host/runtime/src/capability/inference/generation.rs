@@ -2,7 +2,8 @@
 //!
 //! The token loop runs here and in the engine; the guest is called once, with the result. Only a complete message whose tool
 //! calls have valid arguments is appended. Tokens are journalled as they are produced: a generation that a crash interrupted
-//! continues after the last journalled token, and a finished one is answered from the journal.
+//! continues after the last journalled token, and a finished one is answered from the journal. What happens to an answer of
+//! another server that is cut off is in `remote`.
 
 use crate::{
     CompactionMode, Json, QUICK_BYTES, RunEvent,
@@ -12,12 +13,12 @@ use crate::{
     },
     capability::{
         inference::{
+            answer::{Prompt, Request},
             attempts::{bill, count_lost, passed_refusal},
             compaction::{Compacting, Cut},
             conversation::{Conversation, Generating, ModelChange},
             conversion::generation_of,
             options::{chat_options, tokens_to_reserve},
-            progress::{Progress, follow},
             record::{GenerationRecord, Message, WrittenUsage, written},
             remote,
             text_stream::{CollectingSink, TextSink, TextSource, text_stream},
@@ -28,7 +29,7 @@ use crate::{
 };
 use skep_engine::{
     Cancel, EngineError, Model, Timing, Usage,
-    chat::{ChatMessage, ChatOptions, ChatStream, ToolCall, ToolSpec, Transcript, estimated_tokens},
+    chat::{ChatMessage, ChatOptions, ChatStream, ToolCall, ToolSpec, Transcript},
 };
 use std::sync::Arc;
 
@@ -67,6 +68,7 @@ enum Work {
     Live {
         call: Call,
         stream: Box<ChatStream>,
+        chat: Box<ChatOptions>,
         visible: bool,
     },
     /// The conversation must be compacted first to make room for an answer.
@@ -89,6 +91,8 @@ enum Work {
 struct RunningGeneration {
     call: Call,
     stream: Box<ChatStream>,
+    /// The options of the request, with which it may be repeated.
+    chat: Box<ChatOptions>,
     visible: bool,
     before: Arc<Transcript>,
     /// Index at which the conversation was cut to make room, if it was.
@@ -177,10 +181,13 @@ impl RequestedGeneration {
         chat.unreported = reservation.unreported();
         chat.resume = call.tokens().to_vec();
         chat.resume_rolled_back = call.taken_back();
-        let overflow = match generate(&turn, &call, is_quick, &before, &model, chat.clone()).await {
+        let prompt = Prompt::Conversation(before.clone());
+        let request = Request { turn: &turn, call: &call, model: &model, prompt, visible };
+        let overflow = match request.submit(is_quick, chat.clone()).await {
             Ok(stream) => {
                 turn.journal.forget_children(call.number());
-                let work = Work::Live { call, stream: Box::new(stream), visible };
+                let (stream, chat) = (Box::new(stream), Box::new(chat));
+                let work = Work::Live { call, stream, chat, visible };
                 return Ok(Ok(StartedGeneration { turn, generating, before, reservation, work, reads }));
             }
             Err(error @ EngineError::ContextOverflow { .. }) if policy.is_on() => Error::from(error),
@@ -225,34 +232,6 @@ pub(in crate::capability) fn tool_bytes(tools: &[ToolSpec]) -> usize {
         tool.name.len() + tool.description.len() + 2 * tool.parameters.to_string().len()
     };
     tools.iter().map(bytes).sum()
-}
-
-/// Renders and encodes the part that the model has not seen, and submits it. From here on, a server may bill the prompt,
-/// unless it refuses the request.
-pub(in crate::capability) async fn generate(
-    turn: &Turn,
-    call: &Call,
-    is_quick: bool,
-    before: &Arc<Transcript>,
-    model: &Model,
-    chat: ChatOptions,
-) -> Result<ChatStream, EngineError> {
-    let used = |prompt_tokens| {
-        if model.engine().is_none() {
-            turn.journal.used(call, model, model.name(), Usage { prompt_tokens, ..Usage::default() });
-        }
-    };
-    used(u32::try_from(estimated_tokens(before.messages(), chat.opening())).unwrap_or(u32::MAX));
-    let (before, asked, unreported) = (before.clone(), model.clone(), chat.unreported.clone());
-    let begin = move |cancel: &Cancel| asked.answer(&before, ChatOptions { cancel: cancel.clone(), ..chat });
-    let begun = match turn.compute(is_quick, begin).await {
-        Ok(stream) => stream.begun().await,
-        Err(error) => Err(error),
-    };
-    begun.inspect_err(|_| {
-        used(0);
-        turn.keep_unreported(call, unreported.uses());
-    })
 }
 
 /// Checks that the model did not change while the generation was interrupted, because the tokens so far mean a different
@@ -308,11 +287,11 @@ impl StartedGeneration {
         let StartedGeneration { turn, generating, before, reservation, work, reads } = self;
         drop(reads);
         let started = match work {
-            Work::Live { call, stream, visible } => {
-                RunningGeneration { call, stream, visible, before, compacted_at: None }
+            Work::Live { call, stream, chat, visible } => {
+                RunningGeneration { call, stream, chat, visible, before, compacted_at: None }
             }
             Work::Compacting { call, compacting, model, chat, visible } => {
-                match compact(&turn, call, compacting, &model, *chat, visible).await {
+                match compact(&turn, call, compacting, &model, chat, visible).await {
                     Ok(started) => started,
                     Err(error) => return Ok(Err(error)),
                 }
@@ -321,10 +300,11 @@ impl StartedGeneration {
                 return Ok(recall(record, position, compacting, generating, before, reservation, sink).await);
             }
         };
-        let RunningGeneration { call, stream, visible, before, compacted_at } = started;
+        let RunningGeneration { call, stream, chat, visible, before, compacted_at } = started;
         let mut collecting = sink.map(CollectingSink::new);
-        let progress = Progress::new(&turn, &call, generating.model(), visible);
-        let followed = follow(progress, *stream, reservation, collecting.as_mut()).await;
+        let prompt = Prompt::Conversation(before.clone());
+        let request = Request { turn: &turn, call: &call, model: generating.model(), prompt, visible };
+        let followed = request.follow(*stream, chat, reservation, collecting.as_mut()).await;
         turn.journal.caught_up().await;
         let read = collecting.map(CollectingSink::end).unwrap_or_default();
         let end = |error, figures| end_read(&turn, &call, error, figures, compacted_at, read.clone());
@@ -377,21 +357,24 @@ async fn compact(
     call: Call,
     compacting: Compacting,
     model: &Model,
-    chat: ChatOptions,
+    chat: Box<ChatOptions>,
     visible: bool,
 ) -> Result<RunningGeneration, Error> {
     let compacted_at = Some(compacting.at());
     let started = match compacting.finish(model).await {
         Ok((before, _summary)) => {
             let before = Arc::new(before);
-            let stream = generate(turn, &call, false, &before, model, chat).await;
+            let prompt = Prompt::Conversation(before.clone());
+            let request = Request { turn, call: &call, model, prompt, visible };
+            let stream = request.submit(false, (*chat).clone()).await;
             stream.map(|stream| (before, stream)).map_err(Error::from)
         }
         Err(error) => Err(error),
     };
     match started {
         Ok((before, stream)) => {
-            Ok(RunningGeneration { call, stream: Box::new(stream), visible, before, compacted_at })
+            let stream = Box::new(stream);
+            Ok(RunningGeneration { call, stream, chat, visible, before, compacted_at })
         }
         Err(error) => Err(end(turn, &call, error, None, compacted_at)),
     }

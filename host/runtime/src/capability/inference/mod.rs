@@ -3,6 +3,7 @@
 //! A conversation is a resource whose tokens stay in the host. Generations and compactions run concurrently, each as one
 //! asynchronous call. Opening or forking a conversation may read the store; everything else is answered at once.
 
+mod answer;
 mod attempts;
 mod compaction;
 mod completion;

@@ -2,7 +2,6 @@
 
 use crate::{
     RunEvent,
-    bindings::types::Error,
     capability::{
         inference::text_stream::CollectingSink,
         turn::{Reservation, Turn},
@@ -11,7 +10,7 @@ use crate::{
     turn_timeline::Stage,
 };
 use skep_engine::{
-    Model, RolledBack, Usage,
+    EngineError, Model, RolledBack, Usage,
     chat::{ChatEvent, ChatOutcome, ChatStream, Routed},
 };
 
@@ -128,9 +127,9 @@ impl Progress<'_> {
 pub(in crate::capability) async fn follow(
     mut progress: Progress<'_>,
     mut stream: ChatStream,
-    mut reservation: Reservation,
+    reservation: &mut Reservation,
     mut collecting: Option<&mut CollectingSink>,
-) -> Result<ChatOutcome, Error> {
+) -> Result<ChatOutcome, EngineError> {
     while let Some(event) = stream.next().await {
         reservation.produced(stream.spent_tokens());
         if let Ok(event) = &event {
@@ -140,7 +139,7 @@ pub(in crate::capability) async fn follow(
                 _ => Stage::Decode,
             });
         }
-        match event.inspect_err(|_| progress.failed(&reservation)).map_err(Error::from)? {
+        match event.inspect_err(|_| progress.failed(reservation))? {
             ChatEvent::Text { delta, .. } => {
                 progress.show_reasoning();
                 progress.note(stream.produced(), stream.rolled_back(), &delta);
@@ -166,7 +165,7 @@ pub(in crate::capability) async fn follow(
                 return Ok(outcome);
             }
         }
-        progress.used(&reservation);
+        progress.used(reservation);
     }
-    Err(Error::Internal("the generation finished without a result".into()))
+    Err(EngineError::Failed("it finished without a result".into()))
 }

@@ -6,7 +6,7 @@
 use crate::journal::{NextRead, Reads};
 use std::{
     pin::Pin,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll, Waker, ready},
 };
 use wasmtime::{
@@ -32,6 +32,8 @@ pub(crate) struct TextSource {
 #[derive(Default)]
 struct Unread {
     text: String,
+    /// Whether the guest has read some of the text.
+    is_read: bool,
     ended: bool,
     reader: Option<Waker>,
 }
@@ -46,9 +48,23 @@ impl TextSink {
         self.change(|unread| unread.text.push_str(text));
     }
 
+    /// Discards the text, because the generation begins again, and returns `true`. If the guest has read some of it,
+    /// returns `false` and discards nothing.
+    fn discard(&self) -> bool {
+        let mut unread = self.lock();
+        if !unread.is_read {
+            unread.text.clear();
+        }
+        !unread.is_read
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Unread> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn change(&self, change: impl FnOnce(&mut Unread)) {
         let reader = {
-            let mut unread = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut unread = self.lock();
             change(&mut unread);
             unread.reader.take()
         };
@@ -66,6 +82,16 @@ impl CollectingSink {
     pub(crate) fn push(&mut self, delta: &str) {
         self.text.push_str(delta);
         self.sink.push(delta);
+    }
+
+    /// Discards the text, because the generation begins again, and returns `true`. If the guest has read some of it,
+    /// returns `false` and discards nothing.
+    pub(crate) fn discard(&mut self) -> bool {
+        let is_discarded = self.sink.discard();
+        if is_discarded {
+            self.text.clear();
+        }
+        is_discarded
     }
 
     /// Ends the stream and returns the whole text.
@@ -124,8 +150,27 @@ impl TextSource {
         let end = unread.text.floor_char_boundary(bytes);
         let rest = unread.text.split_off(end);
         let text = std::mem::replace(&mut unread.text, rest);
+        unread.is_read |= !text.is_empty();
         drop(unread);
         self.reads.made(text.len());
         Poll::Ready(text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_is_discarded_unless_the_guest_has_read_some_of_it() {
+        let mut collecting = CollectingSink::new(TextSink(Arc::default()));
+        collecting.push("half");
+        assert!(collecting.discard());
+        collecting.push("whole");
+        assert_eq!(collecting.sink.lock().text, "whole");
+        collecting.sink.lock().is_read = true;
+        assert!(!collecting.discard());
+        assert_eq!(collecting.sink.lock().text, "whole");
+        assert_eq!(collecting.end(), "whole");
     }
 }

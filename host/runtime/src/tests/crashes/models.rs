@@ -1,15 +1,19 @@
-//! Crash tests in which the next host has another model under the same name.
+//! Crash tests in which the next host has another model under the same name, and in which another server breaks off its
+//! answer.
 
 use super::{Crash, Life, copy_of, live};
 use crate::{
-    Invocation, RuntimeOptions,
+    Invocation, RunEvent, RuntimeOptions, UsageBy, UsageCounts,
     tests::{
         durability::{QUESTION, talker},
         fixture::{Host, check_tokens, invocation, permuted_engine, tiny_engine},
         guest::Guest,
+        inference::chatter,
+        upstreams::{REMOTE, Scripted, Step, granting, models},
+        usage::report,
     },
 };
-use skep_engine::ModelSet;
+use skep_engine::{ModelSet, UpstreamFault};
 use skep_store::Moment;
 
 /// Returns a [`talker`] that replies with the error if its last generation fails. `first` are
@@ -98,4 +102,61 @@ fn an_answer_of_a_replaced_model_is_kept_as_text() {
         // The guest traps if its first generation was interrupted.
         assert!(text.as_ref().err().is_none_or(|code| code == "agent_trapped"), "{text:?}");
     }
+}
+
+/// Follows the turn of a client that repeats its message to the end. Returns its reply and the text that no restart of a
+/// generation has made void.
+async fn followed(host: &Host, message: Invocation) -> (String, String) {
+    let mut handle = host.agents.invoke(message).await.expect("taken");
+    let mut shown = String::new();
+    loop {
+        match handle.next().await.expect("the turn ends").expect("the turn succeeds") {
+            RunEvent::Delta { text } => shown.push_str(&text),
+            RunEvent::GenerationRestarted => shown.clear(),
+            RunEvent::Done(outcome) => return (outcome.text, shown),
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn an_answer_that_breaks_off_is_requested_again_consistently_after_every_crash() {
+    let keyed = || Invocation { idempotency_key: Some("k".into()), ..invocation("chat", "s", QUESTION) };
+    let far = || granting(&["far/*"]);
+    let prepared = tempfile::tempdir().expect("a temporary folder");
+    live(prepared.path(), &models(&Scripted::new(None, Vec::new())), far(), None, async |host| {
+        host.deploy("chat", REMOTE, chatter()).await.expect("valid");
+        host.agents.drain(std::time::Duration::ZERO).await;
+        host.store().close().await;
+    });
+    let mut crashes = 0;
+    for moment in [Moment::Commit, Moment::Committed] {
+        for number in 1.. {
+            let broken = vec![Step::Say("One"), Step::Fail(UpstreamFault::CutOff)];
+            let whole = || vec![Step::Say("Two."), Step::Finish];
+            let remote = Scripted::new(None, vec![broken, whole(), whole()]);
+            let models = models(&remote);
+            let folder = copy_of(prepared.path());
+            let life = live(folder.path(), &models, far(), Some(Crash { moment, number }), async |host| {
+                host.agents.invoke(keyed()).await.expect("taken").outcome().await.expect("the turn succeeds");
+            });
+            let Life::Cut(left) = life else { break };
+            crashes += 1;
+            let life = live(left.path(), &models, far(), None, async |host: &Host| {
+                let (reply, shown) = followed(host, keyed()).await;
+                assert_eq!((reply.as_str(), shown.as_str()), ("Two.", "Two."), "{moment:?} {number}");
+                let session = host.agents.session("chat", "s").await.expect("the session exists");
+                let said: Vec<_> = session.messages.iter().map(|message| message.content.as_str()).collect();
+                assert_eq!(said, [QUESTION, "Two."], "{moment:?} {number}");
+                report(host, UsageBy::Model).await.lines
+            });
+            let Life::Whole(lines) = life else { unreachable!("nothing cuts it off") };
+            let [line] = lines.as_slice() else { panic!("{moment:?} {number}: {lines:?}") };
+            let UsageCounts { requests, estimated_requests, .. } = line.counts;
+            let asked = remote.asked().len() as u64;
+            assert_eq!(requests, estimated_requests + 1, "{moment:?} {number}: one answer is whole");
+            assert!(requests <= asked, "{moment:?} {number}: {requests} of {asked} requests are counted");
+        }
+    }
+    assert!(crashes > 5, "{crashes}");
 }

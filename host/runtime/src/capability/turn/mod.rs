@@ -1,5 +1,9 @@
 //! The context that all generations of one turn share: the agent and its session, the deadline, and the remaining tokens.
 
+mod reservation;
+
+pub(crate) use reservation::Reservation;
+
 use crate::{
     BudgetUsedUp, PriceUnknown, RequestLog, RequestOrigin, RuntimeError, Surface, TurnClient, WorstCase,
     agent::Agent,
@@ -19,9 +23,7 @@ use crate::{
     tool::Tool,
     usage::{Amount, ModelUse, RequestUse, ReservedCost, Source, billed_models, most_prompt_tokens},
 };
-use skep_engine::{
-    Affinity, Cancel, Model, Observer, Priority, ServedModel, Unreported, UnreportedUse, Usage,
-};
+use skep_engine::{Affinity, Cancel, Model, Observer, Priority, ServedModel, UnreportedUse, Usage};
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -127,21 +129,6 @@ impl GenerationStart {
             GenerationStart::New
         }
     }
-}
-
-/// Tokens reserved for one generation. Dropping it returns the tokens that were not produced.
-pub(crate) struct Reservation {
-    turn: Arc<Turn>,
-    call: u32,
-    model: String,
-    pub(crate) max_tokens: u32,
-    reserved: Amount,
-    /// Number of tokens produced so far.
-    produced: u32,
-    used: RequestUse,
-    unreported: Unreported,
-    /// The use that an earlier run recorded and no event reported.
-    recorded: Vec<UnreportedUse>,
 }
 
 impl AskedTokens {
@@ -353,7 +340,6 @@ impl Turn {
         asked: AskedTokens,
         beginning: GenerationStart,
     ) -> Result<Reservation, Error> {
-        let AskedTokens { call, model, billed, most_input, output, asks } = asked;
         let limit = self.agent.limits.tokens_per_turn;
         let mut spent = self.lock();
         if spent.running >= MAX_GENERATIONS_AT_ONCE {
@@ -363,37 +349,27 @@ impl Turn {
             let message = format!("a turn may generate at most {MAX_GENERATIONS} times");
             return Err(Error::InvalidArgument(message));
         }
-        let max_tokens = output.unwrap_or(DEFAULT_MAX_TOKENS).min(limit.saturating_sub(spent.tokens));
+        let max_tokens = asked.output.unwrap_or(DEFAULT_MAX_TOKENS).min(limit.saturating_sub(spent.tokens));
         if max_tokens == 0 {
             return Err(Error::ContextOverflow(limit));
         }
-        let worst = WorstCase { input_tokens: most_input, output_tokens: max_tokens, asks };
-        let ReservedCost { output_tokens: max_tokens, amount: reserved } =
-            self.reserve_for_today(&billed, worst, beginning, &mut spent.refused)?;
-        spent.tokens += max_tokens;
+        let reserved = self.reserve_for_today(&asked, max_tokens, beginning, &mut spent.refused)?;
+        spent.tokens += reserved.output_tokens;
         spent.running += 1;
         spent.generations += 1;
         drop(spent);
-        Ok(Reservation {
-            turn: self.clone(),
-            call,
-            model,
-            max_tokens,
-            reserved,
-            produced: 0,
-            used: RequestUse::default(),
-            unreported: Unreported::kept(),
-            recorded: Vec::new(),
-        })
+        Ok(Reservation::new(self.clone(), asked, reserved))
     }
 
     fn reserve_for_today(
         &self,
-        models: &[String],
-        worst: WorstCase,
+        asked: &AskedTokens,
+        output_tokens: u32,
         beginning: GenerationStart,
         refused: &mut Option<Refusal>,
     ) -> Result<ReservedCost, Error> {
+        let AskedTokens { billed: models, most_input, asks, .. } = asked;
+        let worst = WorstCase { input_tokens: *most_input, output_tokens, asks: *asks };
         let mut denied = |why| Error::Denied(refused.get_or_insert(why).message());
         match beginning {
             GenerationStart::New => self.day.reserve_request(models, worst).map_err(|none| match none {
@@ -425,87 +401,5 @@ impl From<Refusal> for RuntimeError {
             Refusal::UsedUp(why) => why.into(),
             Refusal::NoPrice(why) => why.into(),
         }
-    }
-}
-
-impl Reservation {
-    /// Records the model that a route chose, for usage reports.
-    pub(crate) fn routed(&mut self, model: &str) {
-        model.clone_into(&mut self.model);
-    }
-
-    /// Returns the record of the generation's unreported use, which goes into the options of its request.
-    pub(crate) fn unreported(&self) -> Unreported {
-        self.unreported.clone()
-    }
-
-    /// Sets the unreported use that an earlier run recorded.
-    pub(crate) fn repeat_unreported(&mut self, recorded: Vec<UnreportedUse>) {
-        self.recorded = recorded;
-    }
-
-    /// Returns the model that usage reports name and what a running generation has used so far.
-    pub(crate) fn in_flight(&self) -> Option<(&str, Usage)> {
-        Some((&self.model, self.used.estimate()?))
-    }
-
-    /// Records that the model has begun.
-    pub(crate) fn started(&mut self, prompt_tokens: u32, cached_tokens: u32, cache_write_tokens: u32) {
-        self.used.started(prompt_tokens, cached_tokens, cache_write_tokens);
-    }
-
-    /// Records that `tokens` tokens were produced so far. Tokens that were rolled back count, so this may
-    /// exceed the requested number.
-    pub(crate) fn produced(&mut self, tokens: usize) {
-        self.count_produced(tokens);
-        let reported = tokens.saturating_sub(self.unreported.output_tokens());
-        self.used.produced(u32::try_from(reported).unwrap_or(u32::MAX));
-    }
-
-    fn count_produced(&mut self, tokens: usize) {
-        let tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
-        let mut spent = self.turn.lock();
-        spent.produced = spent.produced - u64::from(self.produced) + u64::from(tokens);
-        drop(spent);
-        self.produced = tokens;
-    }
-
-    /// Records the final usage of a finished generation.
-    pub(crate) fn settle(mut self, usage: &Usage) {
-        self.produced(usage.produced_tokens() + self.unreported_tokens());
-        self.used.finished(usage);
-        self.turn.lock().usage.add(usage);
-    }
-
-    /// Records the estimate for a generation that was cut off in an earlier run.
-    pub(crate) fn settle_cut(mut self, estimate: &Usage) {
-        self.produced(estimate.produced_tokens() + self.unreported_tokens());
-        self.used.was_cut(estimate);
-    }
-
-    /// Returns the number of output tokens that no event reported.
-    fn unreported_tokens(&self) -> usize {
-        let recorded = self.recorded.iter().map(|hidden| hidden.usage.produced_tokens());
-        self.unreported.output_tokens() + recorded.sum::<usize>()
-    }
-}
-
-impl Drop for Reservation {
-    fn drop(&mut self) {
-        // A generation that failed before its first event reported nothing.
-        self.count_produced(self.used.produced_tokens() as usize + self.unreported_tokens());
-        let unreported = [self.unreported.uses(), std::mem::take(&mut self.recorded)].concat();
-        let models = ModelUse::of_request(&self.model, &self.used, &unreported);
-        let mut spent = self.turn.lock();
-        spent.tokens = (spent.tokens - self.max_tokens).saturating_add(self.produced);
-        spent.running -= 1;
-        spent.models.add_all(&models);
-        if !unreported.is_empty() {
-            spent.unreported.insert(self.call, unreported);
-        }
-        spent.cut.extend(self.used.estimate().map(|estimate| (self.call, estimate)));
-        drop(spent);
-        self.turn.day.settle(self.max_tokens, self.produced);
-        self.turn.day.money.settle(self.reserved, &models);
     }
 }
