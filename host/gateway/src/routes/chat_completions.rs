@@ -20,7 +20,7 @@ use crate::{
 use axum::{
     Json,
     extract::State,
-    http::HeaderMap,
+    http::{HeaderMap, StatusCode},
     response::{IntoResponse, Response},
 };
 use futures::{Stream, StreamExt, stream};
@@ -391,6 +391,7 @@ async fn with_agent(
             usage: Usage::default(),
             sends_usage: body.parameters.streams_usage(),
             said: String::new(),
+            settled: 0,
             spent,
         };
         return Ok(sse::respond(stream::iter(first).chain(events), writer));
@@ -419,6 +420,8 @@ struct AgentChunkWriter {
     sends_usage: bool,
     /// The text that has been streamed.
     said: String,
+    /// The number of bytes of it that come from generations that have ended.
+    settled: usize,
     spent: Spent,
 }
 
@@ -427,6 +430,13 @@ impl AgentChunkWriter {
         let finish_reason = finish.map(str::to_owned);
         Message::data(&self.envelope.chunk(ChunkChoice { finish_reason, ..piece(0, delta) }))
     }
+}
+
+/// Returns the error of a stream whose text is void. Its format cannot say that the text begins again.
+fn taken_back() -> ApiError {
+    let message = "the answer was cut off after a part of it was sent, which a stream of chat completions cannot take \
+                   back; send the message without `stream`, or to /v1/responses or the agent's own route, whose streams can";
+    ApiError::new(StatusCode::BAD_GATEWAY, "upstream_cut_off", message)
 }
 
 impl Writer for AgentChunkWriter {
@@ -440,6 +450,13 @@ impl Writer for AgentChunkWriter {
             Ok(RunEvent::Delta { text: delta }) => {
                 self.said.push_str(&delta);
                 vec![self.chunk(text(delta), None)]
+            }
+            Ok(RunEvent::Generation { .. }) => {
+                self.settled = self.said.len();
+                Vec::new()
+            }
+            Ok(RunEvent::GenerationRestarted) if self.said.len() > self.settled => {
+                return Step::Break(vec![Message::data(&taken_back().body())]);
             }
             Ok(RunEvent::Done(outcome)) => {
                 self.spent.add(&outcome.usage);

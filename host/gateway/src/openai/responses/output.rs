@@ -10,6 +10,7 @@ use skep_api::{
 };
 use skep_engine::chat::{ChatFinish, ToolCall};
 use skep_runtime::BatchAnswer;
+use std::collections::BTreeSet;
 
 /// The output of a response. Each item grows until the next one begins.
 #[derive(Debug)]
@@ -20,15 +21,41 @@ pub(super) struct Output {
     items: Vec<ResponseItem>,
     /// Whether the last item grows.
     is_open: bool,
+    /// Index of the first item of the generation that runs.
+    first: usize,
+    /// The indexes of the items that are void, because their generation began again.
+    void: BTreeSet<usize>,
 }
 
 impl Output {
     pub(super) fn new(response: &str, carries_reasoning: bool) -> Self {
-        Output { response: response.to_owned(), carries_reasoning, items: Vec::new(), is_open: false }
+        Output {
+            response: response.to_owned(),
+            carries_reasoning,
+            items: Vec::new(),
+            is_open: false,
+            first: 0,
+            void: BTreeSet::new(),
+        }
     }
 
-    pub(super) fn items(&self) -> &[ResponseItem] {
-        &self.items
+    /// Returns the items of the output, without those that are void.
+    pub(super) fn items(&self) -> Vec<ResponseItem> {
+        let items = self.items.iter().enumerate();
+        items.filter(|(index, _)| !self.void.contains(index)).map(|(_, item)| item.clone()).collect()
+    }
+
+    /// Notes that a generation has ended. Later items are of the next one.
+    pub(super) fn generated(&mut self) {
+        self.first = self.items.len();
+    }
+
+    /// Ends the items of the generation that runs, because it begins again. A client that has seen them finds them neither
+    /// complete nor in the whole output.
+    pub(super) fn begin_again(&mut self, events: &mut Vec<ResponseEvent>) {
+        self.close(ResponseStatus::Incomplete, events);
+        self.void.extend(self.first..self.items.len());
+        self.generated();
     }
 
     pub(super) fn reasoning(&mut self, delta: String, events: &mut Vec<ResponseEvent>) {
@@ -111,7 +138,7 @@ impl Output {
 
     /// Ends the output. One without anything is an empty message.
     pub(super) fn finish(&mut self, finish: ChatFinish, events: &mut Vec<ResponseEvent>) {
-        if self.items.is_empty() {
+        if self.items.len() == self.void.len() {
             self.text(String::new(), Vec::new(), events);
         }
         self.close(end_of(finish), events);
@@ -220,5 +247,36 @@ pub(super) fn end_of(finish: ChatFinish) -> ResponseStatus {
     match finish {
         ChatFinish::Length => ResponseStatus::Incomplete,
         ChatFinish::Stop | ChatFinish::ToolCalls => ResponseStatus::Completed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    #[test]
+    fn items_of_a_generation_that_begins_again_are_not_in_the_whole_output() {
+        let written = |item: &ResponseItem| serde_json::to_value(item).unwrap();
+        let (mut output, mut events) = (Output::new("resp_0123456789abcdef0123456789abcdef", false), vec![]);
+        output.text("First.".to_owned(), Vec::new(), &mut events);
+        output.close(ResponseStatus::Completed, &mut events);
+        output.generated();
+        output.reasoning("hm".to_owned(), &mut events);
+        output.text("Hal".to_owned(), Vec::new(), &mut events);
+        output.begin_again(&mut events);
+        output.text("Whole.".to_owned(), Vec::new(), &mut events);
+        output.finish(ChatFinish::Stop, &mut events);
+        let texts: Vec<Value> =
+            output.items().iter().map(|item| written(item)["content"][0]["text"].clone()).collect();
+        assert_eq!(texts, ["First.", "Whole."]);
+        let done = events.iter().filter_map(|event| match event {
+            ResponseEvent::ItemDone { output_index, item } => {
+                Some((*output_index, written(item)["status"].clone()))
+            }
+            _ => None,
+        });
+        let (whole, half) = (json!("completed"), json!("incomplete"));
+        assert_eq!(done.collect::<Vec<_>>(), [(0, whole.clone()), (1, whole.clone()), (2, half), (3, whole)]);
     }
 }

@@ -83,7 +83,7 @@ impl Events {
 
     fn finished(&mut self, finish: ChatFinish, usage: &Usage, now_s: u64, events: &mut Vec<ResponseEvent>) {
         self.output.finish(finish, events);
-        self.response.output = self.output.items().to_vec();
+        self.response.output = self.output.items();
         stored::finish(&mut self.response, finish, usage, now_s);
         let response = self.snapshot();
         events.push(match self.response.status {
@@ -101,7 +101,7 @@ impl Events {
     fn broken_off(&mut self, status: ResponseStatus) -> Vec<ResponseEvent> {
         let mut events = Vec::new();
         self.output.close(ResponseStatus::Incomplete, &mut events);
-        self.response.output = self.output.items().to_vec();
+        self.response.output = self.output.items();
         self.response.status = status;
         events.push(ResponseEvent::Failed { response: self.snapshot() });
         events
@@ -206,10 +206,15 @@ impl Writer for AgentWriter {
                 self.said.push_str(&text);
                 self.events.output.text(text, Vec::new(), &mut events);
             }
-            // The text before a call is a message of its own, and that of a generation that starts again is void.
-            Ok(RunEvent::ToolCall { .. } | RunEvent::GenerationRestarted) => {
+            // The text before a call is a message of its own.
+            Ok(RunEvent::ToolCall { .. }) => {
                 self.said.clear();
                 self.events.output.close(ResponseStatus::Completed, &mut events);
+            }
+            Ok(RunEvent::Generation { .. }) => self.events.output.generated(),
+            Ok(RunEvent::GenerationRestarted) => {
+                self.said.clear();
+                self.events.output.begin_again(&mut events);
             }
             Ok(RunEvent::Done(outcome)) => self.done(&outcome, &mut events),
             Ok(_) => {}
