@@ -21,6 +21,8 @@ mod backup;
 mod batches;
 /// The benchmarks that use a server.
 mod bench;
+/// Answers of upstreams that break off, requested again for agents.
+mod broken_answers;
 /// The prefix of conversations that stays cached with published templates.
 mod cached_prefix;
 /// Published chat templates, compared with how `transformers` renders them.
