@@ -9,8 +9,7 @@
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use hmac::{Hmac, Mac};
-use sha2::{Digest, Sha256};
+use ring::{digest, hmac};
 use std::{fmt, sync::Arc, time::Duration};
 
 /// All headers that begin so belong to the hosts. Those that a client sends are removed.
@@ -89,8 +88,8 @@ impl ClusterKey {
         headers.insert(NONCE, text(nonce.to_string()));
         headers.insert(RECEIVER, HeaderValue::from(*receiver));
         headers.insert(BODY, text(body.to_string()));
-        let mac = self.mac(&request_text(method, path, headers, signed));
-        headers.insert(SIGNATURE, text(STANDARD.encode(mac.finalize().into_bytes())));
+        let mac = hmac::sign(&self.mac_key(), request_text(method, path, headers, signed).as_bytes());
+        headers.insert(SIGNATURE, text(STANDARD.encode(mac)));
     }
 
     /// Checks the signature of a request. Returns `None` if it has none. Whether the signature is for this host, is recent
@@ -108,28 +107,27 @@ impl ClusterKey {
         let signature = one(headers, SIGNATURE).and_then(|value| STANDARD.decode(value).ok());
         let signature = signature.ok_or(Fault::Malformed)?;
         let path = uri.path_and_query().map_or("/", |path| path.as_str());
-        let mac = self.mac(&request_text(method, path, headers, &signed));
+        let text = request_text(method, path, headers, &signed);
         // The comparison takes the same time whatever differs.
-        mac.verify_slice(&signature).map_err(|_| Fault::OtherKey)?;
+        hmac::verify(&self.mac_key(), text.as_bytes(), &signature).map_err(|_| Fault::OtherKey)?;
         Ok(Some(signed))
     }
 
     /// Adds the proof that this host has the key to an answer.
     pub(super) fn prove(&self, nonce: Nonce, status: StatusCode, headers: &mut HeaderMap) {
-        let mac = self.mac(&answer_text(nonce, status));
-        headers.insert(PROOF, text(STANDARD.encode(mac.finalize().into_bytes())));
+        let mac = hmac::sign(&self.mac_key(), answer_text(nonce, status).as_bytes());
+        headers.insert(PROOF, text(STANDARD.encode(mac)));
     }
 
     /// Removes the proof from an answer, and returns whether it is right.
     pub(super) fn is_proven(&self, nonce: Nonce, status: StatusCode, headers: &mut HeaderMap) -> bool {
         let proof = headers.remove(PROOF).and_then(|proof| STANDARD.decode(proof.as_bytes()).ok());
-        proof.is_some_and(|proof| self.mac(&answer_text(nonce, status)).verify_slice(&proof).is_ok())
+        let text = answer_text(nonce, status);
+        proof.is_some_and(|proof| hmac::verify(&self.mac_key(), text.as_bytes(), &proof).is_ok())
     }
 
-    fn mac(&self, text: &str) -> Hmac<Sha256> {
-        let mut mac = Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC accepts a key of any length");
-        mac.update(text.as_bytes());
-        mac
+    fn mac_key(&self) -> hmac::Key {
+        hmac::Key::new(hmac::HMAC_SHA256, &self.0)
     }
 }
 
@@ -155,7 +153,8 @@ impl fmt::Display for Nonce {
 impl SignedBody {
     /// Returns the digest of a whole body.
     pub(super) fn of(body: &[u8]) -> Self {
-        SignedBody::Digest(Sha256::digest(body).into())
+        let digest = digest::digest(&digest::SHA256, body);
+        SignedBody::Digest(digest.as_ref().try_into().expect("SHA-256 has 32 bytes"))
     }
 
     fn parse(text: &str) -> Option<Self> {
