@@ -26,6 +26,7 @@ use skep_model::{PAGE_TOKENS, PageId};
 
 use page_allocator::PageAllocator;
 pub(crate) use prefix_owners::PrefixOwner;
+pub(crate) use prefix_tree::UseMark;
 use prefix_tree::{NodeId, PrefixTree};
 pub(crate) use published_prefixes::{PublishedPrefixes, prompt_digests};
 
@@ -108,6 +109,22 @@ impl KvCache {
     /// Marks the longest cached prefix of these tokens as used last.
     pub fn touch_prefix(&mut self, tenant: &str, tokens: &[u32]) {
         self.cached_prefix(tenant, tokens);
+    }
+
+    /// Returns the pages of the longest cached prefix of whole pages, without marking it as used.
+    pub fn peek_prefix(&self, tenant: &str, tokens: &[u32]) -> Vec<PageId> {
+        self.tree.peek(tenant, whole_pages(tokens))
+    }
+
+    /// Marks the longest cached prefix of these tokens as used last, until [`KvCache::unmark_prefix`]. Returns `None` if
+    /// nothing of it is cached.
+    pub fn mark_prefix(&mut self, tenant: &str, tokens: &[u32]) -> Option<UseMark> {
+        self.tree.mark(tenant, whole_pages(tokens))
+    }
+
+    /// Gives a marked prefix back the place in the order of eviction that it had before, unless it was used since.
+    pub fn unmark_prefix(&mut self, tenant: &str, tokens: &[u32], mark: UseMark) {
+        self.tree.unmark(tenant, whole_pages(tokens), mark);
     }
 
     /// Borrows as many of the first `pages` pages of a prefix as are cached.
@@ -206,6 +223,11 @@ impl KvCache {
         let wrong = owners.iter().enumerate().find(|(_, count)| **count != 1);
         assert!(wrong.is_none(), "page {:?} (number, owners) must have exactly one owner", wrong);
     }
+}
+
+/// Returns the tokens that fill whole pages.
+fn whole_pages(tokens: &[u32]) -> &[u32] {
+    &tokens[..tokens.len() / PAGE_TOKENS * PAGE_TOKENS]
 }
 
 /// Returns the number of pages that `tokens` tokens take.

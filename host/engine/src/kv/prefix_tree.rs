@@ -45,6 +45,13 @@ enum Parent {
     Node(NodeId),
 }
 
+/// A use of a prefix that can be undone: the time of the use before it, and its own.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct UseMark {
+    before: u64,
+    at: u64,
+}
+
 /// The result of an insertion.
 pub(super) struct Inserted {
     pub node: NodeId,
@@ -116,6 +123,30 @@ impl PrefixTree {
         let root = *self.roots.get(tenant)?;
         let (node, pages) = self.descend(root, tokens);
         (!pages.is_empty()).then_some((node, pages))
+    }
+
+    /// Returns the pages of the longest cached prefix of `tokens` (whole pages), and marks nothing as used.
+    pub fn peek(&self, tenant: &str, tokens: &[u32]) -> Vec<PageId> {
+        self.path(tenant, tokens).1
+    }
+
+    /// Marks the longest cached prefix of `tokens` (whole pages) as used, and returns the mark.
+    pub fn mark(&mut self, tenant: &str, tokens: &[u32]) -> Option<UseMark> {
+        let end = self.path(tenant, tokens).0.last().copied();
+        let before = end.map(|id| self.node(id).used);
+        self.longest_prefix(tenant, tokens)?;
+        Some(UseMark { before: before.unwrap_or(self.clock), at: self.clock })
+    }
+
+    /// Undoes a mark, except for the part of the prefix that was used since.
+    pub fn unmark(&mut self, tenant: &str, tokens: &[u32], mark: UseMark) {
+        for id in self.path(tenant, tokens).0 {
+            if self.node(id).used == mark.at {
+                self.unlist(id);
+                self.node_mut(id).used = mark.before;
+                self.list(id);
+            }
+        }
     }
 
     /// Inserts `tokens` (whole pages) as a path in the tenant's tree.
@@ -258,6 +289,26 @@ impl PrefixTree {
         self.owners
             .check_integrity(|id| self.nodes[id.0].as_ref().is_some_and(|node| !node.pages.is_empty()));
         pages
+    }
+
+    /// Returns the nodes of which `tokens` have all pages, and the pages of the longest cached prefix.
+    fn path(&self, tenant: &str, tokens: &[u32]) -> (Vec<NodeId>, Vec<PageId>) {
+        let (mut nodes, mut pages) = (Vec::new(), Vec::new());
+        let mut next = self.roots.get(tenant).copied();
+        while let Some(at) = next {
+            let rest = &tokens[pages.len() * PAGE_TOKENS..];
+            if rest.is_empty() {
+                break;
+            }
+            let Some(&child) = self.node(at).children.get(&first_page(rest)) else { break };
+            let node = self.node(child);
+            let matched = matching_pages(&node.tokens, rest);
+            pages.extend_from_slice(&node.pages[..matched]);
+            let is_whole = matched == node.pages.len();
+            nodes.extend(is_whole.then_some(child));
+            next = is_whole.then_some(child);
+        }
+        (nodes, pages)
     }
 
     /// Follows `tokens` as far as whole pages match, and splits a node in which they diverge. Marks the path as

@@ -92,6 +92,52 @@ fn borrowed_pages_stay_and_the_least_recently_used_are_evicted_first() {
     kv.check_integrity([&held, &other].into_iter());
 }
 
+/// Returns the number of cached pages of each prefix, after an allocation of `count` pages.
+fn left_after_growth(kv: &mut KvCache, count: usize, prefixes: [&[u32]; 2]) -> [usize; 2] {
+    let mut other = SequencePages::default();
+    assert!(kv.grow(&mut other, count));
+    kv.check_integrity([&other].into_iter());
+    kv.release("t", other, &[]);
+    prefixes.map(|tokens| kv.peek_prefix("t", tokens).len())
+}
+
+#[test]
+fn a_look_at_a_prefix_is_no_use_of_it() {
+    let (old, young) = (pages_of_tokens(&[1, 2]), pages_of_tokens(&[3, 4]));
+    for is_used in [false, true] {
+        let mut kv = cache(4);
+        warm(&mut kv, "t", &old);
+        warm(&mut kv, "t", &young);
+        assert_eq!(kv.peek_prefix("t", &pages_of_tokens(&[1, 9])).len(), 1, "a part of a node");
+        assert!(kv.peek_prefix("other", &old).is_empty());
+        kv.peek_prefix("t", &old);
+        if is_used {
+            kv.touch_prefix("t", &old);
+        }
+        let left = left_after_growth(&mut kv, 2, [&old, &young]);
+        assert_eq!(left, if is_used { [2, 0] } else { [0, 2] });
+    }
+}
+
+#[test]
+fn an_undone_mark_leaves_the_order_of_eviction_as_it_was() {
+    let (old, young) = (pages_of_tokens(&[1, 2]), pages_of_tokens(&[3, 4]));
+    let cases = [(false, false, [2, 0]), (true, false, [0, 2]), (true, true, [2, 0])];
+    for (is_undone, is_used_since, left) in cases {
+        let mut kv = cache(4);
+        warm(&mut kv, "t", &old);
+        warm(&mut kv, "t", &young);
+        let mark = kv.mark_prefix("t", &old).unwrap();
+        if is_used_since {
+            kv.touch_prefix("t", &old);
+        }
+        if is_undone {
+            kv.unmark_prefix("t", &old, mark);
+        }
+        assert_eq!(left_after_growth(&mut kv, 2, [&old, &young]), left);
+    }
+}
+
 #[test]
 fn a_tenant_without_pages_leaves_no_trace() {
     let mut kv = cache(4);
