@@ -228,6 +228,7 @@ impl EngineLoop {
                     disk.take_ended(&mut self.scheduler);
                     disk.forget(&pages, &mut self.scheduler);
                 }
+                self.scheduler.forget_continuations(|owner| pages.includes(owner));
                 self.scheduler.forget(|owner| pages.includes(owner));
                 // A receiver that no longer waits does not need the notification.
                 let _ = done.send(());

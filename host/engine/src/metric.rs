@@ -40,6 +40,7 @@ pub(crate) const REQUESTS: &str = "skep_engine_requests_total";
 pub(crate) const TOKENS: &str = "skep_engine_tokens_total";
 pub(crate) const ROLLED_BACK: &str = "skep_engine_taken_back_tokens_total";
 pub(crate) const PREEMPTIONS: &str = "skep_engine_preemptions_total";
+pub(crate) const CONTINUATIONS: &str = "skep_engine_continuations_total";
 pub(crate) const ROUTED: &str = "skep_engine_routed_total";
 pub(crate) const CONSTRAINTS: &str = "skep_engine_constraints_total";
 pub(crate) const CONSTRAINT_COMPILE: &str = "skep_engine_constraint_compile_seconds";
@@ -71,6 +72,10 @@ pub const METRICS: &[MetricSpec] = &[
         "Tokens that were produced and rolled back, because a value did not satisfy its schema",
     ),
     counter(PREEMPTIONS, "Sequences that gave up their KV pages to older ones and were resumed later"),
+    counter(
+        CONTINUATIONS,
+        "Sequences that ended with a call of a tool or a form, by whether the next request came in time",
+    ),
     counter(ROUTED, "Requests placed by the router, by replica and reason"),
     counter(CONSTRAINTS, "Constraints that requests asked for, by whether their compiled form was cached"),
     histogram(CONSTRAINT_COMPILE, Unit::Seconds, SECONDS, "Time to compile a constraint that was not cached"),

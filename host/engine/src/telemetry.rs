@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use metrics::{Gauge, Histogram, counter, gauge, histogram};
+use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 
 use crate::agent_metrics::AgentMetrics;
 use crate::distribution::Distribution;
@@ -81,6 +81,15 @@ struct StepMetrics {
     pages_total: Gauge,
     pages_used: Gauge,
     pages_cached: Gauge,
+    continued: Counter,
+    expired: Counter,
+}
+
+/// The end of the wait for the continuation of a sequence.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum ContinuationOutcome {
+    Continued,
+    Expired,
 }
 
 /// The engine's telemetry as one request sees it.
@@ -202,6 +211,18 @@ impl Telemetry {
         metrics.batch_sequences.record(sequences as f64);
     }
 
+    /// Counts sequences whose continuation came, or did not come in time.
+    pub fn record_continuations(&self, outcome: ContinuationOutcome, count: usize) {
+        if count > 0 {
+            let metrics = self.step_metrics();
+            let counter = match outcome {
+                ContinuationOutcome::Continued => &metrics.continued,
+                ContinuationOutcome::Expired => &metrics.expired,
+            };
+            counter.increment(count as u64);
+        }
+    }
+
     /// Records that the router chose this replica for a request.
     pub fn record_routed(&self, reason: &'static str) {
         let (model, replica) = (self.model.clone(), self.replica.clone());
@@ -228,6 +249,10 @@ impl Telemetry {
             let labels = [("model", self.model.clone()), ("replica", self.replica.clone())];
             let pages_total = gauge!(metric::PAGES_TOTAL, &labels);
             pages_total.set(self.current.pages_total.load(Relaxed) as f64);
+            let continuations = |outcome: &'static str| {
+                let (model, replica) = (self.model.clone(), self.replica.clone());
+                counter!(metric::CONTINUATIONS, "model" => model, "replica" => replica, "outcome" => outcome)
+            };
             StepMetrics {
                 pages_total,
                 batch_tokens: histogram!(metric::BATCH_TOKEN_COUNT, &labels),
@@ -237,6 +262,8 @@ impl Telemetry {
                 waiting: gauge!(metric::WAITING, &labels),
                 pages_used: gauge!(metric::PAGES_USED, &labels),
                 pages_cached: gauge!(metric::PAGES_CACHED, &labels),
+                continued: continuations("continued"),
+                expired: continuations("expired"),
             }
         })
     }

@@ -5,7 +5,9 @@
 //!   only as large as keeps the step short; as long as there are enough tokens, each prefill gets at least one.
 //! - A sequence is admitted only if there are pages for its tokens, for the tokens that admitted sequences
 //!   still have to compute, and for a reserve. Admission is in order, so small requests cannot overtake a large
-//!   one forever. Only requests that gain by waiting for another's prefill are passed over.
+//!   one forever. Only requests that gain by waiting for another's prefill are passed over. While pages are scarce,
+//!   sessions whose prompt is cached come before others of their agent, a bounded number of times.
+//! - Pages of sequences that wait for the result of a tool are evicted after others, for a bounded time.
 //! - Background work is admitted only with room to spare, and makes room for waiting interactive work. Beside
 //!   interactive work, it gets only as many tokens of a step as keep the step nearly as short, in turns.
 //! - When pages run out, the youngest sequence is preempted: its pages go into the prefix tree, so it finds
@@ -15,6 +17,10 @@
 //! The scheduler computes nothing, and only the engine loop's thread touches it.
 
 mod accounts;
+mod admission_order;
+#[cfg(test)]
+mod agent_tests;
+mod continuations;
 mod disk;
 mod drafts;
 mod eviction_order;
@@ -40,6 +46,7 @@ use crate::sequence_id::SequenceId;
 use crate::telemetry::Telemetry;
 use crate::{Affinity, EngineError, FinishReason, InForce, PageOwner, Priority, TokenMeter, Weights};
 
+use continuations::Continuations;
 use disk::DiskView;
 pub(crate) use disk::EndedPrefix;
 use step_pace::{MIN_CHUNK_TOKENS, StepPace, StepShape};
@@ -66,8 +73,11 @@ pub(crate) struct Scheduler {
     meter: Option<Arc<dyn TokenMeter>>,
     telemetry: Arc<Telemetry>,
     disk: DiskView,
+    continuations: Continuations,
     /// Whether requests came or pages were given back since `order_evictions`.
     is_eviction_order_old: bool,
+    /// Whether requests came or were admitted, or pages were given back, since `order_admissions`.
+    is_admission_order_old: bool,
 }
 
 /// A running sequence with tokens to compute before it draws one.
@@ -108,14 +118,17 @@ impl Scheduler {
             meter,
             telemetry: view.telemetry.clone(),
             disk: DiskView::default(),
+            continuations: Continuations::new(Instant::now()),
             is_eviction_order_old: false,
+            is_admission_order_old: false,
         }
     }
 
     /// Adds a sequence to the queue. The bound of the queue was checked before.
     pub fn submit(&mut self, sequence: Sequence) {
+        self.end_continuations(&sequence);
         self.waiting.push(sequence);
-        self.is_eviction_order_old = true;
+        self.outdate_orders();
     }
 
     /// Returns whether there is nothing to compute and nothing waits.
@@ -156,8 +169,10 @@ impl Scheduler {
         cached.chain(running).filter(|owner| owner.pages > 0).collect()
     }
 
-    /// Ends sequences whose caller is gone or whose deadline has passed.
+    /// Ends sequences whose caller is gone or whose deadline has passed, and gives up waiting for continuations that are
+    /// overdue.
     pub fn end_interrupted(&mut self, now: Instant) {
+        self.expire_continuations(now);
         for sequence in self.waiting.remove_if(|sequence| sequence.interruption(now).is_some()) {
             let error = sequence.interruption(now).unwrap_or(EngineError::Cancelled);
             sequence.fail(error);
@@ -182,6 +197,7 @@ impl Scheduler {
     /// Admits waiting sequences while there is room.
     pub fn admit(&mut self) {
         loop {
+            self.order_admissions();
             let decodes = self.running.iter().filter(|sequence| is_decode(sequence)).count();
             let step_tokens = self.pace.prefill_tokens(decodes, self.limits.tokens - decodes);
             let is_held = |waiting: &Sequence| {
@@ -206,6 +222,7 @@ impl Scheduler {
             let admitted = sequence.admit(pages);
             charge_tokens(&mut sequence, &mut self.waiting, self.meter.as_deref());
             self.running.push(sequence);
+            self.is_admission_order_old = true;
             match admitted {
                 Ok(None) => {}
                 Ok(Some(reason)) => self.end(id, Ok(reason)),
@@ -256,6 +273,7 @@ impl Scheduler {
         let mut sequence = self.running.remove(at);
         charge_tokens(&mut sequence, &mut self.waiting, self.meter.as_deref());
         self.disk.record_end(&sequence);
+        self.expect_continuation(&sequence, &ending);
         self.release_pages(&mut sequence);
         self.disk.forgotten.remove(&id);
         match ending {
@@ -412,8 +430,14 @@ impl Scheduler {
         let computed = sequence.settled();
         let pages = sequence.give_up_pages();
         self.kv.release(&sequence.request.affinity.tenant, pages, &sequence.tokens[..computed]);
-        self.is_eviction_order_old = true;
+        self.outdate_orders();
         self.settle_owner(sequence.id, &sequence.request.affinity, &sequence.tokens[..computed]);
+    }
+
+    /// Records that requests came or pages were given back.
+    fn outdate_orders(&mut self) {
+        self.is_eviction_order_old = true;
+        self.is_admission_order_old = true;
     }
 
     /// Returns the number of pages that running sequences will still allocate for tokens that are already

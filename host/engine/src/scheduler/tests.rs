@@ -136,12 +136,17 @@ impl Harness {
         panic!("the sequences do not finish");
     }
 
+    /// Lets time pass in which nothing is computed.
+    pub(super) fn wait(&mut self, time: Duration) {
+        self.now += time;
+    }
+
     fn running(&self) -> Vec<u64> {
         self.scheduler.running.iter().map(|sequence| sequence.id.0).collect()
     }
 
     /// Returns the number of cached prompt tokens of an admitted sequence.
-    fn cached_tokens(&mut self, id: u64) -> u32 {
+    pub(super) fn cached_tokens(&mut self, id: u64) -> u32 {
         let stream = self.streams.get_mut(&id).expect("it has not been cancelled");
         match stream.next().now_or_never() {
             Some(Some(Ok(TokenEvent::Started { cached_tokens, .. }))) => cached_tokens,

@@ -3,7 +3,12 @@
 //! within it the agent with the least service, and among equals the one whose last turn was longest ago. The
 //! sessions of an agent take turns, so that neither a busy session nor an agent with many sessions holds up the
 //! others. Requests of one session run in order.
+//!
+//! While pages are scarce, sessions of one agent are ranked, and one of a higher rank gets its turn earlier. A session is
+//! overtaken [`MAX_OVERTAKEN`] times at most; then it is the next one of its agent. Ranks change nothing between agents or
+//! tenants.
 
+use std::cmp::Reverse;
 use std::collections::VecDeque;
 
 use super::accounts::{Accounts, ServicePerWeight};
@@ -11,6 +16,9 @@ use crate::sequence::Sequence;
 use crate::sequence_id::SequenceId;
 use crate::service::Service;
 use crate::{InForce, Priority, Weights};
+
+/// Maximum number of turns that sessions of the same agent with a higher rank take before a session.
+pub(super) const MAX_OVERTAKEN: u32 = 8;
 
 pub(super) struct Waiting {
     interactive: Lanes,
@@ -35,6 +43,9 @@ struct AgentLane {
 struct SessionLane {
     session: Option<String>,
     sequences: VecDeque<Sequence>,
+    rank: u8,
+    /// The number of turns of sessions that were behind this one, since its own last turn.
+    overtaken: u32,
 }
 
 impl Waiting {
@@ -64,7 +75,8 @@ impl Waiting {
             Some(lane) => lane.sequences.push_back(sequence),
             None => {
                 let session = affinity.session.clone();
-                sessions.push_back(SessionLane { session, sequences: VecDeque::from([sequence]) });
+                let sequences = VecDeque::from([sequence]);
+                sessions.push_back(SessionLane { session, sequences, rank: 0, overtaken: 0 });
             }
         }
     }
@@ -81,6 +93,21 @@ impl Waiting {
         [&self.interactive, &self.background]
             .into_iter()
             .find_map(|lanes| lanes.in_order().find(|sequence| !is_held(sequence)))
+    }
+
+    /// Ranks the first `count` sessions by their next sequence, in the order in which agents and sessions would have their
+    /// turns without ranks. All others have the lowest rank, which is zero.
+    pub fn rank_sessions(&mut self, count: usize, rank: impl Fn(&Sequence) -> u8) {
+        let mut left = count;
+        for lanes in [&mut self.interactive, &mut self.background] {
+            for agent in lanes.agents_in_order() {
+                for session in &mut lanes.agents[agent].sessions {
+                    let next = session.sequences.front().filter(|_| left > 0);
+                    session.rank = next.map_or(0, &rank);
+                    left = left.saturating_sub(1);
+                }
+            }
+        }
     }
 
     /// Returns the first `count` sequences in the order in which they would run, interactive ones before background ones.
@@ -145,12 +172,17 @@ impl Waiting {
 impl Lanes {
     /// Iterates over all sequences in the order in which they would run if none of them used up a turn.
     fn in_order(&self) -> impl Iterator<Item = &Sequence> {
-        let service = |lane: &AgentLane| self.accounts.service(&lane.tenant, lane.agent.as_deref());
-        let mut agents: Vec<(ServicePerWeight, &AgentLane)> =
-            self.agents.iter().map(|lane| (service(lane), lane)).collect();
-        agents.sort_by(|(one, _), (other, _)| one.total_cmp(other));
-        let sessions = agents.into_iter().flat_map(|(_, agent)| &agent.sessions);
+        let agents = self.agents_in_order().into_iter().map(move |at| &self.agents[at]);
+        let sessions = agents.flat_map(AgentLane::in_order);
         self.preempted.iter().chain(sessions.flat_map(|session| &session.sequences))
+    }
+
+    /// Returns the positions of the agents in the order in which they would have their turns.
+    fn agents_in_order(&self) -> Vec<usize> {
+        let service = |lane: &AgentLane| self.accounts.service(&lane.tenant, lane.agent.as_deref());
+        let mut agents: Vec<(ServicePerWeight, usize)> = self.agents.iter().map(service).zip(0..).collect();
+        agents.sort_by(|(one, _), (other, _)| one.total_cmp(other));
+        agents.into_iter().map(|(_, at)| at).collect()
     }
 
     fn len(&self) -> usize {
@@ -169,8 +201,11 @@ impl Lanes {
                 let taken = lane.remove(at)?;
                 self.accounts.take_turn(&taken.request.affinity);
                 let mut lane = self.agents.remove(agent)?;
+                for passed in lane.sessions.range_mut(..session) {
+                    passed.overtaken = passed.overtaken.saturating_add(1);
+                }
                 let had_its_turn = lane.sessions.remove(session)?;
-                lane.sessions.push_back(had_its_turn);
+                lane.sessions.push_back(SessionLane { rank: 0, overtaken: 0, ..had_its_turn });
                 self.agents.push_back(lane);
                 self.drop_empty();
                 return Some(taken);
@@ -184,5 +219,21 @@ impl Lanes {
             agent.sessions.retain(|session| !session.sequences.is_empty());
         }
         self.agents.retain(|agent| !agent.sessions.is_empty());
+    }
+}
+
+impl AgentLane {
+    /// Returns the sessions in the order in which they would have their turns.
+    fn in_order(&self) -> Vec<&SessionLane> {
+        let mut sessions: Vec<&SessionLane> = self.sessions.iter().collect();
+        sessions.sort_by_key(|session| Reverse(session.precedence()));
+        sessions
+    }
+}
+
+impl SessionLane {
+    /// Returns the rank, or the highest one if the session was overtaken often enough.
+    fn precedence(&self) -> u8 {
+        if self.overtaken >= MAX_OVERTAKEN { u8::MAX } else { self.rank }
     }
 }

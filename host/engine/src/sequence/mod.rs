@@ -4,6 +4,7 @@
 //! knows how far it has been computed and which pages it holds, but does not decide when it is computed.
 
 mod append;
+mod continuation;
 mod state;
 mod thinking;
 
