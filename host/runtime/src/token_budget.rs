@@ -39,12 +39,16 @@ struct Inner {
     rules: InForce<Rules>,
     money: MoneyBudgets,
     today: Mutex<Today>,
+    /// Held while the sums are read again.
+    refreshing: tokio::sync::Mutex<()>,
 }
 
 struct Today {
     /// Number of the day since 1970.
     day: u32,
     tallies: HashMap<Account, Tally>,
+    /// Tokens that were counted since the sums were begun to be read again.
+    meanwhile: Option<HashMap<Account, u64>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -123,12 +127,38 @@ impl TokenBudgets {
         clock: Clock,
         rules: InForce<Rules>,
     ) -> Result<Self, RuntimeError> {
-        let mut today = Today { day: day_of(clock.now_ms()), tallies: HashMap::new() };
+        let mut today = Today { day: day_of(clock.now_ms()), tallies: HashMap::new(), meanwhile: None };
         for used in store.token_use(today.day).await? {
             today.count(&used);
         }
         let money = MoneyBudgets::open(store, clock.clone()).await?;
-        Ok(TokenBudgets(Arc::new(Inner { clock, rules, money, today: Mutex::new(today) })))
+        let (today, refreshing) = (Mutex::new(today), tokio::sync::Mutex::default());
+        Ok(TokenBudgets(Arc::new(Inner { clock, rules, money, today, refreshing })))
+    }
+
+    /// Reads what was used today again, because other hosts of the cluster use the same budgets. Tokens that are counted meanwhile
+    /// may or may not be in the sums, so they are added: for a moment some may count twice, and none are lost. What the turns of
+    /// other hosts hold is unknown until they end.
+    pub(crate) async fn refresh(&self, store: &Store) -> Result<(), RuntimeError> {
+        let _one = self.0.refreshing.lock().await;
+        let day = {
+            let mut today = self.today();
+            today.meanwhile = Some(HashMap::new());
+            today.day
+        };
+        let sums = store.token_use(day).await?;
+        {
+            let mut today = self.today();
+            // Without it, the day has changed.
+            if let Some(meanwhile) = today.meanwhile.take() {
+                today.tallies.values_mut().for_each(|tally| tally.used = 0);
+                sums.iter().for_each(|used| today.count(used));
+                for (account, tokens) in meanwhile {
+                    today.tallies.entry(account).or_default().used += tokens;
+                }
+            }
+        }
+        Ok(self.0.money.refresh(store).await?)
     }
 
     /// Returns the share for work of a tenant, either with an agent that has this daily limit or
@@ -155,6 +185,7 @@ impl TokenBudgets {
         let mut today = self.0.today.lock().unwrap_or_else(PoisonError::into_inner);
         if today.day != day {
             today.day = day;
+            today.meanwhile = None;
             today.tallies.retain(|_, tally| {
                 tally.used = 0;
                 tally.held != Held::default()
@@ -172,6 +203,9 @@ impl Today {
     fn count(&mut self, used: &TokenUse) {
         let agent = used.agent.clone().map(Account::Agent);
         for account in agent.into_iter().chain([Account::Tenant(used.tenant.clone())]) {
+            if let Some(meanwhile) = &mut self.meanwhile {
+                *meanwhile.entry(account.clone()).or_default() += used.tokens;
+            }
             self.tallies.entry(account).or_default().used += used.tokens;
         }
     }
@@ -348,6 +382,23 @@ mod tests {
         assert!(matches!(two.reserve(7), Err(NoTokens::UsedUp(_))), "nothing is left to be released");
         drop(one);
         assert!(matches!(two.reserve(7), Ok(5)), "the other turn did not end, so its tokens are released");
+    }
+
+    #[tokio::test]
+    async fn another_host_that_used_tokens_leaves_fewer() {
+        let store = Store::for_tests().await.expect("a database in memory");
+        let clock = Clock::at(0);
+        let (one, other) = (budgets(&store, &clock).await, budgets(&store, &clock).await);
+        let share = other.share("acme", Some(("a", 10)));
+        spend(&store, &one.share("acme", Some(("a", 10))), 7).await;
+        assert!(matches!(share.reserve(1), Ok(1)));
+        other.refresh(&store).await.expect("readable");
+        assert!(matches!(share.reserve(7), Ok(2)), "7 are used, and one is reserved here");
+        one.refresh(&store).await.expect("readable");
+        assert!(matches!(one.share("acme", Some(("a", 10))).reserve(7), Ok(3)), "its own use counts once");
+        clock.advance(DAY_MS);
+        other.refresh(&store).await.expect("readable");
+        assert!(matches!(other.share("acme", Some(("a", 10))).reserve(20), Ok(7)), "a new day");
     }
 
     #[tokio::test]

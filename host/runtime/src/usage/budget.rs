@@ -8,11 +8,11 @@
 //! reservation is replaced with the cost when the request ends, and becomes part of the day's sum when the
 //! store has it. A request whose cost cannot be known is refused.
 
-use super::{Amount, Currency, ModelUse, Money, Price, PriceList, UsageDay, WorstCase};
+use super::{Amount, Currency, DayCounts, ModelUse, Money, Price, PriceList, UsageDay, WorstCase};
 use crate::{BudgetUsedUp, Clock, PriceUnknown, error::Budget};
 use skep_store::{Store, StoreError, UsageBy, UsageCounts, UsageFilter, UsageRow};
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -35,8 +35,7 @@ struct Inner {
 
 struct Today {
     day: UsageDay,
-    /// The counts of today by tenant and model.
-    used: HashMap<String, BTreeMap<String, UsageCounts>>,
+    used: DayCounts,
     /// Money held by tenants that have a budget in this currency.
     held: HashMap<(String, Currency), Held>,
 }
@@ -71,12 +70,20 @@ impl MoneyBudgets {
     /// Opens the budgets with what was used today.
     pub(crate) async fn open(store: &Store, clock: Clock) -> Result<Self, StoreError> {
         let day = UsageDay::of_ms(clock.now_ms());
-        let mut today = Today { day, used: HashMap::new(), held: HashMap::new() };
-        let filter = UsageFilter { tenant: None, first_day: day.number(), last_day: day.number() };
-        for sum in store.usage(&filter, UsageBy::Tenant, u32::MAX).await? {
-            today.count(&sum.group.unwrap_or_default(), &sum.model, &sum.counts);
-        }
-        Ok(MoneyBudgets(Arc::new(Inner { clock, today: Mutex::new(today) })))
+        let today = Today { day, used: DayCounts::default(), held: HashMap::new() };
+        let budgets = MoneyBudgets(Arc::new(Inner { clock, today: Mutex::new(today) }));
+        budgets.refresh(store).await?;
+        Ok(budgets)
+    }
+
+    /// Reads what was used today, by all hosts. Only one reading happens at a time.
+    pub(crate) async fn refresh(&self, store: &Store) -> Result<(), StoreError> {
+        self.today().used.begin_reading();
+        let day = self.today().day.number();
+        let filter = UsageFilter { tenant: None, first_day: day, last_day: day };
+        let sums = store.usage(&filter, UsageBy::Tenant, u32::MAX).await?;
+        self.today().used.end_reading(&sums);
+        Ok(())
     }
 
     /// Returns the share for work of a tenant that has this budget, at these prices.
@@ -91,17 +98,10 @@ impl MoneyBudgets {
         let mut today = self.0.today.lock().unwrap_or_else(PoisonError::into_inner);
         if today.day != day {
             today.day = day;
-            today.used.clear();
+            today.used = DayCounts::default();
             today.held.retain(|_, held| *held != Held::default());
         }
         today
-    }
-}
-
-impl Today {
-    fn count(&mut self, tenant: &str, model: &str, counts: &UsageCounts) {
-        let models = self.used.entry(tenant.to_owned()).or_default();
-        models.entry(model.to_owned()).or_default().add(counts);
     }
 }
 
@@ -194,13 +194,13 @@ impl MoneyShare {
         let spent = std::mem::take(&mut self.held().spent);
         self.change(&mut today, |held| held.spent -= spent);
         for row in rows.iter().filter(|row| row.day == day.number()) {
-            today.count(&self.tenant, &row.model, &row.counts);
+            today.used.count(&self.tenant, &row.model, &row.counts);
         }
     }
 
     /// Returns the cost of what the tenant has used today.
     fn used(&self, today: &Today) -> Amount {
-        let models = today.used.get(&self.tenant).into_iter().flatten();
+        let models = today.used.of(&self.tenant);
         models.fold(Amount::ZERO, |sum, (model, counts)| sum + self.cost(today.day, model, counts))
     }
 
@@ -221,7 +221,7 @@ impl MoneyShare {
     /// Returns the price of a model if it covers everything that the model has used today.
     fn whole_price(&self, currency: Currency, model: &str, today: &Today) -> Result<&Price, PriceUnknown> {
         let price = self.price_in(currency, model, today.day)?;
-        let used = today.used.get(&self.tenant).and_then(|models| models.get(model));
+        let used = today.used.of_model(&self.tenant, model);
         match used.and_then(|counts| price.unpriced(counts)) {
             None => Ok(price),
             Some(_) => {
@@ -315,7 +315,7 @@ mod tests {
     /// The budgets of a host with these limits and prices.
     struct Budgets {
         budgets: MoneyBudgets,
-        limits: BTreeMap<String, Money>,
+        limits: std::collections::BTreeMap<String, Money>,
         prices: Arc<PriceList>,
     }
 

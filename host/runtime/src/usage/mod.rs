@@ -6,6 +6,7 @@
 
 mod budget;
 mod day;
+mod day_counts;
 mod meter;
 mod money;
 mod price;
@@ -13,6 +14,7 @@ mod report;
 
 pub(crate) use budget::{BudgetRefusal, MoneyBudgets, MoneyShare, ReservedCost};
 pub use day::UsageDay;
+use day_counts::DayCounts;
 pub use meter::WorstCase;
 pub(crate) use meter::{ModelUse, RequestUse, Source, billed_models, most_prompt_tokens};
 pub use money::{Amount, Currency, Money};
