@@ -17,6 +17,7 @@ use skep_store::{ApprovalRow, Decision, NewApproval, Store, Verdict};
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 use tokio::{sync::watch, task::JoinSet};
 
@@ -25,6 +26,9 @@ const NOT_IN_TIME: &str = "nobody approved this call in time, which is `approval
                            not made";
 
 const MAX_PAGE: u32 = 1_000;
+/// Interval at which a waiting turn of a cluster looks for decisions that were made on another host, which cannot wake it.
+/// Requests to decide are sent to the host of the turn, so this is needed only if the session moves at that moment.
+const LOOK_INTERVAL: Duration = Duration::from_secs(3);
 const MAX_REASON_BYTES: usize = 2 << 10;
 /// Maximum number of calls of one turn that wait at the same time.
 const MAX_WAITING: usize = 32;
@@ -144,14 +148,17 @@ impl TurnApprovals {
     /// Resolves when the turn may continue: somebody has decided, the time limit of a call has
     /// passed, or a turn that it called has resumed.
     pub(crate) async fn decided(&self) {
-        let (mut decided, expires_at_ms, called) = {
+        let (mut decided, expires_at_ms, called, asked) = {
             let inner = self.lock();
             let called: Vec<Parked> = inner.called.values().cloned().collect();
-            (inner.decided.clone(), inner.waiting.values().map(|waiting| waiting.expires_at_ms).min(), called)
+            let asked: Vec<String> = inner.waiting.values().map(|waiting| waiting.approval.clone()).collect();
+            let expires_at_ms = inner.waiting.values().map(|waiting| waiting.expires_at_ms).min();
+            (inner.decided.clone(), expires_at_ms, called, asked)
         };
         let own = async {
             let Some(at_ms) = expires_at_ms else { return std::future::pending().await };
             tokio::select! {
+                () = self.desk.decided_elsewhere(&asked) => {}
                 changed = decided.changed() => {
                     // A decision requires that approval was requested.
                     debug_assert!(changed.is_ok());
@@ -279,6 +286,7 @@ impl TurnApprovals {
             let _waits = self.journal.waits();
             tokio::select! {
                 _ = decided.changed() => {}
+                () = self.desk.decided_elsewhere(std::slice::from_ref(&id)) => {}
                 () = clock.sleep_until(expires_at_ms) => {}
             }
             self.lock().waiting.remove(&call.number());
@@ -346,6 +354,24 @@ impl ApprovalDesk {
         let folder = tenant.map(Tenant::folder);
         let rows = self.store.pending_approvals(folder.as_ref(), limit.min(MAX_PAGE)).await?;
         Ok(rows.iter().map(|row| approval(&self.clock, row)).collect())
+    }
+
+    /// Resolves when one of these approvals was decided, also by another host of the cluster. Without a cluster, whoever decides
+    /// wakes the turn.
+    async fn decided_elsewhere(&self, asked: &[String]) {
+        if !self.store.is_clustered() {
+            return std::future::pending().await;
+        }
+        loop {
+            tokio::time::sleep(LOOK_INTERVAL).await;
+            for id in asked {
+                match self.store.approval(id).await {
+                    Ok(Some(ApprovalRow { decision: None, .. })) => {}
+                    Ok(_) => return,
+                    Err(error) => tracing::warn!(id, "cannot look for the decision on a call: {error}"),
+                }
+            }
+        }
     }
 
     /// Decides on a call and resumes its turn. If the call is denied, the reason is passed to the

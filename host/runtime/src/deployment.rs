@@ -27,21 +27,35 @@ enum Slot {
     Failed(NotStarted),
 }
 
+/// The version of an agent and the time of its deployment. Versions are counted from 1 again when a deleted agent is deployed again,
+/// so only both together identify what is deployed.
+type Identity = (u64, u64);
+
+/// The changes that other hosts made to the set of agents.
+#[derive(Default)]
+pub(crate) struct StoredChanges {
+    /// Agents that are no longer stored, or were deleted and deployed again. Their sessions are gone.
+    pub(crate) removed: Vec<String>,
+    /// The active versions that are not the ones in memory.
+    pub(crate) rows: Vec<VersionRow>,
+}
+
 /// The reason why a stored agent could not be restarted.
 #[derive(Clone)]
 struct NotStarted {
+    identity: Identity,
     reason: String,
     /// The model that its `agent.toml` names but the host lacks, and the models that the host has.
     model_gone: Option<(String, Vec<String>)>,
 }
 
 impl NotStarted {
-    fn because(error: &RuntimeError) -> Self {
+    fn because(error: &RuntimeError, row: &VersionRow) -> Self {
         let model_gone = match error {
             RuntimeError::ModelUnknown { name, known } => Some((name.clone(), known.clone())),
             _ => None,
         };
-        NotStarted { reason: error.to_string(), model_gone }
+        NotStarted { identity: identity_of(row), reason: error.to_string(), model_gone }
     }
 
     fn error(self, agent: &str) -> RuntimeError {
@@ -110,6 +124,40 @@ impl Deployments {
         Ok(names)
     }
 
+    /// Compares the stored agents with those in memory.
+    pub(crate) async fn stored_changes(&self) -> Result<StoredChanges, RuntimeError> {
+        let rows = self.store.agents().await?;
+        let known: BTreeMap<String, Identity> =
+            self.read().iter().map(|(name, slot)| (name.clone(), slot.identity())).collect();
+        let mut changes = StoredChanges::default();
+        let is_stored = |name: &&String| rows.iter().any(|row| row.agent.name == **name);
+        changes.removed.extend(known.keys().filter(|name| !is_stored(name)).cloned());
+        for row in rows {
+            let name = &row.agent.name;
+            let Some(before) = known.get(name) else {
+                changes.rows.push(row);
+                continue;
+            };
+            if *before == identity_of(&row) {
+                continue;
+            }
+            let versions = self.store.versions(name).await?;
+            if !versions.iter().any(|version| identity_of(version) == *before) {
+                changes.removed.push(name.clone());
+            }
+            changes.rows.push(row);
+        }
+        Ok(changes)
+    }
+
+    /// Starts the versions that another host has made active. Returns the names of those that can be called.
+    pub(crate) async fn start_stored(self: &Arc<Self>, rows: Vec<VersionRow>) -> Vec<String> {
+        let mut names: Vec<String> = rows.iter().map(|row| row.agent.name.clone()).collect();
+        self.restore_all(rows).await;
+        names.retain(|name| self.deployed(name).is_ok());
+        names
+    }
+
     /// Gives all agents the limits that follow from the operator's ceilings now. Turns that run keep theirs.
     pub(crate) fn renew_limits(&self) {
         let mut agents = self.agents.write().unwrap_or_else(PoisonError::into_inner);
@@ -136,7 +184,7 @@ impl Deployments {
                     Ok(deployed) => Slot::Ready(Arc::new(deployed)),
                     Err(error) => {
                         tracing::error!(agent = row.agent.name, "cannot restart the agent: {error}");
-                        Slot::Failed(NotStarted::because(&error))
+                        Slot::Failed(NotStarted::because(&error, &row))
                     }
                 };
                 deployments.put(row.agent.name, slot);
@@ -326,7 +374,18 @@ impl Directory for Deployments {
     }
 }
 
+fn identity_of(row: &VersionRow) -> Identity {
+    (row.version, row.agent.deployed_at_ms)
+}
+
 impl Slot {
+    fn identity(&self) -> Identity {
+        match self {
+            Slot::Ready(agent) => (agent.version, agent.deployed_at_ms),
+            Slot::Failed(failed) => failed.identity,
+        }
+    }
+
     fn ready(&self) -> Option<&Arc<Deployed>> {
         match self {
             Slot::Ready(agent) => Some(agent),

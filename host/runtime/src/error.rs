@@ -8,6 +8,8 @@ use skep_store::StoreError;
 use std::fmt::Display;
 
 const DAY_MS: u64 = 24 * 3_600 * 1_000;
+/// Retry delay reported to a caller whose session belongs to another host.
+const ELSEWHERE_RETRY_MS: u32 = 1_000;
 
 /// An error of the runtime. A turn that fails with one has changed nothing but the agent's log.
 #[derive(Debug, thiserror::Error)]
@@ -183,6 +185,14 @@ pub enum RuntimeError {
     NothingHeld,
     #[error("this host keeps no KV pages on disk; set `disk_gb` under [kv] in skep.toml, and start it with a data folder")]
     KvDiskOff,
+    /// Requests for the session go to another host of the cluster. `host` is 0 if it is not known to which.
+    #[error(
+        "session {agent}/{session} belongs to {}, which did not take the request yet; try again", host_name(.host)
+    )]
+    SessionElsewhere { agent: String, session: String, host: i64 },
+    /// A refusal of another host of the cluster, in its words.
+    #[error("{message}")]
+    RefusedElsewhere { code: &'static str, message: String, status: u16, retry_after_ms: Option<u32> },
     #[error("the turn was cancelled")]
     Cancelled,
     #[error("the agent trapped: {message}")]
@@ -259,6 +269,8 @@ impl RuntimeError {
             Self::TurnDropped { .. } => "turn_dropped",
             Self::NothingHeld => "nothing_held",
             Self::KvDiskOff => "kv_disk_off",
+            Self::SessionElsewhere { .. } => "session_elsewhere",
+            Self::RefusedElsewhere { code, .. } => code,
             Self::Cancelled => "cancelled",
             Self::Trap { .. } => "agent_trapped",
             Self::StoreStalled { .. } => "store_stalled",
@@ -272,12 +284,33 @@ impl RuntimeError {
     }
 }
 
+impl RuntimeError {
+    /// Returns the delay after which another attempt may succeed, if it is known.
+    pub fn retry_after_ms(&self) -> Option<u32> {
+        match self {
+            Self::MailboxFull { retry_after_ms, .. }
+            | Self::IntakeFull { retry_after_ms, .. }
+            | Self::TooManyTurns { retry_after_ms, .. }
+            | Self::QueueFull { retry_after_ms, .. }
+            | Self::OutboxFull { retry_after_ms, .. }
+            | Self::BudgetUsedUp(BudgetUsedUp { retry_after_ms, .. })
+            | Self::Engine(
+                EngineError::Busy { retry_after_ms } | EngineError::ModelLoading { retry_after_ms, .. },
+            ) => Some(*retry_after_ms),
+            Self::RefusedElsewhere { retry_after_ms, .. } => *retry_after_ms,
+            Self::SessionElsewhere { .. } => Some(ELSEWHERE_RETRY_MS),
+            _ => None,
+        }
+    }
+}
+
 /// Returns the static form of a stored error code. A code that this version does not know becomes `turn_failed`.
 pub(crate) fn known_code(code: &str) -> &'static str {
     const CODES: &[&str] = &[
         "agent_failed",
         "agent_not_found",
         "agent_trapped",
+        "approval_decided",
         "busy",
         "call_refused",
         "cancelled",
@@ -285,35 +318,46 @@ pub(crate) fn known_code(code: &str) -> &'static str {
         "deadline_exceeded",
         "divergence",
         "engine_failed",
+        "held_since_restore",
+        "host_gone",
         "host_replaced",
         "intake_full",
         "internal",
+        "invalid_component",
         "invalid_message",
         "invalid_name",
         "invalid_request",
         "limit_exceeded",
         "mailbox_full",
         "model_gone",
+        "model_loading",
         "model_not_granted",
         "model_unknown",
+        "model_unloaded",
         "money_used_up",
         "outbox_full",
         "price_unknown",
         "schema_invalid",
         "schema_unsatisfied",
+        "session_elsewhere",
+        "session_not_found",
         "shutting_down",
         "store_away",
         "store_failed",
         "store_full",
+        "store_stalled",
         "tokens_used_up",
+        "too_many_turns",
         "tool_failed",
         "truncated",
         "turn_dropped",
         "turn_lost",
+        "turn_not_found",
         "upstream_cut_off",
         "upstream_malformed",
         "upstream_refused",
         "upstream_unavailable",
+        "waiting_for_approval",
     ];
     CODES.iter().find(|known| **known == code).copied().unwrap_or("turn_failed")
 }
@@ -322,6 +366,13 @@ fn known_names(known: &[String]) -> String {
     match known {
         [] => "; deploy one with `skep deploy DIR`".to_owned(),
         known => format!("; deployed agents: {}", list(known)),
+    }
+}
+
+fn host_name(host: &i64) -> String {
+    match host {
+        0 => "another host".to_owned(),
+        number => format!("host {number}"),
     }
 }
 

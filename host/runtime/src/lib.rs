@@ -26,6 +26,7 @@ mod batch;
 mod bindings;
 mod capability;
 mod clock;
+mod cluster;
 mod component;
 mod compute;
 mod courier;
@@ -91,6 +92,10 @@ pub use batch::{
     BatchResults, BatchStatus, BatchTerms, ItemCounts, LiveAnswer, NewBatch, PartialAnswer, ScoredToken,
 };
 pub use clock::Clock;
+pub use cluster::{
+    ClusterHost, Member, PeerError, PeerInvocation, Peers, RemoteEvent, RemoteEvents, RemoteRun,
+    SessionPlace, TurnAddress,
+};
 pub use compute::{Compute, QUICK_BYTES};
 pub use error::{BudgetUsedUp, PriceUnknown, RuntimeError};
 pub use event::{

@@ -50,6 +50,11 @@ impl Admission {
         Ok(Admitted { active: self.count(agent, &invocation.principal)?, held })
     }
 
+    /// Reserves the memory of a message that is being sent to another host, which admits its turn.
+    pub(crate) fn hold(&self, invocation: &Invocation) -> Result<Held, RuntimeError> {
+        self.intake.take(invocation)
+    }
+
     /// Counts a turn that was accepted earlier, regardless of the limits.
     pub(crate) fn take_again(&self, tenant: &str, session: &SessionKey, bytes: usize) -> Admitted {
         let active = self.count_again(&session.agent, tenant);

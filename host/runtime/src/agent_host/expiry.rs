@@ -13,6 +13,7 @@ use super::AgentHost;
 use crate::{
     RuntimeError, RuntimeOptions, UsageDay,
     batch::batch_session_pattern,
+    cluster::Claimed,
     name::SessionKey,
     session::{Command, Sessions, TurnHost},
 };
@@ -191,8 +192,14 @@ impl Expiry {
     async fn expire(&self, agent: &str, session: &str, before_ms: u64) -> Result<bool, RuntimeError> {
         let sessions = self.sessions.upgrade().ok_or(RuntimeError::ShuttingDown)?;
         let key = SessionKey { agent: agent.to_owned(), session: session.to_owned() };
+        let cluster = &self.host.cluster;
+        if cluster.hands_over() {
+            return Ok(false);
+        }
+        // The owner looks for expired sessions itself.
+        let Claimed::Here(owned) = cluster.ownership.claim(&key).await? else { return Ok(false) };
         let (responder, expired) = oneshot::channel();
-        match sessions.send(&self.host, key, Command::Expire { before_ms, responder }) {
+        match sessions.send(&self.host, key, Command::Expire { before_ms, responder }, owned) {
             Ok(_) => expired.await.map_err(|_ended| RuntimeError::ShuttingDown)?,
             // The session waits for people or is busy, or all sessions in memory are; the next pass
             // finds it again.

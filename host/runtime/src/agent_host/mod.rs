@@ -6,6 +6,7 @@
 
 mod approvals;
 mod batches;
+mod cluster;
 mod deployments;
 mod events;
 mod expiry;
@@ -13,8 +14,10 @@ mod files;
 mod held;
 mod kv_pages;
 mod listings;
+mod membership;
 mod model_use;
 mod monitoring;
+mod notices;
 mod parts;
 mod responses;
 mod schedules;
@@ -46,6 +49,7 @@ use crate::{
     approvals::ApprovalDesk,
     batch::{self, BatchQueue, LiveAnswers},
     capability::{Reach, tools::HostTools},
+    cluster::Cluster,
     component::Compiler,
     courier::{self, Courier},
     deployment::Deployments,
@@ -65,11 +69,12 @@ use crate::{
     webhook::Webhooks,
 };
 use expiry::Expiry;
+use responses::Following;
 use skep_engine::{EraseScope, InForce, ModelSet, ServedModel};
 use skep_outbound::ToolServer;
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Weak},
+    sync::{Arc, Weak, atomic::AtomicBool},
     time::Duration,
 };
 use store_health::StoreHealth;
@@ -79,6 +84,8 @@ use tokio::{
 };
 
 const MAX_PAGE: u32 = 1_000;
+/// Number of sessions of a cluster whose owner a host remembers to be, for each session that it may keep in memory.
+const OWNED_FOR_EACH_LOADED: usize = 4;
 
 /// The agents of one process.
 #[derive(Clone)]
@@ -100,9 +107,12 @@ struct Inner {
     store_health: StoreHealth,
     courier: Courier,
     /// The tasks that wait for the turns of responses.
-    following: std::sync::Mutex<JoinSet<()>>,
+    following: Following,
+    started_at_ms: u64,
     /// Aborted with the host.
     _background: JoinSet<()>,
+    /// The tasks of a host of a cluster, aborted with the host.
+    cluster_tasks: std::sync::Mutex<JoinSet<()>>,
 }
 
 impl AgentHost {
@@ -110,7 +120,12 @@ impl AgentHost {
     /// open. An agent that no longer compiles is listed by [`AgentHost::failed_agents`] and does
     /// not keep the others from starting; its turns wait until it is deployed again.
     pub async fn start(parts: HostParts, options: RuntimeOptions) -> Result<Self, RuntimeError> {
-        let HostParts { store, models, tool_servers, disk, clock } = parts;
+        let HostParts { store, models, tool_servers, disk, clock, peers } = parts;
+        // Reports what others change from here on, so that nothing of what is read below is missed.
+        let notices = store.notices();
+        let max_owned = options.max_sessions_loaded.saturating_mul(OWNED_FOR_EACH_LOADED);
+        let cluster = Cluster::new(&store, peers, max_owned)?;
+        cluster.refresh().await?;
         if let Err(error) = store.tidy().await {
             // The leftovers are invisible, and the next start tries again.
             tracing::warn!("cannot remove deleted data from the database yet: {error}");
@@ -171,6 +186,8 @@ impl AgentHost {
             webhooks: webhooks.clone(),
             egress: egress.clone(),
             warm_ahead: if disk.is_some() { options.warm_ahead } else { Duration::ZERO },
+            cluster: cluster.clone(),
+            has_lost_host: AtomicBool::new(false),
         };
         let sessions = Arc::new(Sessions::new(&options));
         // A turn may call other agents, so what it reaches refers to what runs turns.
@@ -201,6 +218,7 @@ impl AgentHost {
                 reach,
                 resuming: ResumePermits::default(),
                 changes: SessionChanges::default(),
+                cluster,
             };
             Dispatch { host: Arc::new(host), admission, sessions: sessions.clone() }
         });
@@ -218,7 +236,11 @@ impl AgentHost {
         // The courier starts after the turns that it requested earlier have been resumed.
         let courier = Courier::start(Arc::new(courier), Arc::downgrade(&dispatch));
         batches.start(&dispatch).await?;
-        background.spawn(responses::follow_open(Arc::downgrade(&dispatch)));
+        // The first host follows them for all.
+        if dispatch.host.cluster.is_first() {
+            background.spawn(responses::follow_open(Arc::downgrade(&dispatch)));
+        }
+        let started_at_ms = dispatch.host.clock.now_ms();
         let inner = Inner {
             dispatch,
             webhooks,
@@ -231,10 +253,16 @@ impl AgentHost {
             expiry,
             store_health,
             courier,
-            following: std::sync::Mutex::default(),
+            following: Following::default(),
+            started_at_ms,
             _background: background,
+            cluster_tasks: std::sync::Mutex::default(),
         };
-        Ok(AgentHost { inner: Arc::new(inner) })
+        let host = AgentHost { inner: Arc::new(inner) };
+        if let Some(notices) = notices {
+            host.join_cluster(notices);
+        }
+        Ok(host)
     }
 
     /// Returns the agents that are ready, ordered by name.

@@ -1,6 +1,6 @@
 //! The parts that a host is built from.
 
-use crate::Clock;
+use crate::{Clock, Peers};
 use skep_engine::{DiskTier, ModelSet};
 use skep_outbound::ToolServer;
 use skep_store::Store;
@@ -17,11 +17,14 @@ pub struct HostParts {
     pub disk: Option<Arc<DiskTier>>,
     /// The wall clock of everything that the host does.
     pub clock: Clock,
+    /// Asks the other hosts of the cluster. `None` without a cluster.
+    pub peers: Option<Arc<dyn Peers>>,
 }
 
 impl HostParts {
     /// Returns the parts of a host with the system's clock and without tool servers.
     pub fn new(store: Store, models: ModelSet) -> Self {
-        HostParts { store, models, tool_servers: BTreeMap::new(), disk: None, clock: Clock::default() }
+        let (tool_servers, clock) = (BTreeMap::new(), Clock::default());
+        HostParts { store, models, tool_servers, disk: None, clock, peers: None }
     }
 }

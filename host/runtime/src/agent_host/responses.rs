@@ -4,15 +4,58 @@ use super::AgentHost;
 use crate::{
     BatchAnswer, BatchPhase, LiveAnswer, NewBatch, NewResponse, RuntimeError, StoredResponse,
     batch::response::{self, MAX_CHAIN, ResponseEnd, ResponsePhase},
-    dispatch::Dispatch,
+    dispatch::{Asks, Dispatch},
     text::excerpt,
 };
 use skep_store::{ResponseRow, ResponseState, ResponseTurn};
-use std::sync::{Arc, PoisonError, Weak};
+use std::{
+    collections::HashSet,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    time::Duration,
+};
 use tokio::task::JoinSet;
 
 /// Maximum size of the responses that one request continues.
 const MAX_CHAIN_BYTES: u64 = 64 << 20;
+/// Delay before a turn is followed again that could not be found on the hosts of the cluster.
+const FOLLOW_PAUSE: Duration = Duration::from_secs(1);
+
+/// The responses whose turns this host follows.
+#[derive(Default)]
+pub(super) struct Following {
+    tasks: Mutex<JoinSet<()>>,
+    ids: Arc<Mutex<HashSet<String>>>,
+}
+
+impl Following {
+    /// Waits in the background for the end of the turn of a response, unless a task already does.
+    fn follow(&self, dispatch: Arc<Dispatch>, id: String, turn: ResponseTurn) {
+        if !locked(&self.ids).insert(id.clone()) {
+            return;
+        }
+        let ids = self.ids.clone();
+        let mut tasks = locked(&self.tasks);
+        while tasks.try_join_next().is_some() {}
+        tasks.spawn(async move {
+            follow(dispatch, id.clone(), turn).await;
+            locked(&ids).remove(&id);
+        });
+    }
+
+    /// Follows all open responses, because the host that followed some of them is gone.
+    pub(super) async fn take_over(&self, dispatch: &Arc<Dispatch>) -> Result<(), RuntimeError> {
+        for row in dispatch.host.store.open_responses_of_turns().await? {
+            if let Some(turn) = row.turn {
+                self.follow(dispatch.clone(), row.id, turn);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn locked<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
+    value.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 impl AgentHost {
     /// Stores a response with its answer, or one whose turn has begun and is followed to its end.
@@ -25,10 +68,7 @@ impl AgentHost {
         let followed = new.turn.clone().filter(|_| answer.is_none());
         response::put(self.inner.batches.context(), new, answer).await?;
         if let Some(turn) = followed {
-            let follow = follow(self.inner.dispatch.clone(), id, turn);
-            let mut following = self.inner.following.lock().unwrap_or_else(PoisonError::into_inner);
-            while following.try_join_next().is_some() {}
-            following.spawn(follow);
+            self.inner.following.follow(self.inner.dispatch.clone(), id, turn);
         }
         Ok(())
     }
@@ -100,7 +140,7 @@ impl AgentHost {
         }
         match found.turn {
             Some(ResponseTurn { agent, session, turn }) => {
-                self.inner.dispatch.cancel_turn(&agent, &session, &turn).await?;
+                self.inner.dispatch.cancel_turn(&agent, &session, &turn, Asks::Others).await?;
                 let (store, at_ms) = (&self.host().store, self.host().clock.now_ms());
                 store.end_response(id, ResponseState::Cancelled, at_ms).await?;
             }
@@ -152,11 +192,19 @@ pub(super) async fn follow_open(dispatch: Weak<Dispatch>) {
 /// Waits for the end of a turn, and stores it as the end of the response.
 async fn follow(dispatch: Arc<Dispatch>, id: String, turn: ResponseTurn) {
     let ResponseTurn { agent, session, turn } = turn;
-    let ended = async {
-        let run = dispatch.follow(&agent, &session, &turn).await?;
-        Ok(BatchAnswer::of_turn(String::new(), run.outcome().await?))
+    let ended = loop {
+        let ended = async {
+            let run = dispatch.follow(&agent, &session, &turn).await?;
+            Ok::<_, RuntimeError>(BatchAnswer::of_turn(String::new(), run.outcome().await?))
+        };
+        match ended.await {
+            // The turn continues on some host.
+            Err(error) if matches!(error.code(), "host_gone" | "session_elsewhere") => {
+                tokio::time::sleep(FOLLOW_PAUSE).await;
+            }
+            ended => break ended,
+        }
     };
-    let ended = ended.await;
     if let Err(RuntimeError::ShuttingDown) = ended {
         return;
     }

@@ -204,10 +204,12 @@ impl AgentHost {
     pub(crate) fn panic_in(&self, agent: &str, session: &str) {
         let key = SessionKey { agent: agent.to_owned(), session: session.to_owned() };
         let inner = &self.inner;
-        inner.dispatch.sessions.send(&inner.dispatch.host, key, Command::Panic).expect("there is room");
+        let (sessions, owned) = (&inner.dispatch.sessions, crate::cluster::Owned::default());
+        sessions.send(&inner.dispatch.host, key, Command::Panic, owned).expect("there is room");
     }
 
-    /// Sends a command to a session's actor that changes the session as a whole.
+    /// Sends a command to a session's actor that changes the session as a whole. Fails if another host of the cluster owns the
+    /// session: requests are sent to the owner before they get here, so the session has just moved.
     pub(super) async fn write<T>(
         &self,
         agent: &str,
@@ -221,7 +223,8 @@ impl AgentHost {
         self.inner.dispatch.admission.held.check(agent, session)?;
         let (responder, written) = oneshot::channel();
         let key = SessionKey { agent: agent.to_owned(), session: session.to_owned() };
-        self.inner.dispatch.sessions.send(host, key, command(responder))?;
+        let owned = self.inner.dispatch.claim(&key).await?;
+        self.inner.dispatch.sessions.send(host, key, command(responder), owned)?;
         written.await.map_err(|_ended| RuntimeError::Cancelled)?
     }
 }

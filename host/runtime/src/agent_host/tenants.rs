@@ -102,6 +102,11 @@ impl AgentHost {
                         Err(RuntimeError::WaitingForApproval { .. } | RuntimeError::MailboxFull { .. }) => {
                             is_used = true;
                         }
+                        // Its owner has no reason to use it again, because the tenant's keys are gone. If it does, its
+                        // turn fails, because the session has changed.
+                        Err(RuntimeError::SessionElsewhere { .. }) => {
+                            deleted += u64::from(store.delete_session(&agent, &session).await?);
+                        }
                         Err(error) => return Err(error),
                     }
                 }

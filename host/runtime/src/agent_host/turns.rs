@@ -1,7 +1,7 @@
 //! Turns as callers see them.
 
 use super::AgentHost;
-use crate::{Invocation, RunHandle, RuntimeError, TurnClient, TurnDetail};
+use crate::{Invocation, RunHandle, RuntimeError, TurnClient, TurnDetail, dispatch::Asks};
 use std::sync::Weak;
 
 impl AgentHost {
@@ -17,7 +17,7 @@ impl AgentHost {
     }
 
     /// Does the same as [`AgentHost::invoke`], for a client to which the turn may send notifications and questions as long
-    /// as it exists.
+    /// as it exists, unless the turn runs on another host of the cluster.
     pub async fn invoke_for(
         &self,
         invocation: Invocation,
@@ -39,6 +39,6 @@ impl AgentHost {
 
     /// Cancels a turn that is waiting or running. A turn that has ended is left unchanged.
     pub async fn cancel_turn(&self, agent: &str, session: &str, turn: &str) -> Result<(), RuntimeError> {
-        self.inner.dispatch.cancel_turn(agent, session, turn).await
+        self.inner.dispatch.cancel_turn(agent, session, turn, Asks::Others).await
     }
 }

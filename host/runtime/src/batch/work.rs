@@ -6,7 +6,10 @@ use super::{
 };
 use crate::{
     Invocation, NewResponse, Origin, RequestOrigin, ResponseTurn, RuntimeError, Surface, TenantBudget,
-    batch::Context, dispatch::Dispatch, invocation::OWN_KEY, name::session_in,
+    batch::Context,
+    dispatch::{Asks, Dispatch},
+    invocation::OWN_KEY,
+    name::session_in,
 };
 use skep_engine::{Affinity, EngineError, Priority, ServedModel, chat::ChatOptions};
 use skep_store::TakenItem;
@@ -154,7 +157,7 @@ pub(super) async fn abandon(context: &Context, dispatch: &Arc<Dispatch>, item: &
     let known = context.store.turn_with_idempotency_key(&agent, &session, &key).await;
     if let Ok(Some(row)) = known {
         // If the agent was deleted meanwhile, it has no turns.
-        let _ = dispatch.cancel_turn(&agent, &session, &row.id).await;
+        let _ = dispatch.cancel_turn(&agent, &session, &row.id, Asks::Others).await;
     }
 }
 
@@ -204,7 +207,15 @@ pub(super) fn retry(error: &RuntimeError) -> Retry {
         | RuntimeError::MailboxFull { .. }
         | RuntimeError::IntakeFull { .. }
         | RuntimeError::TooManyTurns { .. }
+        | RuntimeError::SessionElsewhere { .. }
         | RuntimeError::ShuttingDown => Retry::Soon,
+        RuntimeError::RefusedElsewhere { retry_after_ms: Some(ms), .. } => {
+            Retry::After(Duration::from_millis((*ms).into()))
+        }
+        RuntimeError::RefusedElsewhere {
+            code: "agent_not_found" | "invalid_message" | "invalid_name",
+            ..
+        } => Retry::Never,
         RuntimeError::BudgetUsedUp(used_up) => {
             Retry::After(Duration::from_millis(used_up.retry_after_ms.into()))
         }

@@ -9,6 +9,9 @@
 //! Rows that are marked as started but that nobody runs, because the database failed or a task
 //! panicked, are resumed. Results are written to the store until that succeeds.
 //!
+//! In a cluster, each host looks for what is due, and one of them starts it. It is then this host's until the host is gone: the
+//! others look for what it has left.
+//!
 //! A session or a webhook receives one delivery at a time. Alarms, events and webhooks have
 //! separate permits, and each tenant has a share of them.
 
@@ -22,7 +25,8 @@ mod turn;
 mod webhook;
 
 use crate::{
-    Clock, dispatch::Dispatch, egress::Egress, event::Outbox, shutdown::Shutdown, webhook::Webhooks,
+    Clock, cluster::Cluster, dispatch::Dispatch, egress::Egress, event::Outbox, shutdown::Shutdown,
+    webhook::Webhooks,
 };
 use alarm::Alarm;
 use delivery::SessionDelivery;
@@ -31,7 +35,10 @@ use permits::{Permit, Permits};
 use skep_store::{Delivery, DeliveryKey, ScheduleRow, ScheduleState, Store, StoreError, Target};
 use std::{
     collections::{HashMap, VecDeque},
-    sync::{Arc, Weak},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 use tokio::task::{self, AbortHandle, JoinError, JoinSet};
@@ -57,10 +64,16 @@ pub(crate) struct Context {
     pub(crate) egress: Arc<Egress>,
     /// Time before an alarm is due at which the pages of its session are read; zero reads none.
     pub(crate) warm_ahead: Duration,
+    pub(crate) cluster: Cluster,
+    /// Whether another host is gone, which may have left started rows.
+    pub(crate) has_lost_host: AtomicBool,
 }
 
 /// The courier's task. Dropping this stops it and leaves started rows for the next courier.
-pub(crate) struct Courier(AbortHandle);
+pub(crate) struct Courier {
+    task: AbortHandle,
+    context: Arc<Context>,
+}
 
 struct Round {
     context: Arc<Context>,
@@ -108,7 +121,7 @@ impl Courier {
     pub(crate) fn start(context: Arc<Context>, dispatch: Weak<Dispatch>) -> Self {
         let round = Round {
             hints: Hints::new(context.warm_ahead),
-            context,
+            context: context.clone(),
             dispatch,
             running: JoinSet::new(),
             rows: HashMap::new(),
@@ -121,11 +134,17 @@ impl Courier {
             events: Permits::default(),
             webhooks: Permits::default(),
         };
-        Courier(tokio::spawn(round.run()).abort_handle())
+        Courier { task: tokio::spawn(round.run()).abort_handle(), context }
     }
 
     pub(crate) fn stop(&self) {
-        self.0.abort();
+        self.task.abort();
+    }
+
+    /// Makes the courier look for the rows that a host has left that is gone.
+    pub(crate) fn take_over(&self) {
+        self.context.has_lost_host.store(true, Ordering::Release);
+        self.context.outbox.ring();
     }
 }
 
@@ -206,6 +225,11 @@ impl Round {
     /// Starts the rows that are due, as far as permits allow. Returns the time at which the next
     /// one is due.
     async fn fill(&mut self) -> Result<u64, StoreError> {
+        // The hosts that continue start what is due. This one finishes what it has started.
+        if self.context.cluster.hands_over() {
+            return Ok(u64::MAX);
+        }
+        self.needs_repair |= self.context.has_lost_host.swap(false, Ordering::AcqRel);
         if self.needs_repair {
             self.take_up().await?;
         }

@@ -50,6 +50,7 @@ pub(super) async fn take(dispatch: &Weak<Dispatch>, invocation: Invocation, perm
             RuntimeError::MailboxFull { retry_after_ms, .. }
             | RuntimeError::IntakeFull { retry_after_ms, .. }
             | RuntimeError::TooManyTurns { retry_after_ms, .. }
+            | RuntimeError::RefusedElsewhere { retry_after_ms: Some(retry_after_ms), .. }
             | RuntimeError::BudgetUsedUp(BudgetUsedUp { retry_after_ms, .. }) => {
                 let wait_ms = u64::from(*retry_after_ms);
                 Verdict::NotNow { error, wait_ms }
@@ -58,6 +59,9 @@ pub(super) async fn take(dispatch: &Weak<Dispatch>, invocation: Invocation, perm
             | RuntimeError::Component { .. }
             | RuntimeError::Store(_)
             | RuntimeError::HeldSinceRestore { .. }
+            | RuntimeError::SessionElsewhere { .. }
+            | RuntimeError::RefusedElsewhere { .. }
+            | RuntimeError::TurnFailed { code: "host_gone", .. }
             | RuntimeError::ShuttingDown => Verdict::NotNow { error, wait_ms: UNAVAILABLE_MS },
             _ => Verdict::Failed(error),
         },

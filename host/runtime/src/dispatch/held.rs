@@ -1,7 +1,9 @@
 //! Turns that a restored host holds back.
 
 use super::Dispatch;
-use crate::{RuntimeError, feed::Feed, invocation::OWN_KEY, name::SessionKey, session::Settlement};
+use crate::{
+    RuntimeError, cluster::Owned, feed::Feed, invocation::OWN_KEY, name::SessionKey, session::Settlement,
+};
 use skep_store::{Held, HeldTurn};
 
 impl Dispatch {
@@ -23,11 +25,23 @@ impl Dispatch {
         Ok(())
     }
 
+    /// Reads the held sessions again, after another host released some.
+    pub(crate) async fn reload_held(&self) -> Result<(), RuntimeError> {
+        let turns = match self.host.store.held().await? {
+            Some(_) => self.host.store.held_turns().await?,
+            None => Vec::new(),
+        };
+        self.admission.held.set(turns.iter().map(session_of).collect());
+        Ok(())
+    }
+
     /// Fails a held turn with `turn_dropped`.
     pub(crate) async fn drop_turn(&self, held: HeldTurn) {
         let key = session_of(&held);
         let HeldTurn { turn, idempotency_key } = held;
-        let Some(live) = self.host.live.enter(&Feed::new(turn.id.clone())) else { return };
+        // Whoever owns the session runs none of its held turns.
+        let owned = Owned::default();
+        let Some(live) = self.host.live.enter(&Feed::new(turn.id.clone()), owned) else { return };
         // A dead letter that is redelivered starts another turn.
         let keeps_key = idempotency_key.is_some_and(|key| !key.starts_with(OWN_KEY));
         let error = RuntimeError::TurnDropped { turn: turn.id };

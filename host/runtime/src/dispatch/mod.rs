@@ -1,13 +1,22 @@
-//! Accepts turns, finds them again, and lets callers follow or cancel them, also after a restart.
+//! Accepts turns, finds them again, and lets callers follow or cancel them, also after a restart and on whichever host of the
+//! cluster they run.
 
 pub(crate) mod adoption;
+mod forwarding;
 mod held;
+mod place;
+mod pump;
+mod release;
+
+pub(crate) use place::{Asks, Place, Purpose};
 
 use crate::{
     AgentName, Invocation, Origin, RunHandle, RuntimeError, SessionId, TurnClient, TurnDetail, TurnPhase,
     TurnTimeline,
     admission::Admission,
+    agent::Agent,
     capability::tools::{Accepting, Invoke},
+    cluster::Owned,
     error::known_code,
     feed::{Feed, Hold, Live, Parked},
     invocation::OWN_KEY,
@@ -19,6 +28,7 @@ use crate::{
     },
     text::excerpt,
 };
+use forwarding::{Located, outlives_caller};
 use skep_store::{Acceptance, ListedTurn, NewTurn, TurnRow, TurnState};
 use std::sync::{Arc, Weak};
 use tracing::Instrument as _;
@@ -55,13 +65,14 @@ impl Dispatch {
     }
 
     /// Does the same as [`Dispatch::invoke`], for a client that can receive notifications and questions until it is dropped.
+    /// It receives none from a turn that runs on another host.
     pub(crate) async fn invoke_for(
         self: &Arc<Self>,
         invocation: Invocation,
         client: Weak<dyn TurnClient>,
     ) -> Result<RunHandle, RuntimeError> {
         check_key(&invocation)?;
-        self.accept(invocation, Some(client)).await
+        self.accept(invocation, Some(client), Asks::Others).await
     }
 
     /// Does the same as [`Dispatch::invoke`], but for work that the host starts itself with internal keys.
@@ -69,13 +80,22 @@ impl Dispatch {
         self: &Arc<Self>,
         invocation: Invocation,
     ) -> Result<RunHandle, RuntimeError> {
-        self.accept(invocation, None).await
+        self.accept(invocation, None, Asks::Others).await
+    }
+
+    /// Does the same as [`Dispatch::invoke_as_host`] for another host, and only if this one owns the session or can claim it.
+    pub(crate) async fn invoke_here(
+        self: &Arc<Self>,
+        invocation: Invocation,
+    ) -> Result<RunHandle, RuntimeError> {
+        self.accept(invocation, None, Asks::Nobody).await
     }
 
     async fn accept(
         self: &Arc<Self>,
         invocation: Invocation,
         client: Option<Weak<dyn TurnClient>>,
+        asks: Asks,
     ) -> Result<RunHandle, RuntimeError> {
         self.host.shutdown.admit()?;
         AgentName::new(&invocation.agent)?;
@@ -88,14 +108,56 @@ impl Dispatch {
         if let Origin::Tool(tool) = &invocation.origin {
             agent.check_call(&tool.name, invocation.data.as_ref())?;
         }
+        if let Some(handle) = self.running_here(&invocation).await? {
+            return Ok(handle);
+        }
+        match self.place(&session_key(&invocation), Purpose::Change, asks).await? {
+            Place::Here(owned) => self.accept_with(agent, invocation, client, owned).await,
+            Place::There(member) => self.forward(invocation, client, member).await,
+        }
+    }
+
+    /// Returns the turn of an invocation with an idempotency key, if it runs here although this host hands its sessions over.
+    /// Only then is it looked for before the session is claimed: the next owner would wait for its end.
+    async fn running_here(&self, invocation: &Invocation) -> Result<Option<RunHandle>, RuntimeError> {
+        let Some(key) = invocation.idempotency_key.as_ref().filter(|_| self.host.cluster.hands_over()) else {
+            return Ok(None);
+        };
+        let store = &self.host.store;
+        let row = store.turn_with_idempotency_key(&invocation.agent, &invocation.session, key).await?;
+        match row.filter(|row| self.host.live.get(&row.id).is_some()) {
+            Some(row) => self.follow_known(invocation, row).await.map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Accepts a message, whose session this host owns, after its agent was checked elsewhere.
+    async fn accept_here(
+        self: &Arc<Self>,
+        invocation: Invocation,
+        client: Option<Weak<dyn TurnClient>>,
+        owned: Owned,
+    ) -> Result<RunHandle, RuntimeError> {
+        self.host.shutdown.admit()?;
+        let agent = self.host.deployments.agent(&invocation.agent)?;
+        self.accept_with(agent, invocation, client, owned).await
+    }
+
+    async fn accept_with(
+        self: &Arc<Self>,
+        agent: Arc<Agent>,
+        invocation: Invocation,
+        client: Option<Weak<dyn TurnClient>>,
+        owned: Owned,
+    ) -> Result<RunHandle, RuntimeError> {
         let feed = Feed::new(uuid::Uuid::now_v7().simple().to_string());
         if let Some(client) = &client {
             feed.serve(client.clone());
         }
         // Another caller with the same idempotency key can find the turn as soon as its row is
         // stored.
-        let live = self.host.live.enter(&feed).expect("the turn's id is new");
-        if invocation.detached || invocation.idempotency_key.is_some() {
+        let live = self.host.live.enter(&feed, owned).expect("the turn's id is new");
+        if outlives_caller(&invocation) {
             // Runs in a separate task, because a stored turn must reach its session even if the
             // caller is gone by then.
             let accepting = self.clone().invoke_durably(invocation, feed, live).in_current_span();
@@ -115,7 +177,7 @@ impl Dispatch {
         let key = session_key(&invocation);
         let message = in_memory(invocation, self.host.clock.now_ms(), StoredState::Attached);
         let request = TurnRequest::new(message, feed, live, admitted);
-        let in_front = self.send(key, request)?;
+        let in_front = self.enqueue(key, request)?;
         Ok(handle.behind(in_front))
     }
 
@@ -127,8 +189,24 @@ impl Dispatch {
         session: &str,
         turn: &str,
     ) -> Result<RunHandle, RuntimeError> {
-        let row = self.row(agent, session, turn).await?;
-        self.follow_row(row).await
+        self.follow_as(agent, session, turn, Asks::Others).await
+    }
+
+    /// Does the same as [`Dispatch::follow`]. For another host, the turn is followed only if it is not with a third one.
+    pub(crate) async fn follow_as(
+        self: &Arc<Self>,
+        agent: &str,
+        session: &str,
+        turn: &str,
+        asks: Asks,
+    ) -> Result<RunHandle, RuntimeError> {
+        match self.locate(agent, session, turn, asks).await? {
+            Located::Here(handle) => Ok(handle),
+            Located::There(member, run) => {
+                let key = SessionKey { agent: agent.to_owned(), session: session.to_owned() };
+                Ok(self.followed(key, member, run, true))
+            }
+        }
     }
 
     /// Returns the state of a turn.
@@ -181,6 +259,7 @@ impl Dispatch {
         agent: &str,
         session: &str,
         turn: &str,
+        asks: Asks,
     ) -> Result<(), RuntimeError> {
         let row = self.row(agent, session, turn).await?;
         if row.is_open() {
@@ -188,9 +267,10 @@ impl Dispatch {
         }
         let live = || self.host.live.get(&row.id);
         if row.is_open() && live().is_none() {
+            let Some(owned) = self.cancel_elsewhere(&row, asks).await? else { return Ok(()) };
             let left = self.adopt_turns(Some(agent)).await?;
             if left.iter().any(|open| open.id == row.id) {
-                return self.end_unowned(agent, session, turn).await;
+                return self.end_unowned(agent, session, turn, owned).await;
             }
         }
         if let Some(feed) = live() {
@@ -205,10 +285,11 @@ impl Dispatch {
         agent: &str,
         session: &str,
         turn: &str,
+        owned: Owned,
     ) -> Result<(), RuntimeError> {
         let feed = Feed::new(turn.to_owned());
         // Somebody else has begun to run or to end it.
-        let Some(live) = self.host.live.enter(&feed) else { return Ok(()) };
+        let Some(live) = self.host.live.enter(&feed, owned) else { return Ok(()) };
         let row = self.row(agent, session, turn).await?;
         if row.is_open() {
             let key = SessionKey { agent: agent.to_owned(), session: session.to_owned() };
@@ -267,7 +348,7 @@ impl Dispatch {
         let session = session_key(&invocation);
         let message = in_memory(invocation, accepted_at_ms, state);
         let request = TurnRequest::new(message, feed, live.clone(), admitted);
-        match self.send(session.clone(), request) {
+        match self.enqueue(session.clone(), request) {
             Ok(session) => Ok(handle.in_session(session)),
             Err(error) => {
                 Settlement::for_unstarted_turn(&self.host, key, session, &error, false, live)
@@ -278,8 +359,9 @@ impl Dispatch {
         }
     }
 
-    fn send(&self, key: SessionKey, request: TurnRequest) -> Result<Parked, RuntimeError> {
-        self.sessions.send(&self.host, key, Command::Turn(Box::new(request)))
+    fn enqueue(&self, key: SessionKey, request: TurnRequest) -> Result<Parked, RuntimeError> {
+        let owned = request.live.session().clone();
+        self.sessions.send(&self.host, key, Command::Turn(Box::new(request)), owned)
     }
 
     /// Follows the turn that already has the invocation's idempotency key.

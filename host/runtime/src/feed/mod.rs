@@ -5,8 +5,9 @@
 //! is bounded by what a turn may produce.
 
 mod live;
+mod remote;
 
-pub(crate) use live::{Live, LiveTurns};
+pub(crate) use live::{Live, LiveTurns, Sent};
 
 use crate::{Outcome, RunEvent, RuntimeError, TurnClient, turn_timeline::LiveTimeline};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -25,6 +26,8 @@ pub struct RunHandle {
     in_front: Option<Parked>,
     /// State of the session, whichever turn it is running.
     session: Option<Parked>,
+    /// The pause that [`RunHandle::next_remote`] has reported.
+    reported: Option<Pause>,
 }
 
 /// Effect on the turn when its handle is dropped.
@@ -136,7 +139,23 @@ impl Feed {
             hold,
             in_front: None,
             session: None,
+            reported: None,
         }
+    }
+
+    /// Returns the number of the last event.
+    pub(crate) fn last_id(&self) -> Option<u64> {
+        self.lock().events.last().map(|(id, _)| *id)
+    }
+
+    /// Publishes that the turn only waits for people, or that it continues.
+    pub(crate) fn park(&self, pause: Option<Pause>) {
+        self.parked.send_replace(pause);
+    }
+
+    /// Returns a receiver of whether the turn is to be cancelled. It fails once nobody follows the feed any more.
+    pub(crate) fn cancellation(&self) -> watch::Receiver<bool> {
+        self.cancelled.subscribe()
     }
 
     pub(crate) fn cancel(&self) {
@@ -324,7 +343,7 @@ impl TurnEnd {
 
     /// Publishes that the turn is parked, or that it continues.
     pub(crate) fn set_parked(&self, pause: Option<Pause>) {
-        self.feed.parked.send_replace(pause);
+        self.feed.park(pause);
     }
 
     pub(crate) fn is_abandoned(&self) -> bool {

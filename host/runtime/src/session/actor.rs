@@ -120,7 +120,7 @@ impl Actor {
                 envelope = tokio::time::timeout(idle, mailbox.recv()) => envelope,
             };
             match envelope {
-                Ok(Some(Envelope { command, _pending })) => {
+                Ok(Some(Envelope { command, _owned, _pending })) => {
                     self.take(command).await;
                     if self.memory.is_none() && self.registration.retires(&mailbox) {
                         return;

@@ -1,7 +1,7 @@
 //! The handle to the actor of a loaded session, and the statistics that decide when it is unloaded.
 
 use super::actor::Command;
-use crate::{feed::Parked, name::SessionKey};
+use crate::{cluster::Owned, feed::Parked, name::SessionKey};
 use std::{
     collections::HashMap,
     sync::{
@@ -36,6 +36,8 @@ pub(super) struct Remembered {
 /// A command that counts as pending until it is dropped.
 pub(super) struct Envelope {
     pub(super) command: Command,
+    /// Keeps the session with this host. A turn keeps it longer, until its end is stored.
+    pub(super) _owned: Owned,
     pub(super) _pending: Pending,
 }
 

@@ -5,6 +5,9 @@
 //! in this module, so no message is ever sent to an actor that is gone, and no session ever has two
 //! actors. An actor removes itself by its number, so it never removes its successor. An actor that
 //! panics is removed too.
+//!
+//! In a cluster, a session is loaded only while this host owns it: each command in a mailbox keeps it,
+//! and it is unloaded before it is given back, because another host may change it afterwards.
 
 mod actor;
 mod loaded;
@@ -21,7 +24,7 @@ pub(crate) use stored_end::{StoredFailure, decode_outcome};
 pub(crate) use turn::TurnRequest;
 pub(crate) use turn_host::{ResumePermits, TurnHost};
 
-use crate::{RuntimeError, RuntimeOptions, feed::Parked, name::SessionKey};
+use crate::{RuntimeError, RuntimeOptions, cluster::Owned, feed::Parked, name::SessionKey};
 use actor::Actor;
 use loaded::{Envelope, Loaded, Pending, Remembered, idle_longest, remove};
 use std::{
@@ -82,6 +85,7 @@ impl Sessions {
         host: &Arc<TurnHost>,
         key: SessionKey,
         command: Command,
+        owned: Owned,
     ) -> Result<Parked, RuntimeError> {
         let mut loaded = self.lock();
         // The actor panicked and has not been removed yet.
@@ -97,7 +101,7 @@ impl Sessions {
         if let Some(pause) = session.parked.pause().filter(|_| !command.outlasts_a_pause()) {
             return Err(RuntimeError::WaitingForApproval { approval: pause.approval });
         }
-        let envelope = Envelope { command, _pending: Pending::new(&session.pending) };
+        let envelope = Envelope { command, _owned: owned, _pending: Pending::new(&session.pending) };
         session.mailbox.try_send(envelope).map_err(|_full| RuntimeError::MailboxFull {
             message: format!(
                 "{} messages are already waiting in session {}/{}",
@@ -117,8 +121,9 @@ impl Sessions {
             .entry(key.clone())
             .or_insert_with(|| self.load(host, key.clone(), self.mailbox + turns.len()));
         for turn in turns {
+            let _owned = turn.live.session().clone();
             let command = Command::Turn(Box::new(turn));
-            let envelope = Envelope { command, _pending: Pending::new(&session.pending) };
+            let envelope = Envelope { command, _owned, _pending: Pending::new(&session.pending) };
             let sent = session.mailbox.try_send(envelope);
             if let Err(TrySendError::Full(envelope) | TrySendError::Closed(envelope)) = sent
                 && let Command::Turn(turn) = envelope.command
@@ -138,6 +143,19 @@ impl Sessions {
 
     pub(crate) async fn end_all(&self) {
         self.end(|_| true).await;
+    }
+
+    /// Removes sessions from memory that are about to be given back to other hosts. Nobody uses them, so their actors are idle.
+    pub(crate) fn unload(&self, sessions: &[SessionKey]) {
+        let mut loaded = self.lock();
+        for key in sessions {
+            loaded.remove(key);
+        }
+    }
+
+    /// Returns whether the turn of a session that is in memory only waits for people.
+    pub(crate) fn is_parked(&self, key: &SessionKey) -> bool {
+        self.lock().get(key).is_some_and(|session| session.parked.pause().is_some())
     }
 
     #[cfg(test)]

@@ -1,8 +1,8 @@
 //! The parts of the host that the turns of all sessions use.
 
 use crate::{
-    Clock, agent_log::AgentLog, capability::Reach, deployment::Deployments, event::Outbox, feed::LiveTurns,
-    guest::Instances, session_changes::SessionChanges, shutdown::Shutdown,
+    Clock, agent_log::AgentLog, capability::Reach, cluster::Cluster, deployment::Deployments, event::Outbox,
+    feed::LiveTurns, guest::Instances, session_changes::SessionChanges, shutdown::Shutdown,
 };
 use skep_store::Store;
 use std::sync::Arc;
@@ -23,6 +23,7 @@ pub(crate) struct TurnHost {
     pub(crate) reach: Reach,
     pub(crate) resuming: ResumePermits,
     pub(crate) changes: SessionChanges,
+    pub(crate) cluster: Cluster,
 }
 
 /// Permits for turns that are being resumed.

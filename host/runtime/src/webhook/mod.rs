@@ -94,6 +94,34 @@ impl Webhooks {
         Ok(())
     }
 
+    /// Makes the webhooks in memory those that are stored, after another host changed them.
+    pub(crate) async fn reload(&self, router: &EventRouter) -> Result<(), RuntimeError> {
+        let rows = self.store.webhooks().await?;
+        for known in self.list() {
+            if !rows.iter().any(|row| row.id == known.id) {
+                router.remove_webhook(&known.id);
+                self.by_id.write().unwrap_or_else(PoisonError::into_inner).remove(&known.id);
+            }
+        }
+        for changed in rows.into_iter().filter(|row| !self.is_same(row)) {
+            if let Err(error) = self.enter(router, changed) {
+                tracing::error!("{error}; no events are sent to it until it is removed and added again");
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns whether a webhook is loaded as it is stored, apart from its last attempt.
+    fn is_same(&self, stored: &WebhookRow) -> bool {
+        self.get(&stored.id).is_some_and(|known| {
+            let WebhookRow { url, topics, sealed_secret, configured, created_at_ms, disabled, .. } =
+                row(&known.summary, known.sealed_secret.clone());
+            (&url, &topics, &sealed_secret) == (&stored.url, &stored.topics, &stored.sealed_secret)
+                && (configured, created_at_ms, &disabled)
+                    == (stored.configured, stored.created_at_ms, &stored.disabled)
+        })
+    }
+
     /// Returns whether a webhook is loaded with exactly this configuration.
     async fn is_loaded(&self, id: &str, webhook: &NewWebhook) -> bool {
         let NewWebhook { url, topics, secret: Some(secret) } = webhook else { return false };

@@ -46,17 +46,15 @@ impl CalledTurns {
     /// Cancels the called turns that nobody waits for any more, because the caller's turn has finished.
     pub(crate) fn cancel(&self, live: &LiveTurns) {
         for turn_id in std::mem::take(&mut *self.lock()).values() {
-            if let Some(feed) = live.get(turn_id) {
-                feed.cancel();
-            }
+            live.cancel(turn_id);
         }
     }
 
     /// Cancels the called turn of one call, whose result nobody will read.
     pub(in crate::capability) fn cancel_one(&self, live: &LiveTurns, call: u32) {
         let turn_id = self.lock().remove(&call);
-        if let Some(feed) = turn_id.and_then(|turn_id| live.get(&turn_id)) {
-            feed.cancel();
+        if let Some(turn_id) = turn_id {
+            live.cancel(&turn_id);
         }
     }
 
@@ -142,12 +140,14 @@ pub(in crate::capability) async fn call(
         Ok(outcome) => {
             Ok(outcome.data.ok_or_else(|| ToolError::Failed(format!("agent {callee} returned no result"))))
         }
-        Err(error) if error.code() == RuntimeError::ShuttingDown.code() => Err(stop_until_restart(turn)),
+        // The called turn may still end, on this host or on another one.
+        Err(error) if matches!(error.code(), "shutting_down" | "host_gone") => Err(stop_until_restart(turn)),
         Err(error) => Ok(Err(refusal(&callee, error))),
     }
 }
 
-/// Stops this turn without an answer for the guest: when the host restarts, the called turn and this one are both resumed.
+/// Stops this turn without an answer for the guest: when the host restarts, or finds that nobody runs them, the called turn and
+/// this one are both resumed.
 fn stop_until_restart(turn: &Turn) -> Stopped {
     turn.journal.fail(RuntimeError::ShuttingDown);
     Stopped
@@ -231,6 +231,9 @@ fn refusal(callee: &str, error: RuntimeError) -> ToolError {
         | RuntimeError::BudgetUsedUp(_)
         | RuntimeError::PriceUnknown(_)
         | RuntimeError::Engine(EngineError::Busy { .. } | EngineError::ModelLoading { .. })
+        | RuntimeError::SessionElsewhere { .. }
+        | RuntimeError::RefusedElsewhere { code: "agent_not_found", .. }
+        | RuntimeError::RefusedElsewhere { retry_after_ms: Some(_), .. }
         | RuntimeError::AgentNotFound { .. } => ToolError::Unavailable(error.to_string()),
         error => ToolError::Failed(format!("agent {callee} did not answer: {error}")),
     }

@@ -3,6 +3,7 @@
 use super::{Ended, Run, State, failing::Failing, opening::Opening, resuming::Resuming};
 use crate::{
     AgentHost, HostParts, Invocation, Outcome, RunEvent, RuntimeError, RuntimeOptions,
+    cluster::Owned,
     event::turn_events::TurnEnding,
     feed::{Feed, Hold, Live, TurnEnd},
     name::SessionKey,
@@ -49,7 +50,7 @@ impl Stage {
         store.put_agent(&row, b"", &[]).await.expect("stored");
         let host = agents.host().clone();
         let feed = Feed::new(TURN.into());
-        let live = host.live.enter(&feed).expect("the turn is new");
+        let live = host.live.enter(&feed, Owned::default()).expect("the turn is new");
         let (alive, gone) = watch::channel(());
         let key = SessionKey { agent: "a".into(), session: "s".into() };
         let registration = Registration { sessions: Weak::new(), key, number: 1 };

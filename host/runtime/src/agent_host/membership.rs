@@ -1,0 +1,81 @@
+//! Keeps this host among the hosts of its cluster: reports it, looks for hosts that are gone, and continues their work.
+
+use super::Inner;
+use crate::{RuntimeError, cluster::Facts};
+use std::{sync::Weak, time::Duration};
+use tokio::time::{Instant, MissedTickBehavior, interval};
+
+/// Interval at which a host reports itself and looks for the others.
+const INTERVAL: Duration = Duration::from_millis(500);
+/// Interval at which the use of all hosts is read again. Budgets may be exceeded by what other hosts use in this time.
+const BUDGET_INTERVAL: Duration = Duration::from_millis(1_500);
+
+/// Runs until the host is gone.
+pub(super) async fn run(inner: Weak<Inner>) {
+    let mut ticks = interval(INTERVAL);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut refreshed = Instant::now();
+    loop {
+        ticks.tick().await;
+        let Some(inner) = inner.upgrade() else { return };
+        let met = inner.meet().await;
+        let host = &inner.dispatch.host;
+        match met {
+            Ok(()) => {}
+            Err(RuntimeError::Store(error)) if error.is_fenced() => {
+                if host.shutdown.admit().is_ok() {
+                    tracing::error!("this host is not one of the cluster any more: {error}");
+                }
+                return;
+            }
+            Err(error) => tracing::error!("cannot meet the other hosts of the cluster: {error}"),
+        }
+        if refreshed.elapsed() >= BUDGET_INTERVAL {
+            refreshed = Instant::now();
+            if let Err(error) = host.reach.tokens.refresh(&host.store).await {
+                tracing::warn!("cannot read what other hosts have used of the budgets: {error}");
+            }
+        }
+    }
+}
+
+impl Inner {
+    /// Returns what this host reports about itself.
+    pub(super) fn facts(&self) -> Facts {
+        let models = self.dispatch.host.reach.models.set().served();
+        Facts {
+            models: models.iter().map(|model| model.name().to_owned()).collect(),
+            running_turns: self.dispatch.admission.open_turns() as u64,
+        }
+    }
+
+    /// Reports this host, gives back what it should not remember, and continues the work of hosts that are gone.
+    pub(super) async fn meet(&self) -> Result<(), RuntimeError> {
+        let cluster = &self.dispatch.host.cluster;
+        cluster.meet(&self.facts()).await?;
+        let excess = cluster.ownership.excess();
+        if excess > 0 {
+            self.dispatch.release(excess).await;
+        }
+        if cluster.take_loss()
+            && let Err(error) = self.take_over().await
+        {
+            // The next meeting tries again.
+            cluster.note_loss();
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    /// Continues the work of hosts that are gone.
+    async fn take_over(&self) -> Result<(), RuntimeError> {
+        self.dispatch.take_over().await?;
+        self.dispatch.adopt_turns(None).await?;
+        self.courier.take_over();
+        self.batches.look();
+        if self.dispatch.host.cluster.is_first() {
+            self.following.take_over(&self.dispatch).await?;
+        }
+        Ok(())
+    }
+}

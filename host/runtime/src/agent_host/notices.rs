@@ -1,0 +1,91 @@
+//! Keeps what this host remembers of the database up to date with what other hosts and commands change.
+//!
+//! A notice names a kind of rows, which are read again. It may name what did not change, and reading twice does no harm.
+
+use super::Inner;
+use crate::{RuntimeError, deployment::StoredChanges, requests::Askers};
+use skep_engine::EraseScope;
+use skep_store::{NoticeKind, Notices};
+use std::{collections::BTreeSet, sync::Weak, time::Duration};
+
+/// Delay before what could not be read is read again.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// Runs until the host is gone.
+pub(super) async fn run(inner: Weak<Inner>, mut notices: Notices) {
+    loop {
+        let mut open: BTreeSet<NoticeKind> = notices.next().await.into_iter().collect();
+        loop {
+            let Some(inner) = inner.upgrade() else { return };
+            for kind in std::mem::take(&mut open) {
+                if let Err(error) = inner.reload(kind).await {
+                    tracing::error!(kind = kind.as_str(), "cannot read what was changed yet: {error}");
+                    open.insert(kind);
+                }
+            }
+            drop(inner);
+            if open.is_empty() {
+                break;
+            }
+            tokio::time::sleep(AGAIN).await;
+        }
+    }
+}
+
+impl Inner {
+    async fn reload(&self, kind: NoticeKind) -> Result<(), RuntimeError> {
+        let host = &self.dispatch.host;
+        match kind {
+            NoticeKind::Agents => self.reload_agents().await,
+            NoticeKind::Keys | NoticeKind::Tenants => {
+                self.keys.load().await;
+                host.reach.tokens.refresh(&host.store).await
+            }
+            NoticeKind::Webhooks => self.webhooks.reload(&host.outbox.router).await,
+            // A secret is read whenever it is used.
+            NoticeKind::Secrets => Ok(()),
+            NoticeKind::Held => self.reload_held().await,
+            NoticeKind::Deliveries => {
+                host.outbox.ring();
+                Ok(())
+            }
+        }
+    }
+
+    /// Starts the versions that other hosts have made active, and removes the agents that they have deleted.
+    async fn reload_agents(&self) -> Result<(), RuntimeError> {
+        let host = &self.dispatch.host;
+        // A deployment of this host is complete, or has not begun.
+        let _one = self.deploying.lock().await;
+        let StoredChanges { removed, rows } = host.deployments.stored_changes().await?;
+        for name in &removed {
+            host.deployments.remove(name);
+            self.dispatch.sessions.end_agent(name).await;
+            host.reach.requests.forget(Askers::Agent(name.clone())).await;
+            host.reach.disk.erase(EraseScope::Agent(name.clone())).await;
+            host.outbox.router.set_agent(name, &[]);
+            tracing::info!(agent = name, "deleted by another host");
+        }
+        if rows.is_empty() {
+            return Ok(());
+        }
+        for name in host.deployments.start_stored(rows).await {
+            tracing::info!(agent = name, "deployed by another host");
+            self.dispatch.adopt_turns(Some(&name)).await?;
+        }
+        // The schedules of new versions may be due earlier.
+        host.outbox.ring();
+        Ok(())
+    }
+
+    /// Reads which work is held, and continues what another host has released.
+    async fn reload_held(&self) -> Result<(), RuntimeError> {
+        let _one = self.deploying.lock().await;
+        self.dispatch.reload_held().await?;
+        self.dispatch.take_over().await?;
+        self.dispatch.adopt_turns(None).await?;
+        self.batches.look();
+        self.dispatch.host.outbox.ring();
+        Ok(())
+    }
+}

@@ -1,0 +1,202 @@
+//! The hosts of the cluster, as of the last look.
+
+use crate::name::SessionKey;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use skep_store::{HostRow, HostState};
+use std::sync::{
+    Arc, PoisonError, RwLock,
+    atomic::{AtomicBool, Ordering},
+};
+
+/// Another host of the cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Member {
+    pub number: i64,
+    /// The address at which the other hosts reach it.
+    pub url: String,
+}
+
+/// A host of the cluster, for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClusterHost {
+    pub number: i64,
+    pub url: String,
+    pub version: String,
+    pub is_draining: bool,
+    /// Whether it is the host that was asked.
+    pub is_this: bool,
+    pub started_at_ms: u64,
+    /// Time since it was last heard of.
+    pub seen_ms_ago: u64,
+    pub models: Vec<String>,
+    /// Number of sessions that it owns.
+    pub sessions: u64,
+    pub running_turns: u64,
+}
+
+/// Facts that a host reports about itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Facts {
+    pub(crate) models: Vec<String>,
+    pub(crate) running_turns: u64,
+}
+
+/// The hosts that are not gone.
+#[derive(Default)]
+pub(super) struct Members {
+    rows: RwLock<Arc<Vec<HostRow>>>,
+    /// Whether a host is gone whose work nobody has looked at yet.
+    has_lost: AtomicBool,
+}
+
+impl Member {
+    pub(super) fn of(row: &HostRow) -> Self {
+        Member { number: row.number, url: row.url.clone() }
+    }
+}
+
+impl Facts {
+    pub(super) fn encode(&self) -> String {
+        serde_json::to_string(self).expect("strings and numbers are always JSON")
+    }
+
+    /// Reads the facts of a host. `None` until the host has started completely, because it reports none before.
+    pub(crate) fn of(row: &HostRow) -> Option<Facts> {
+        serde_json::from_str(&row.facts).ok()
+    }
+}
+
+impl ClusterHost {
+    pub(crate) fn of(row: HostRow, own: i64) -> Self {
+        let Facts { models, running_turns } = Facts::of(&row).unwrap_or_default();
+        let HostRow { number, url, version, state, started_at_ms, seen_ms_ago, sessions, .. } = row;
+        let (is_draining, is_this) = (state == HostState::Draining, number == own);
+        ClusterHost {
+            number,
+            url,
+            version,
+            is_draining,
+            is_this,
+            started_at_ms,
+            seen_ms_ago,
+            models,
+            sessions,
+            running_turns,
+        }
+    }
+}
+
+impl Members {
+    /// Replaces the hosts.
+    pub(super) fn set(&self, rows: Vec<HostRow>) {
+        let rows: Vec<HostRow> = rows.into_iter().filter(|row| row.state != HostState::Gone).collect();
+        let mut members = self.rows.write().unwrap_or_else(PoisonError::into_inner);
+        let is_there = |before: &HostRow| rows.iter().any(|row| row.number == before.number);
+        if !members.iter().all(is_there) {
+            self.note_loss();
+        }
+        *members = Arc::new(rows);
+    }
+
+    /// Records that a host is gone, so that its work is looked for.
+    pub(super) fn note_loss(&self) {
+        self.has_lost.store(true, Ordering::Release);
+    }
+
+    /// Returns whether a host was lost since the last call.
+    pub(super) fn take_loss(&self) -> bool {
+        self.has_lost.swap(false, Ordering::AcqRel)
+    }
+
+    pub(super) fn rows(&self) -> Arc<Vec<HostRow>> {
+        self.rows.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn has_other_serving(&self, own: i64) -> bool {
+        self.rows().iter().any(|row| serves_beside(row, own))
+    }
+
+    /// Returns the host that a session prefers among those that serve beside this one: the one with the highest hash of the
+    /// session and the host (rendezvous hashing), so that the choice of a session changes only if its host ends.
+    pub(super) fn chosen(&self, own: i64, key: &SessionKey) -> Option<Member> {
+        let rows = self.rows();
+        let serving = rows.iter().filter(|row| serves_beside(row, own));
+        serving.max_by_key(|row| weight(key, row.number)).map(Member::of)
+    }
+}
+
+/// Returns whether a host other than `own` serves and has started completely.
+fn serves_beside(row: &HostRow, own: i64) -> bool {
+    row.number != own && row.state == HostState::Serving && Facts::of(row).is_some()
+}
+
+fn weight(key: &SessionKey, host: i64) -> [u8; 32] {
+    let mut hasher = Sha256::new();
+    hasher.update(host.to_le_bytes());
+    for part in [&key.agent, &key.session] {
+        hasher.update((part.len() as u64).to_le_bytes());
+        hasher.update(part);
+    }
+    hasher.finalize().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(number: i64, state: HostState, facts: &str) -> HostRow {
+        HostRow {
+            number,
+            url: format!("http://10.0.0.{number}:8080"),
+            version: "1.0.0".into(),
+            state,
+            facts: facts.into(),
+            started_at_ms: 1,
+            seen_ms_ago: 1,
+            sessions: 0,
+        }
+    }
+
+    fn key(session: usize) -> SessionKey {
+        SessionKey { agent: "a".into(), session: session.to_string() }
+    }
+
+    #[test]
+    fn a_session_keeps_its_successor_until_that_host_ends() {
+        let facts = Facts::default().encode();
+        let members = Members::default();
+        let rows = |numbers: &[i64]| -> Vec<HostRow> {
+            numbers.iter().map(|number| row(*number, HostState::Serving, &facts)).collect()
+        };
+        members.set(rows(&[1, 2, 3, 4]));
+        assert!(!members.take_loss(), "nobody was there before");
+        let chosen = |members: &Members| -> Vec<i64> {
+            (0..100).map(|session| members.chosen(1, &key(session)).expect("others serve").number).collect()
+        };
+        let before = chosen(&members);
+        assert!([2, 3, 4].iter().all(|host| before.contains(host)), "each host gets some: {before:?}");
+        members.set(rows(&[1, 2, 3]));
+        assert!(members.take_loss() && !members.take_loss(), "one is gone");
+        let after = chosen(&members);
+        assert!(before.iter().zip(&after).all(|(before, after)| *before == 4 || before == after));
+        members.set(rows(&[1, 2, 3, 5]));
+        assert!(!members.take_loss(), "one has come");
+    }
+
+    #[test]
+    fn hosts_that_drain_or_have_not_started_get_no_requests() {
+        let facts = Facts::default().encode();
+        let members = Members::default();
+        members.set(vec![
+            row(1, HostState::Serving, &facts),
+            row(2, HostState::Draining, &facts),
+            row(3, HostState::Serving, ""),
+            row(4, HostState::Gone, &facts),
+        ]);
+        assert!(!members.has_other_serving(1));
+        assert_eq!(members.chosen(1, &key(1)), None);
+        assert!(members.has_other_serving(2));
+        assert_eq!(members.chosen(2, &key(1)).map(|member| member.number), Some(1));
+    }
+}

@@ -1,0 +1,172 @@
+//! Several hosts on one database: which sessions this host owns, which other hosts there are, and how they are asked.
+//!
+//! A session is owned by at most one live host. A host claims a session in the database before it uses it, and remembers that it
+//! owns it: the ownership ends only when the host gives the session back, or when the host is gone, and a host that is gone
+//! writes nothing any more. So a remembered ownership needs no lease of its own, and a session that a host owns costs no further
+//! statement.
+//!
+//! Without a cluster, all of this is absent: each session belongs to this host, and nothing is written or waited for.
+//!
+//! This module knows neither turns nor actors. `dispatch` decides where a turn runs, and `agent_host` keeps what is known here
+//! up to date.
+
+mod members;
+mod ownership;
+mod peers;
+
+pub(crate) use members::Facts;
+pub use members::{ClusterHost, Member};
+pub(crate) use ownership::{Claimed, Owned, Ownership};
+pub(crate) use peers::{PEER_KEY, failure, refusal};
+pub use peers::{PeerError, PeerInvocation, Peers, RemoteEvent, RemoteEvents, RemoteRun, TurnAddress};
+
+use crate::{
+    RuntimeError,
+    name::{SessionKey, plain_session},
+};
+use members::Members;
+use skep_store::{HostRow, HostState, Store, StoreError};
+use std::{sync::Arc, time::Duration};
+use tokio::sync::watch;
+
+/// Time for which a request waits for an owner that drains or is about to be found dead.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+/// Interval between two looks at an owner that drains or is about to be found dead.
+pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(50);
+
+/// The host to which requests for a session go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SessionPlace {
+    Here,
+    There(Member),
+}
+
+/// The cluster as this host sees it. Clones share it.
+#[derive(Clone)]
+pub(crate) struct Cluster {
+    pub(crate) ownership: Ownership,
+    shared: Option<Arc<Shared>>,
+}
+
+struct Shared {
+    store: Store,
+    /// The number of this host.
+    own: i64,
+    members: Members,
+    peers: Arc<dyn Peers>,
+    draining: watch::Sender<bool>,
+}
+
+impl Cluster {
+    /// Returns the cluster of a host that works on this database, or that of a single host. Remembers up to `max_owned` sessions
+    /// that nobody uses.
+    pub(crate) fn new(
+        store: &Store,
+        peers: Option<Arc<dyn Peers>>,
+        max_owned: usize,
+    ) -> Result<Self, RuntimeError> {
+        if !store.is_clustered() {
+            return Ok(Cluster { ownership: Ownership::of_all(), shared: None });
+        }
+        let (Some(peers), Some(own)) = (peers, store.host_number()) else {
+            let message =
+                "a host of a cluster needs its number and a way to reach the other hosts".to_owned();
+            return Err(RuntimeError::Internal { message });
+        };
+        let ownership = Ownership::of_claimed(store.clone(), max_owned);
+        let (members, draining) = (Members::default(), watch::Sender::new(false));
+        let shared = Shared { store: store.clone(), own, members, peers, draining };
+        Ok(Cluster { ownership, shared: Some(Arc::new(shared)) })
+    }
+
+    pub(crate) fn is_clustered(&self) -> bool {
+        self.shared.is_some()
+    }
+
+    /// Returns the number of this host; 0 without a cluster.
+    pub(crate) fn own_number(&self) -> i64 {
+        self.shared.as_ref().map_or(0, |shared| shared.own)
+    }
+
+    /// Returns the way to the other hosts.
+    pub(crate) fn peers(&self) -> Option<&Arc<dyn Peers>> {
+        self.shared.as_ref().map(|shared| &shared.peers)
+    }
+
+    /// Reports this host to the others, and marks hosts that are dead.
+    pub(crate) async fn meet(&self, facts: &Facts) -> Result<(), StoreError> {
+        let Some(shared) = &self.shared else { return Ok(()) };
+        let marked = shared.store.meet_hosts(&facts.encode(), self.is_draining()).await?;
+        if !marked.is_empty() {
+            shared.members.note_loss();
+        }
+        self.refresh().await
+    }
+
+    /// Reads which hosts there are.
+    pub(crate) async fn refresh(&self) -> Result<(), StoreError> {
+        let Some(shared) = &self.shared else { return Ok(()) };
+        shared.members.set(shared.store.live_hosts().await?);
+        Ok(())
+    }
+
+    /// Returns whether a host is gone whose work was not looked for since the last call.
+    pub(crate) fn take_loss(&self) -> bool {
+        self.shared.as_ref().is_some_and(|shared| shared.members.take_loss())
+    }
+
+    /// Makes the work of hosts that are gone be looked for again, because the last attempt failed.
+    pub(crate) fn note_loss(&self) {
+        if let Some(shared) = &self.shared {
+            shared.members.note_loss();
+        }
+    }
+
+    /// Returns all hosts as of the last refresh, by number.
+    pub(crate) fn hosts(&self) -> Vec<HostRow> {
+        self.shared.as_ref().map(|shared| shared.members.rows().to_vec()).unwrap_or_default()
+    }
+
+    /// Returns a host that was there at the last refresh, and its state.
+    pub(crate) fn find(&self, number: i64) -> Option<(Member, HostState)> {
+        let rows = self.shared.as_ref()?.members.rows();
+        let row = rows.iter().find(|row| row.number == number)?;
+        Some((Member::of(row), row.state.clone()))
+    }
+
+    /// Returns whether no other host that serves has a lower number than this one.
+    pub(crate) fn is_first(&self) -> bool {
+        let Some(shared) = &self.shared else { return true };
+        !shared.members.rows().iter().any(|row| row.number < shared.own && row.state == HostState::Serving)
+    }
+
+    /// Makes this host hand its sessions over.
+    pub(crate) fn begin_draining(&self) {
+        if let Some(shared) = &self.shared {
+            shared.draining.send_replace(true);
+        }
+    }
+
+    pub(crate) fn is_draining(&self) -> bool {
+        self.shared.as_ref().is_some_and(|shared| *shared.draining.borrow())
+    }
+
+    /// Returns whether this host takes no new work, because it drains and another host serves. The last host has nobody to hand
+    /// over to, and continues to work while it drains.
+    pub(crate) fn hands_over(&self) -> bool {
+        let Some(shared) = &self.shared else { return false };
+        self.is_draining() && shared.members.has_other_serving(shared.own)
+    }
+
+    /// Returns the other host that gets the requests for a session while this one hands over. All hosts choose the same one.
+    pub(crate) fn successor(&self, key: &SessionKey) -> Option<Member> {
+        let shared = self.shared.as_ref()?;
+        shared.members.chosen(shared.own, key)
+    }
+
+    /// Returns the error for a session that belongs to another host.
+    pub(crate) fn elsewhere(key: &SessionKey, host: i64) -> RuntimeError {
+        let session = plain_session(&key.session).to_owned();
+        RuntimeError::SessionElsewhere { agent: key.agent.clone(), session, host }
+    }
+}
