@@ -2,7 +2,7 @@
 
 use super::{durability::QUESTION, guest::Guest};
 use crate::{
-    AgentHost, AgentSummary, Clock, HostParts, Invocation, Manifest, Origin, Outcome, RunHandle,
+    AgentHost, AgentSummary, Clock, HostParts, Invocation, Manifest, Origin, Outcome, Peers, RunHandle,
     RuntimeError, RuntimeOptions, ToolServer,
 };
 use skep_engine::{DiskTier, Engine, EngineOptions, ModelSet, Priority};
@@ -20,6 +20,7 @@ pub(super) struct Setup {
     pub(super) tool_servers: BTreeMap<String, Arc<dyn ToolServer>>,
     /// The tier of the engines.
     pub(super) disk: Option<Arc<DiskTier>>,
+    pub(super) peers: Option<Arc<dyn Peers>>,
 }
 
 impl Setup {
@@ -221,8 +222,9 @@ pub(crate) fn invocation(agent: &str, session: &str, text: &str) -> Invocation {
 }
 
 async fn start(store: &Store, models: &ModelSet, setup: Setup) -> AgentHost {
-    let Setup { options, clock, tool_servers, disk } = setup;
-    let parts = HostParts { clock, tool_servers, disk, ..HostParts::new(store.clone(), models.clone()) };
+    let Setup { options, clock, tool_servers, disk, peers } = setup;
+    let parts =
+        HostParts { clock, tool_servers, disk, peers, ..HostParts::new(store.clone(), models.clone()) };
     AgentHost::start(parts, small(options)).await.expect("the host starts")
 }
 

@@ -7,6 +7,7 @@ mod batch_grants;
 mod batch_terms;
 mod batches;
 mod broken_answers;
+mod cluster;
 mod commands;
 mod compaction;
 mod compute;

@@ -1,0 +1,80 @@
+//! A change that one host makes is seen by the others within a second.
+
+use super::Cluster;
+use crate::{
+    NewApiKey, NewWebhook, Role, RuntimeOptions, Tenant, TopicPattern,
+    tests::{
+        fixture::until,
+        guest::{counter, echo},
+    },
+};
+use skep_outbound::AddressPolicy;
+use std::time::{Duration, Instant};
+
+/// The time within which the other hosts see a change, and some for a machine under load.
+const SOON: Duration = Duration::from_secs(3);
+
+/// Waits for a change, which the other host sees soon.
+async fn soon<T>(look: impl AsyncFnMut() -> Option<T>) -> T {
+    let began = Instant::now();
+    let found = until(look).await;
+    assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
+    found
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn agents_are_deployed_rolled_back_and_deleted_on_all_hosts() {
+    let Some((_cluster, one, other)) = Cluster::of_two(RuntimeOptions::default()).await else { return };
+    one.deploy("a", "", echo()).await.expect("valid");
+    soon(async || other.agents.agent("a").ok()).await;
+    assert_eq!(other.answer("a", "s", "hello").await, "hello");
+    one.deploy("a", "", counter()).await.expect("valid");
+    soon(async || (other.agents.agent("a").ok()?.summary.version == 2).then_some(())).await;
+    assert_eq!(other.answer("a", "s", "hello").await, "x", "the next turn runs the new version");
+    other.agents.rollback("a", None).await.expect("kept");
+    soon(async || (one.agents.agent("a").ok()?.summary.version == 1).then_some(())).await;
+
+    // The sessions of the deleted agent do not appear in the next one of its name.
+    one.agents.delete("a").await.expect("there");
+    one.deploy("a", "", counter()).await.expect("valid");
+    let digest = one.agents.agent("a").expect("it was just deployed").summary.digest;
+    soon(async || (other.agents.agent("a").ok()?.summary.digest == digest).then_some(())).await;
+    until(async || (other.ask("a", "s", "go").await.ok()?.text == "x").then_some(())).await;
+    one.agents.delete("a").await.expect("there");
+    soon(async || other.agents.agent("a").err()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_are_valid_and_revoked_on_all_hosts() {
+    let Some((_cluster, one, other)) = Cluster::of_two(RuntimeOptions::default()).await else { return };
+    let new = NewApiKey {
+        tenant: Tenant::new("acme").expect("a name"),
+        role: Role::Invoke,
+        agents: None,
+        name: "ci".into(),
+        expires_in: None,
+        requests_per_minute: None,
+        bodies: false,
+    };
+    let (key, secret) = one.agents.keys().create(new).await.expect("made");
+    soon(async || other.agents.keys().authenticate(&secret).await.ok()).await;
+    other.agents.keys().revoke(&key.id).await.expect("there");
+    soon(async || one.agents.keys().authenticate(&secret).await.err()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn webhooks_are_added_and_removed_on_all_hosts() {
+    let addresses = AddressPolicy { allow_private: vec!["127.0.0.1:9".parse().expect("an address")] };
+    let outbound = skep_outbound::Options { addresses, ..skep_outbound::Options::default() };
+    let options = RuntimeOptions { outbound, ..RuntimeOptions::default() };
+    let Some((_cluster, one, other)) = Cluster::of_two(options).await else { return };
+    let webhook = NewWebhook {
+        url: "http://127.0.0.1:9/hook".into(),
+        topics: vec![TopicPattern::new("order.*").expect("a pattern")],
+        secret: None,
+    };
+    let (added, _secret) = one.agents.add_webhook(webhook).await.expect("valid");
+    soon(async || other.agents.webhooks().into_iter().find(|known| *known == added)).await;
+    other.agents.remove_webhook(&added.id).await.expect("there");
+    soon(async || one.agents.webhooks().is_empty().then_some(())).await;
+}
