@@ -402,6 +402,8 @@ impl AgentHost {
     pub async fn drain(&self, deadline: Duration) {
         let host = self.host();
         host.shutdown.begin();
+        // The others send nothing any more.
+        host.cluster.begin_draining();
         // The followers have nothing more to wait for.
         host.log.grew();
         self.inner.courier.stop();
