@@ -12,7 +12,7 @@ use super::{
     forwarding::{Located, gone},
 };
 use crate::{
-    Member, PeerError, RemoteEvent, RemoteEvents, RunHandle, RuntimeError, TurnAddress,
+    Member, PeerError, RemoteEvent, RemoteEvents, RunEvent, RunHandle, RuntimeError, TurnAddress,
     cluster::{PATIENCE, POLL_INTERVAL, failure},
     feed::{Feed, Pause, Sent},
 };
@@ -119,13 +119,16 @@ impl Pump {
             // Nobody follows the turn any more.
             let Some(feed) = self.feed.upgrade() else { return Stop::Over };
             match event {
-                Some(Ok(RemoteEvent::Event { id, event })) => feed.publish([(id, event)]),
-                Some(Ok(RemoteEvent::Parked { approval })) => feed.park(Some(Pause { approval })),
-                Some(Ok(RemoteEvent::Unparked)) => feed.park(None),
-                Some(Ok(RemoteEvent::Ended { id, outcome })) => {
+                Some(Ok(
+                    RemoteEvent::Ended { id, outcome }
+                    | RemoteEvent::Event { id, event: RunEvent::Done(outcome) },
+                )) => {
                     feed.end(id, Ok(outcome));
                     return Stop::Over;
                 }
+                Some(Ok(RemoteEvent::Event { id, event })) => feed.publish([(id, event)]),
+                Some(Ok(RemoteEvent::Parked { approval })) => feed.park(Some(Pause { approval })),
+                Some(Ok(RemoteEvent::Unparked)) => feed.park(None),
                 Some(Ok(RemoteEvent::Failed { code, message, retry_after_ms })) => {
                     if self.outlives_caller && self.is_open().await {
                         return Stop::Cut(message);
