@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// First path segments that the host itself uses.
-const RESERVED: [&str; 7] = ["v1", "mcp", "ui", "healthz", "readyz", "metrics", "openapi.json"];
+const RESERVED: [&str; 8] = ["v1", "mcp", "ui", "cluster", "healthz", "readyz", "metrics", "openapi.json"];
 const MAX_SEGMENTS: usize = 16;
 const MAX_BYTES: usize = 512;
 
