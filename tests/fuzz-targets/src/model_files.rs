@@ -12,6 +12,7 @@ pub(crate) const GGUF_WORDS: &[&str] = &[
     "llama",
     "qwen2",
     "llama.block_count",
+    "llama.expert_count",
     "llama.rope.scaling.type",
     "yarn",
     "llama.attention.key_length",

@@ -152,7 +152,7 @@ fn rejects_unsupported_or_invalid_gguf_models_and_names_the_cause() {
     let cases = [
         (tiny_llama().string("general.architecture", "mamba"), "general.architecture"),
         (tiny_llama().without("general.architecture"), "general.architecture"),
-        (tiny_llama().unsigned("llama.expert_count", 8), "llama.expert_count"),
+        (tiny_llama().unsigned("llama.expert_count", 8), "llama.expert_used_count"),
         (
             tiny_llama().string("llama.rope.scaling.type", "yarn").float("llama.rope.scaling.factor", 2.0),
             "llama.rope.scaling.original_context_length",

@@ -66,7 +66,8 @@ impl Architecture {
         })
     }
 
-    /// Parses `general.architecture` of a GGUF file, in which Mistral models are called llama, and GLM-4.7-Flash deepseek2.
+    /// Parses `general.architecture` of a GGUF file, in which Mistral and Mixtral models are called llama, and GLM-4.7-Flash
+    /// deepseek2.
     pub(crate) fn from_gguf(name: &str) -> Result<Self, ModelError> {
         let found = FAMILIES.iter().find(|(.., names)| names.contains(&name));
         found.map(|(family, ..)| *family).ok_or_else(|| {
@@ -98,8 +99,9 @@ mod tests {
             "| Family | Safetensors (`model_type`) | GGUF (`general.architecture`) |\n|---|---|---|\n"
                 .to_owned();
         for (family, name, types, _, architectures) in FAMILIES {
-            // Files of Mistral models are those of llama with a window.
-            let architectures = if family == Architecture::Mistral { &["llama"] } else { architectures };
+            // Files of Mistral models are those of llama with a window, and those of Mixtral models have experts.
+            let is_llama = matches!(family, Architecture::Mistral | Architecture::Mixtral);
+            let architectures = if is_llama { &["llama"] } else { architectures };
             text += &format!("| {name} | {} | {} |\n", quoted(types), quoted(architectures));
         }
         text += "\n| Weights | In memory |\n|---|---|\n";

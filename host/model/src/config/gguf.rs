@@ -20,6 +20,10 @@ pub(crate) fn from_gguf(file: &GgufFile, bytes: &[u8]) -> Result<ModelConfig, Mo
         .ok_or_else(|| ModelError::config("general.architecture", "is missing"))?;
     let mut architecture = Architecture::from_gguf(name)?;
     let keys = Keys { file, prefix: name };
+    // Files of Mixtral are those of llama with experts.
+    if architecture == Architecture::Llama && keys.size("expert_count")?.is_some_and(|count| count > 0) {
+        architecture = Architecture::Mixtral;
+    }
     let hidden_size = keys.required("embedding_length")?;
     // Layers behind the last one predict further tokens and are not run.
     let drafts = keys.size("nextn_predict_layers")?.unwrap_or(0);
@@ -40,7 +44,7 @@ pub(crate) fn from_gguf(file: &GgufFile, bytes: &[u8]) -> Result<ModelConfig, Mo
         keys.size("attention.sliding_window")?.filter(|window| *window > 0 && *window < context_length);
     let windows = gguf_style::windows(&keys, architecture, layer_count, window)?;
     match (architecture, window) {
-        (_, None) | (Architecture::GptOss | Architecture::Gemma3, _) => {}
+        (_, None) | (Architecture::Mixtral | Architecture::GptOss | Architecture::Gemma3, _) => {}
         (Architecture::Llama, Some(_)) => architecture = Architecture::Mistral,
         (_, Some(window)) => {
             return Err(ModelError::unsupported(
@@ -170,7 +174,9 @@ fn rope(
     architecture: Architecture,
 ) -> Result<Rope, ModelError> {
     let pairing = match architecture {
-        Architecture::Llama | Architecture::Mistral | Architecture::DeepSeekV3 => RopePairing::Interleaved,
+        Architecture::Llama | Architecture::Mistral | Architecture::Mixtral | Architecture::DeepSeekV3 => {
+            RopePairing::Interleaved
+        }
         _ => RopePairing::Halves,
     };
     let theta = file.float(&keys.name("rope.freq_base"))?.unwrap_or(DEFAULT_THETA) as f32;

@@ -25,7 +25,9 @@ pub(super) fn style(
 ) -> Result<LayerStyle, ModelError> {
     let experts = || experts(keys, architecture, layer_count).map(Some);
     match architecture {
-        Architecture::Qwen3Moe => Ok(LayerStyle { experts: experts()?, ..LayerStyle::default() }),
+        Architecture::Qwen3Moe | Architecture::Mixtral => {
+            Ok(LayerStyle { experts: experts()?, ..LayerStyle::default() })
+        }
         Architecture::DeepSeekV3 => {
             let latent = latent(keys)?;
             let attention_scale = Some(latent_scale(keys, &latent)?);
@@ -157,7 +159,11 @@ pub(super) fn yarn(
 }
 
 fn experts(keys: &Keys<'_>, architecture: Architecture, layer_count: usize) -> Result<Experts, ModelError> {
-    let size = keys.required("expert_feed_forward_length")?;
+    let size = match (keys.size("expert_feed_forward_length")?, architecture) {
+        (Some(size), _) => size,
+        (None, Architecture::Mixtral) => keys.required("feed_forward_length")?,
+        (None, _) => keys.required("expert_feed_forward_length")?,
+    };
     let shared = match architecture {
         Architecture::DeepSeekV3 | Architecture::Glm4Moe => keys.size("expert_shared_count")?.unwrap_or(0),
         _ => 0,
@@ -178,7 +184,7 @@ fn experts(keys: &Keys<'_>, architecture: Architecture, layer_count: usize) -> R
     };
     let normalized = match keys.file.boolean(&keys.name("expert_weights_norm"))? {
         Some(normalized) => normalized,
-        None => architecture == Architecture::Qwen3Moe || corrected,
+        None => matches!(architecture, Architecture::Qwen3Moe | Architecture::Mixtral) || corrected,
     };
     let scale = keys.float("expert_weights_scale")?.map_or(1.0, |scale| scale as f32);
     Ok(Experts {

@@ -25,6 +25,7 @@ pub(crate) use gguf::from_gguf;
 pub(crate) use huggingface::{HuggingFaceFiles, Keys, brief, from_huggingface, token_text};
 pub use rope::{Rope, RopePairing, RopeScaling};
 pub use style::{Expansion, ExpertForm, Experts, GateKind, Latent, LayerStyle, Norms, Routing, Score};
+pub(crate) use style::{MAX_EXPERTS, MAX_USED};
 
 use crate::error::ModelError;
 

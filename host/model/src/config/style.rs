@@ -7,9 +7,10 @@
 use super::{MAX_HEAD_SIZE, MAX_HEADS, MAX_WIDTH, Rope};
 use crate::error::ModelError;
 
-const MAX_EXPERTS: usize = 1 << 12;
+/// Maximum number of experts of a layer.
+pub(crate) const MAX_EXPERTS: usize = 1 << 12;
 /// Maximum number of experts that a token passes through.
-const MAX_USED: usize = 64;
+pub(crate) const MAX_USED: usize = 64;
 
 /// The differences of a model's layers from those of Llama.
 #[derive(Clone, Debug, Default, PartialEq)]
