@@ -19,6 +19,13 @@ pub enum ModelError {
         #[source]
         source: std::io::Error,
     },
+    /// The operating system refused to write a file.
+    #[error("cannot write {path}: {source}", path = path.display())]
+    Write {
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
     /// The path does not hold a model.
     #[error("{path} is not a model: {problem}", path = path.display())]
     NotAModel { path: PathBuf, problem: String },

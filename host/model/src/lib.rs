@@ -29,6 +29,8 @@ pub mod sampling;
 mod shard;
 mod weights;
 
+pub mod upcycle;
+
 pub mod verify;
 
 pub use batch::{Batch, BatchSequence, LogitsWanted, PAGE_TOKENS, PageId};

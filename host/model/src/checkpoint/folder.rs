@@ -75,6 +75,10 @@ impl Folder {
         })
     }
 
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
     pub(super) fn config(&self, has_head: bool) -> Result<ModelConfig, ModelError> {
         from_huggingface(&HuggingFaceFiles {
             config: &self.config,

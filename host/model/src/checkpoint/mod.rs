@@ -34,6 +34,7 @@ pub(crate) use coded::tests as fixtures;
 pub(crate) use coded::{Coding, fp8_format};
 use folder::Folder;
 pub use folder::reads_vocabulary_file;
+pub(crate) use synthetic::{Random, scales as block_scales};
 
 /// An open model. Weights stay in the mapped files.
 #[derive(Debug)]
@@ -228,6 +229,27 @@ impl Checkpoint {
             *sizes.entry(tensor.dtype.to_string()).or_default() += tensor.data.len();
         }
         sizes.into_iter().max_by_key(|(_, bytes)| *bytes).map(|(format, _)| format)
+    }
+
+    /// Returns the names and shapes of the weights that the configuration requires, which are all there.
+    pub(crate) fn required(&self) -> Vec<(String, Vec<usize>)> {
+        layout::required(&self.config)
+    }
+
+    /// Returns the header of a GGUF model, and its files in the order of their numbers.
+    pub(crate) fn gguf(&self) -> Option<(&GgufFile, &[Mapping])> {
+        match &self.source {
+            Source::Gguf(file) => Some((file, &self.files)),
+            Source::Folder(_) | Source::Synthetic | Source::Described => None,
+        }
+    }
+
+    /// Returns the folder with the files of a Hugging Face checkpoint.
+    pub(crate) fn folder(&self) -> Option<&Path> {
+        match &self.source {
+            Source::Folder(folder) => Some(folder.path()),
+            Source::Gguf(_) | Source::Synthetic | Source::Described => None,
+        }
     }
 
     /// Returns the total size of all files in bytes.

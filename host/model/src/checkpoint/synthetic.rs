@@ -76,10 +76,10 @@ fn matrix_size(name: &str, dtype: DType, rows: usize, columns: usize) -> Result<
 }
 
 /// The SplitMix64 generator (Steele, Lea and Flood 2014).
-struct Random(u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
-    fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -142,7 +142,7 @@ fn bound(dtype: DType, block: &mut [u8]) {
 
 /// Returns the offsets of the half-precision scales in a block, and the biased exponent that keeps the block's values
 /// small.
-fn scales(dtype: DType) -> (&'static [usize], u16) {
+pub(crate) fn scales(dtype: DType) -> (&'static [usize], u16) {
     match dtype {
         DType::Q4_0 | DType::Int4 => (&[0], 7),
         DType::Q4_1 => (&[0, 2], 7),

@@ -26,7 +26,8 @@ pub(crate) use value::{Array, Value};
 const MAGIC: &[u8; 4] = b"GGUF";
 const MAX_DIMENSIONS: u32 = 4;
 const MAX_NAME_BYTES: usize = 1024;
-const DEFAULT_ALIGNMENT: u64 = 32;
+/// Alignment of the data of tensors, unless a key states another one.
+pub(crate) const DEFAULT_ALIGNMENT: u64 = 32;
 const MAX_ALIGNMENT: u64 = 1 << 20;
 
 /// The parsed header of a GGUF file.
@@ -75,6 +76,26 @@ impl GgufFile {
 
     pub(crate) fn tensors(&self) -> &[GgufTensor] {
         &self.tensors
+    }
+
+    /// Returns the keys of the metadata in their order, each with the bytes of its type and its value. `file` is the content of
+    /// the file that was parsed.
+    pub(crate) fn raw_keys<'a>(&self, file: &'a [u8]) -> Result<Vec<(&'a str, &'a [u8])>, ModelError> {
+        let read = || -> Result<Vec<(&'a str, &'a [u8])>, String> {
+            let mut cursor = Cursor::new(file);
+            // The magic, the version and the number of tensors come first.
+            cursor.take(16, "the header")?;
+            let count = cursor.u64("the metadata count")?;
+            let mut keys = Vec::new();
+            for _ in 0..count {
+                let key = cursor.string("a metadata key")?;
+                let start = cursor.position();
+                Value::read(&mut cursor, key)?;
+                keys.push((key, &file[start..cursor.position()]));
+            }
+            Ok(keys)
+        };
+        read().map_err(|problem| ModelError::Malformed { path: self.path.clone(), problem })
     }
 
     /// Reads a whole number, whichever integer type the file stores it in.
@@ -276,6 +297,11 @@ pub(crate) fn tensor_bytes(dtype: DType, shape: &[usize]) -> Option<usize> {
 /// Returns the formats of weights that files may have.
 pub(crate) fn formats() -> impl Iterator<Item = DType> {
     (0..64).filter_map(dtype_of)
+}
+
+/// Returns the code of a format in files, or `None` if no file has it.
+pub(crate) fn code_of(dtype: DType) -> Option<u32> {
+    (0..64).find(|code| dtype_of(*code) == Some(dtype))
 }
 
 /// Returns whether GGUF files whose weights have the format of this name are read.

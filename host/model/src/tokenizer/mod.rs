@@ -77,6 +77,11 @@ impl Tokenizer {
         tiktoken::from_ranks(ranks, config)
     }
 
+    /// Returns the tokenizer as a `tokenizer.json`.
+    pub(crate) fn to_json(&self) -> Result<String, ModelError> {
+        serde_json::to_string(&self.inner).map_err(|error| broken(error.to_string()))
+    }
+
     fn new(mut tokenizer: tokenizers::Tokenizer) -> Result<Self, ModelError> {
         // Truncation and padding are for training. The model's context bounds a prompt.
         tokenizer.with_truncation(None).map_err(|error| broken(error.to_string()))?;
