@@ -133,6 +133,8 @@ mod tenants;
 mod tokenizers;
 /// Traces over OTLP, and the request ids of the log.
 mod traces;
+/// The default model, cut into experts.
+mod upcycle;
 /// Data, sessions, backups and agents of earlier versions.
 mod upgrade;
 /// The bill of upstreams, whatever becomes of their answers.

@@ -15,12 +15,17 @@ pub fn free_bytes(folder: &Path) -> Option<u64> {
     Some(room.f_bavail.saturating_mul(room.f_frsize))
 }
 
-/// Returns an error unless the file system of `folder` has room for `bytes` more bytes of `what`.
+/// Returns an error unless the file system of `folder`, which is in the cache, has room for `bytes` more bytes of `what`.
 pub fn require(folder: &Path, bytes: u64, what: &str) -> Result<()> {
+    let hint = "free space there (`skep model prune` and `skep model rm` help), or set SKEP_HOME to a folder on another disk";
+    require_or(folder, bytes, what, hint)
+}
+
+/// Returns an error with a hint unless the file system of `folder` has room for `bytes` more bytes of `what`.
+pub fn require_or(folder: &Path, bytes: u64, what: &str, hint: &str) -> Result<()> {
     match free_bytes(folder) {
         Some(free) if free < bytes.saturating_add(SPARE_BYTES) => bail!(
-            "{what} needs {} more, but the disk of {} has {} free\n  hint: free space there (`skep model prune` and \
-             `skep model rm` help), or set SKEP_HOME to a folder on another disk",
+            "{what} needs {} more, but the disk of {} has {} free\n  hint: {hint}",
             DecimalBytes(bytes),
             folder.display(),
             DecimalBytes(free)
@@ -49,5 +54,8 @@ mod tests {
         for part in ["a model needs", "EB more", "free\n  hint:", "skep model prune", "SKEP_HOME"] {
             assert!(error.contains(part), "{part}: {error}");
         }
+        let error =
+            require_or(dir.path(), 1 << 60, "a file", "choose another disk").expect_err("an exbibyte");
+        assert!(error.to_string().ends_with("free\n  hint: choose another disk"), "{error}");
     }
 }

@@ -1,4 +1,4 @@
-//! `skep model`: pulls, lists, recommends, plans, deletes, inspects and verifies models, and loads and unloads those of a
+//! `skep model`: pulls, lists, recommends, plans, deletes, inspects, verifies and cuts models, and loads and unloads those of a
 //! running host.
 
 mod alias;
@@ -12,11 +12,12 @@ mod recommend;
 mod rm;
 mod status;
 mod unload;
+mod upcycle;
 mod verify;
 
 use anyhow::Result;
 
-/// Pull, list, recommend, plan, delete, inspect and verify models, and load and unload those of a running host
+/// Pull, list, recommend, plan, delete, inspect, verify and cut models, and load and unload those of a running host
 #[derive(Debug, clap::Subcommand)]
 pub enum Command {
     Pull(pull::Args),
@@ -27,6 +28,7 @@ pub enum Command {
     Inspect(inspect::Args),
     Verify(verify::Args),
     Plan(plan::Args),
+    Upcycle(upcycle::Args),
     Status(status::Args),
     Load(load::Args),
     Unload(unload::Args),
@@ -55,6 +57,7 @@ fn with_files(command: Command) -> Result<()> {
         Command::Inspect(args) => inspect::run(&args),
         Command::Verify(args) => verify::run(&args),
         Command::Plan(args) => plan::run(&args),
+        Command::Upcycle(args) => upcycle::run(&args),
         Command::Status(_) | Command::Load(_) | Command::Unload(_) | Command::Alias(_) => {
             unreachable!("these commands ask a host")
         }
