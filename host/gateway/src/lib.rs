@@ -259,8 +259,7 @@ fn routes(options: &GatewayOptions) -> OpenApiRouter<Gateway> {
         clusters, completions, config, engine, events, files, health, held, keys, kv, listings, logs,
         mcp_servers, messages, model_changes, models, openapi_document, requests, responses, schedules,
         schemas, secrets, session_exports, session_pages, sessions, status, stored_responses, tenants,
-        timelines, tokenize,
-        turns, usage, versions, webhooks,
+        timelines, tokenize, turns, usage, versions, webhooks,
     };
     let deploy_limit = DefaultBodyLimit::max(options.max_component_bytes.saturating_add(1 << 20));
     let file_limit = DefaultBodyLimit::max(files::MAX_FILE_BYTES + (64 << 10));

@@ -183,7 +183,9 @@ pub enum RuntimeError {
         "nothing is held: the host was not restored from a backup, or what it held was already resumed or dropped"
     )]
     NothingHeld,
-    #[error("this host keeps no KV pages on disk; set `disk_gb` under [kv] in skep.toml, and start it with a data folder")]
+    #[error(
+        "this host keeps no KV pages on disk; set `disk_gb` under [kv] in skep.toml, and start it with a data folder"
+    )]
     KvDiskOff,
     /// Requests for the session go to another host of the cluster. `host` is 0 if it is not known to which.
     #[error(

@@ -137,15 +137,11 @@ fn pins_protect_their_share_in_the_order_in_which_they_were_made() {
     path(&mut index, &[1, 2, 3, 4, 5, 6], TENANT, owner(2));
     path(&mut index, &[8], TENANT, owner(3));
     let protected = |share| {
-        let mut found: Vec<u64> = crate::disk_tier::pins::protected(
-            &[owner(1), owner(2), owner(3)],
-            &index,
-            share,
-            &bytes,
-        )
-        .into_iter()
-        .map(|owner| owner.session)
-        .collect();
+        let mut found: Vec<u64> =
+            crate::disk_tier::pins::protected(&[owner(1), owner(2), owner(3)], &index, share, &bytes)
+                .into_iter()
+                .map(|owner| owner.session)
+                .collect();
         found.sort_unstable();
         found
     };

@@ -11,8 +11,8 @@ use super::index::{Index, LayoutId, Slot};
 use super::layout_files::{LayoutFiles, MAX_SLOTS, slot_bytes};
 use super::record::Head;
 use super::{
-    ByteShares, Layout, PageCipher, Pins, Shared, State, TierError, TierOptions, Totals, WrittenDays, sealing,
-    small_file, written_days,
+    ByteShares, Layout, PageCipher, Pins, Shared, State, TierError, TierOptions, Totals, WrittenDays,
+    sealing, small_file, written_days,
 };
 use crate::{Digest, PageNamer};
 

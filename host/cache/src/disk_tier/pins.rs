@@ -131,9 +131,10 @@ impl Pins {
     }
 
     fn save(&self, folder: &Path) -> io::Result<()> {
-        let lines = self.pins.iter().map(|(Pin { tenant, agent, session }, ..)| {
-            format!("{tenant}\t{agent}\t{session}\n")
-        });
+        let lines = self
+            .pins
+            .iter()
+            .map(|(Pin { tenant, agent, session }, ..)| format!("{tenant}\t{agent}\t{session}\n"));
         small_file::replace(folder, FILE, &lines.collect::<String>())
     }
 }

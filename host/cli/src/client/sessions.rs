@@ -3,7 +3,8 @@
 use anyhow::Result;
 use reqwest::{Method, header};
 use skep_api::{
-    ForkSession, MessagePage, RecentSessionPage, Session, SessionDetail, SessionPage, SessionPin, WarmedSession,
+    ForkSession, MessagePage, RecentSessionPage, Session, SessionDetail, SessionPage, SessionPin,
+    WarmedSession,
 };
 
 use super::Client;

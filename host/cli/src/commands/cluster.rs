@@ -103,8 +103,9 @@ fn this(hosts: &ClusterHosts) -> Option<i64> {
 }
 
 fn row(host: &ClusterHost) -> [String; 8] {
-    let ClusterHost { number, name, version, state, this, seen_ms_ago, models, sessions, running_turns, .. } =
-        host;
+    let ClusterHost {
+        number, name, version, state, this, seen_ms_ago, models, sessions, running_turns, ..
+    } = host;
     let mark = if *this { " (this one)" } else { "" };
     [
         number.to_string(),

@@ -177,7 +177,9 @@ impl fmt::Display for SignedBody {
 impl Fault {
     pub(super) fn message(self) -> &'static str {
         match self {
-            Fault::Malformed => "the signature of the request is malformed; do the hosts have the same version?",
+            Fault::Malformed => {
+                "the signature of the request is malformed; do the hosts have the same version?"
+            }
             Fault::OtherKey => {
                 "the request was signed with another key, or was changed on its way; give all hosts the same key: key_file \
                  under [cluster], or SKEP_CLUSTER_KEY"

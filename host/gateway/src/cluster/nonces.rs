@@ -37,11 +37,8 @@ impl Nonces {
     /// Remembers a number. Fails if it is known.
     pub(super) fn take(&self, nonce: Nonce, now: Instant) -> Result<(), Refused> {
         let mut halves = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let halves = halves.get_or_insert_with(|| Halves {
-            newer: HashSet::new(),
-            older: HashSet::new(),
-            began: now,
-        });
+        let halves =
+            halves.get_or_insert_with(|| Halves { newer: HashSet::new(), older: HashSet::new(), began: now });
         if now.duration_since(halves.began) >= TURN {
             halves.older = std::mem::take(&mut halves.newer);
             halves.began = now;

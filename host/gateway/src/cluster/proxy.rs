@@ -12,10 +12,7 @@ use super::{
     owners::Subject,
 };
 use crate::{
-    ApiError, Gateway,
-    access::requester,
-    caller::RequestId,
-    client_address::ClientAddress,
+    ApiError, Gateway, access::requester, caller::RequestId, client_address::ClientAddress,
     metrics::CLUSTER_FORWARD_TIME,
 };
 use axum::{

@@ -11,7 +11,8 @@ use skep_store::Store;
 use std::{path::Path, sync::Arc, time::Duration};
 
 const START_MS: u64 = 1_800_000_000_000;
-const QUESTION: &str = "a message that fills more than a page of the cache, so that there is something to keep";
+const QUESTION: &str =
+    "a message that fills more than a page of the cache, so that there is something to keep";
 
 fn tier(folder: &Path) -> Arc<DiskTier> {
     let options = TierOptions {

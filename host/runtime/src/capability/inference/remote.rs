@@ -23,9 +23,8 @@ pub(in crate::capability) async fn make_again(
     call: &Call,
     was_read: bool,
 ) -> Result<Result<(), Error>, Stopped> {
-    let crashed = |why: &str| {
-        Err(interrupted(&format!("the host crashed while another server answered, and {why}")))
-    };
+    let crashed =
+        |why: &str| Err(interrupted(&format!("the host crashed while another server answered, and {why}")));
     if was_read {
         return Ok(crashed(IS_READ));
     }
