@@ -3,7 +3,8 @@
     pip install numpy ml_dtypes safetensors gguf
     python make.py
 
-A seed of `safetensors` is the length of its config.json in two bytes, the config.json, and the weights. Weights are random.
+A seed of `safetensors` is the length of its config.json in two bytes, the config.json, and the weights; one of `gguf_split` is
+the length of the first part in four bytes, and both parts. Weights are random.
 """
 import json
 import pathlib
@@ -131,3 +132,97 @@ gguf_model("glm4moe", "glm4moe", {"expert_count": 2, "expert_used_count": 1, "ex
                                   "rope.dimension_count": 8, "expert_gating_func": 2},
            ATTENTION | {f"attn_{p}.bias": (WIDTH,) for p in "qkv"} | EXPERTS
            | {"post_attention_norm.weight": (WIDTH,), "exp_probs_b.bias": (2,)})
+
+
+# The seeds below are made of those above, with the standard library alone.
+def derive(source, name, change):
+    """Writes another seed of `safetensors` with a changed configuration and changed tensors."""
+    seed = (here / "safetensors" / source).read_bytes()
+    length = int.from_bytes(seed[:2], "little")
+    config, weights = json.loads(seed[2:2 + length]), seed[2 + length:]
+    length = 8 + int.from_bytes(weights[:8], "little")
+    data = weights[length:]
+    tensors = {key: (entry["dtype"], entry["shape"], data[slice(*entry["data_offsets"])])
+               for key, entry in json.loads(weights[8:length]).items() if key != "__metadata__"}
+    config, tensors = change(config, tensors)
+    header, data = {}, b""
+    for key, (dtype, shape, content) in tensors.items():
+        header[key] = dict(dtype=dtype, shape=shape, data_offsets=[len(data), len(data) + len(content)])
+        data += content
+    header = json.dumps(header).encode()
+    header += b" " * (-len(header) % 8)
+    config = json.dumps(config).encode()
+    (here / "safetensors" / name).write_bytes(
+        len(config).to_bytes(2, "little") + config + len(header).to_bytes(8, "little") + header + data)
+
+
+def symmetric(config, tensors):
+    config["quantization_config"]["config_groups"]["group_0"]["weights"]["symmetric"] = True
+    return config, {key: tensor for key, tensor in tensors.items() if not key.endswith("zero_point")}
+
+
+def scale_of_each_row(config, tensors):
+    weights = dict(num_bits=8, type="float", strategy="channel", symmetric=True)
+    config["quantization_config"] = dict(quant_method="compressed-tensors", format="float-quantized",
+                                         config_groups=dict(group_0=dict(targets=["Linear"], weights=weights)))
+    def rows(key, tensor):
+        if not key.endswith("weight_scale_inv"):
+            return key, tensor
+        return key.removesuffix("_inv"), ("F32", [32, 1], tensor[2] * 32)
+    return config, dict(rows(key, tensor) for key, tensor in tensors.items())
+
+
+def split(name):
+    """Writes a model of `gguf` in two parts, of which the second has the second half of the tensors."""
+    seed = (here / "gguf" / name).read_bytes()
+    at = 24
+    def take(count):
+        nonlocal at
+        at += count
+        return seed[at - count:at]
+    number = lambda count: int.from_bytes(take(count), "little")
+    string = lambda: take(number(8))
+    sizes = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+    def skip(code):
+        if code == 8:
+            string()
+        elif code == 9:
+            inner, count = number(4), number(8)
+            for _ in range(count):
+                skip(inner)
+        else:
+            take(sizes[code])
+    count = int.from_bytes(seed[8:16], "little")
+    for _ in range(int.from_bytes(seed[16:24], "little")):
+        string()
+        skip(number(4))
+    keys, entries = seed[24:at], []
+    for _ in range(count):
+        start = at
+        string()
+        take(8 * number(4) + 4)
+        entries.append((seed[start:at], number(8)))
+    start = -(-at // 32) * 32
+    ends = sorted([offset for _, offset in entries] + [len(seed) - start])
+    tensors = [(entry, seed[start + offset:start + ends[ends.index(offset) + 1]]) for entry, offset in entries]
+    text = lambda value: len(value).to_bytes(8, "little") + value
+    def part(number, keys, key_count, tensors):
+        for key, code, size, value in ((b"split.no", 2, 2, number), (b"split.count", 2, 2, 2),
+                                       (b"split.tensors.count", 5, 4, count)):
+            keys += text(key) + code.to_bytes(4, "little") + value.to_bytes(size, "little")
+        file = b"GGUF" + (3).to_bytes(4, "little") + len(tensors).to_bytes(8, "little")
+        file += (key_count + 3).to_bytes(8, "little") + keys
+        data = b""
+        for entry, content in tensors:
+            file += entry + len(data).to_bytes(8, "little")
+            data += content + b"\0" * (-len(content) % 32)
+        return file + b"\0" * (-len(file) % 32) + data
+    half = count // 2
+    first = part(0, keys, int.from_bytes(seed[16:24], "little"), tensors[:half])
+    (here / "gguf_split" / name).write_bytes(
+        len(first).to_bytes(4, "little") + first + part(1, b"", 0, tensors[half:]))
+
+
+derive("int4-zeros", "int4", symmetric)
+derive("fp8", "fp8-rows", scale_of_each_row)
+split("llama")

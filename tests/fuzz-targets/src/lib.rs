@@ -35,7 +35,7 @@ pub struct Target {
     pub tries: usize,
 }
 
-pub const TARGETS: [Target; 12] = [
+pub const TARGETS: [Target; 14] = [
     Target {
         name: "gguf",
         run: model_files::gguf,
@@ -44,11 +44,25 @@ pub const TARGETS: [Target; 12] = [
         tries: 1_500,
     },
     Target {
+        name: "gguf_split",
+        run: model_files::gguf_split,
+        seeds: Vec::new,
+        words: model_files::GGUF_WORDS,
+        tries: 800,
+    },
+    Target {
         name: "safetensors",
         run: model_files::safetensors,
         seeds: Vec::new,
         words: model_files::SAFETENSORS_WORDS,
         tries: 1_500,
+    },
+    Target {
+        name: "tiktoken",
+        run: model_files::tiktoken,
+        seeds: model_files::tiktoken_seeds,
+        words: model_files::TIKTOKEN_WORDS,
+        tries: 800,
     },
     Target {
         name: "model_configs",

@@ -1,7 +1,9 @@
 //! Model files: opened, and read as far as a host reads them before it computes.
 
+use serde_json::{Value, json};
 use skep_model::planner::{Description, Request};
-use skep_model::{Checkpoint, KvDtype, SpecialTokens};
+use skep_model::upcycle::{Upcycle, UpcycleFormat, UpcycleOptions, UpcycleRouter};
+use skep_model::{Checkpoint, KvDtype, SpecialTokens, Tokenizer};
 use std::{path::Path, sync::OnceLock};
 use tempfile::TempDir;
 
@@ -14,6 +16,8 @@ pub(crate) const GGUF_WORDS: &[&str] = &[
     "llama.block_count",
     "llama.expert_count",
     "llama.rope.scaling.type",
+    "split.count",
+    "split.tensors.count",
     "yarn",
     "llama.attention.key_length",
     "tokenizer.ggml.tokens",
@@ -59,11 +63,36 @@ pub(crate) const SAFETENSORS_WORDS: &[&str] = &[
     "_scales",
 ];
 
+pub(crate) const TIKTOKEN_WORDS: &[&str] = &[
+    "aGVsbG8= 259",
+    "=",
+    " 256\n",
+    "4294967295",
+    "\"added_tokens_decoder\":",
+    "\"special\":true",
+    "\"263\":",
+    "\"content\":\"<|reserved_token_5|>\"",
+    "TikTokenTokenizer",
+    "null",
+];
+
 /// Uses the whole input as the file.
 pub(crate) fn gguf(input: &[u8]) {
     let path = folder().join("model.gguf");
     write(&path, input);
     look_at(&path);
+}
+
+/// Uses the first four bytes as the length of the first of two parts, which follows. The rest is the second part.
+pub(crate) fn gguf_split(input: &[u8]) {
+    let Some((length, rest)) = input.split_first_chunk() else { return };
+    let (first, second) = rest.split_at((u32::from_le_bytes(*length) as usize).min(rest.len()));
+    let folder = folder().join("split");
+    std::fs::create_dir_all(&folder).expect("the temporary folder takes files");
+    let parts = [1, 2].map(|number| folder.join(format!("model-0000{number}-of-00002.gguf")));
+    write(&parts[0], first);
+    write(&parts[1], second);
+    look_at(&parts[0]);
 }
 
 /// Uses the first two bytes as the length of `config.json`, which follows. The rest is the weights file.
@@ -75,6 +104,36 @@ pub(crate) fn safetensors(input: &[u8]) {
     write(&folder.join("config.json"), config);
     write(&folder.join("model.safetensors"), weights);
     look_at(&folder);
+}
+
+/// Uses the first two bytes as the length of `tokenizer_config.json`, which follows. The rest is `tiktoken.model`.
+pub(crate) fn tiktoken(input: &[u8]) {
+    let Some((length, rest)) = input.split_first_chunk() else { return };
+    let (config, ranks) = rest.split_at(usize::from(u16::from_le_bytes(*length)).min(rest.len()));
+    let config: Value = serde_json::from_slice(config).unwrap_or_default();
+    if let Ok(tokenizer) = Tokenizer::from_tiktoken(ranks, &config) {
+        convert(&tokenizer);
+    }
+}
+
+/// Returns the vocabulary of all bytes and of some merged ones, with special tokens as those of Kimi.
+pub(crate) fn tiktoken_seeds() -> Vec<Vec<u8>> {
+    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let letter = |bits: u8| char::from(LETTERS[usize::from(bits & 63)]);
+    let line = |byte: u8| format!("{}{}== {byte}\n", letter(byte >> 2), letter((byte & 3) << 4));
+    let mut ranks: String = (0..=u8::MAX).map(line).collect();
+    // The tokens "he", "ll" and "hell".
+    ranks += "aGU= 256\nbGw= 257\naGVsbA== 258\n";
+    let config = json!({
+        "tokenizer_class": "TikTokenTokenizer", "bos_token": "[BOS]", "eos_token": "[EOS]",
+        "added_tokens_decoder": {
+            "259": {"content": "[BOS]", "special": true}, "260": {"content": "[EOS]", "special": true},
+            "261": {"content": "<|im_end|>", "special": true}, "262": {"content": "<think>", "special": false},
+        },
+    });
+    let config = config.to_string();
+    let length = (config.len() as u16).to_le_bytes();
+    vec![[&length[..], config.as_bytes(), ranks.as_bytes()].concat()]
 }
 
 /// Returns the configurations of published models.
@@ -103,16 +162,26 @@ fn look_at(path: &Path) {
         std::hint::black_box(tensor.data.iter().fold(0_u8, |sum, byte| sum ^ byte));
         let _ = tensor.content();
     }
-    if let Ok(Some(tokenizer)) = checkpoint.tokenizer()
-        && let Ok(ids) = tokenizer.encode("hello <|im_end|> é🐝", SpecialTokens::Parse)
-    {
-        let _ = tokenizer.decode(&ids, false);
-        let _ = tokenizer.decode(&[0, 5, u32::MAX], true);
+    if let Ok(Some(tokenizer)) = checkpoint.tokenizer() {
+        convert(&tokenizer);
     }
     if let Ok(Some(template)) = checkpoint.chat_template() {
-        let messages = [serde_json::json!({"role": "user", "content": "hello"})];
-        let tools = serde_json::json!([{"name": "f", "parameters": {}}]);
+        let messages = [json!({"role": "user", "content": "hello"})];
+        let tools = json!([{"name": "f", "parameters": {}}]);
         let _ = template.render(&messages, Some(&tools), true);
+    }
+    let router = UpcycleRouter::Random { seed: 1 };
+    for format in [UpcycleFormat::Int4, UpcycleFormat::Gguf] {
+        let options = UpcycleOptions { experts: 2, used: Some(1), router, format };
+        let _ = Upcycle::plan(&checkpoint, &options).map(|upcycle| upcycle.bytes());
+    }
+}
+
+/// Converts text to tokens and back.
+fn convert(tokenizer: &Tokenizer) {
+    if let Ok(ids) = tokenizer.encode("hello <|im_end|> é🐝", SpecialTokens::Parse) {
+        let _ = tokenizer.decode(&ids, false);
+        let _ = tokenizer.decode(&[0, 5, u32::MAX], true);
     }
 }
 

@@ -39,18 +39,27 @@ fn model_files_to_start_from_are_whole_models() {
     let folder = tempfile::tempdir().expect("there is room for a folder");
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
     let mut opened = 0;
-    for kind in ["gguf", "safetensors"] {
+    for kind in ["gguf", "gguf_split", "safetensors"] {
         for entry in std::fs::read_dir(corpus.join(kind)).expect("the corpus exists") {
             let path = entry.expect("the corpus can be listed").path();
             let bytes = std::fs::read(&path).expect("a seed can be read");
             let own = folder.path().join(format!("{kind}-{opened}"));
             std::fs::create_dir(&own).expect("the temporary folder takes folders");
-            if kind == "gguf" {
-                std::fs::write(own.join("model.gguf"), &bytes).expect("there is room");
-            } else {
-                let (config, weights) = bytes[2..].split_at(u16::from_le_bytes([bytes[0], bytes[1]]).into());
-                std::fs::write(own.join("config.json"), config).expect("there is room");
-                std::fs::write(own.join("model.safetensors"), weights).expect("there is room");
+            let files = match kind {
+                "gguf" => vec![("model.gguf", &bytes[..])],
+                "gguf_split" => {
+                    let length = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+                    let (first, second) = bytes[4..].split_at(length as usize);
+                    vec![("m-00001-of-00002.gguf", first), ("m-00002-of-00002.gguf", second)]
+                }
+                _ => {
+                    let (config, weights) =
+                        bytes[2..].split_at(u16::from_le_bytes([bytes[0], bytes[1]]).into());
+                    vec![("config.json", config), ("model.safetensors", weights)]
+                }
+            };
+            for (name, content) in files {
+                std::fs::write(own.join(name), content).expect("there is room");
             }
             let checkpoint = skep_model::Checkpoint::open(&own)
                 .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -60,5 +69,10 @@ fn model_files_to_start_from_are_whole_models() {
             opened += 1;
         }
     }
-    assert!(opened >= 10, "{opened} seeds");
+    assert!(opened >= 13, "{opened} seeds");
+    for seed in Target::named("tiktoken").expect("the target exists").seeds() {
+        let (config, ranks) = seed[2..].split_at(u16::from_le_bytes([seed[0], seed[1]]).into());
+        let config = serde_json::from_slice(config).expect("the configuration is JSON");
+        skep_model::Tokenizer::from_tiktoken(ranks, &config).expect("the vocabulary is whole");
+    }
 }
