@@ -68,7 +68,7 @@ Examples:
   skep session search broken suitcase
   skep session search refund --agent concierge -n 5
   skep session search refund --json | jq -r '.[] | .agent + \" \" + .id'
-  skep session search refund --tenant acme                  as an admin; without it, all tenants are searched")]
+  skep session search refund --tenant acme        as an admin; without it, in all tenants")]
 pub struct SearchArgs {
     /// The words
     #[arg(required = true, value_name = "WORD")]

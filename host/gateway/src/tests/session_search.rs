@@ -45,7 +45,7 @@ async fn a_tenant_finds_its_sessions_by_what_was_said_in_them() {
     let narrow = key(&server, "acme", Role::Read, Some("other")).await;
     let zenith = key(&server, "zenith", Role::Read, None).await;
     let admin = key(&server, "local", Role::Admin, None).await;
-    let metrics = key(&server, "acme", Role::Metrics, None).await;
+    let metrics = key(&server, "local", Role::Metrics, None).await;
     said(&server, "acme/honey", "Where do Bees live,\nand how?").await;
     said(&server, "acme/wax", "Where is the candle?").await;
     said(&server, "zenith/wax", "Bees make wax.").await;

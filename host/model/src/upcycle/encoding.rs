@@ -173,8 +173,8 @@ mod tests {
         for (at, value) in values.iter().enumerate() {
             let integer = f32::from(bytes[at / 2] >> (4 * (at % 2)) & 15) - 8.0;
             let scale = scale(at / GROUP);
-            // The largest positive value is half a step above the largest integer.
-            assert!((integer * scale - value).abs() <= scale * 0.52, "{at}: {value}, {integer} × {scale}");
+            // The largest positive value is half a step above the largest integer, and the scale is rounded by up to 2^-8.
+            assert!((integer * scale - value).abs() <= scale * 0.53, "{at}: {value}, {integer} × {scale}");
         }
         assert_eq!(bytes[bytes.len() - 16..], [2i64.to_le_bytes(), 64i64.to_le_bytes()].concat());
         let zeros = integers(&[0.0; 32], 32);
