@@ -66,7 +66,7 @@ impl DiskPages {
         // It waits for the disk.
         let erased = tokio::task::spawn_blocking(move || erasing.erase_from(&tier)).await;
         if was_reading || self.begun.load(SeqCst) != begun {
-            // What was read from the disk meanwhile may be in memory again.
+            // Pages that were read from the disk meanwhile may be in memory again.
             self.forget(&pages).await;
         }
         erased.unwrap_or_else(|error| {

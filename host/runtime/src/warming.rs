@@ -1,6 +1,6 @@
 //! Reads the KV pages of a session's conversations from the disk before its next turn.
 //!
-//! Nothing is computed and no model is loaded: whatever is not found, the turn computes. A conversation counts only for the
+//! No page is computed and no model is loaded: the turn computes whatever is not found. A conversation counts only for the
 //! model and the tokens that it was stored with, so a turn that encodes it again finds nothing of it.
 
 use crate::{

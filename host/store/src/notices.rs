@@ -38,6 +38,7 @@ pub enum NoticeKind {
 }
 
 impl NoticeKind {
+    /// All kinds.
     pub const ALL: [NoticeKind; 7] = [
         NoticeKind::Agents,
         NoticeKind::Keys,

@@ -7,6 +7,7 @@ use skep_api::ClusterHosts;
 use super::Client;
 
 impl Client {
+    /// Returns the hosts of the cluster.
     pub async fn cluster(&self) -> Result<ClusterHosts> {
         self.json(self.request(Method::GET, &["v1", "cluster"])?).await
     }

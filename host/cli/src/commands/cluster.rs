@@ -53,6 +53,7 @@ pub struct DrainArgs {
     host: HostArgs,
 }
 
+/// Runs the command.
 pub async fn run(command: Command) -> Result<()> {
     match command {
         Command::Status(StatusArgs { host, json }) => {

@@ -7,7 +7,7 @@ use super::{HostArgs, out};
 
 /// Read the KV pages of a session from the disk before its next turn needs them
 ///
-/// Nothing is computed, and only memory that running requests leave is taken. MISSING is what the next turn has to
+/// Computes nothing, and takes only memory that running requests leave. MISSING is what the next turn has to
 /// compute.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -60,6 +60,7 @@ struct PinnedSession {
     host: HostArgs,
 }
 
+/// Reads the KV pages of a session into memory, and prints what was found.
 pub async fn warm(args: WarmArgs) -> Result<()> {
     let warmed = args.host.client()?.warm_session(&args.agent, &args.session).await?;
     if args.json {
@@ -89,10 +90,12 @@ pub async fn warm(args: WarmArgs) -> Result<()> {
     Ok(())
 }
 
+/// Pins the KV pages of a session.
 pub async fn pin(PinArgs { pinned }: PinArgs) -> Result<()> {
     set(pinned, true).await
 }
 
+/// Removes the pin of a session.
 pub async fn unpin(UnpinArgs { pinned }: UnpinArgs) -> Result<()> {
     set(pinned, false).await
 }

@@ -22,7 +22,7 @@ impl Scheduler {
             return;
         }
         let is_scarce = self.may_evict();
-        // As long as they are not, pages can become scarce without any other change.
+        // Pages that are not scarce can become so without any other change.
         self.is_admission_order_old = !is_scarce;
         let kv = &self.kv;
         let rank = |sequence: &Sequence| {

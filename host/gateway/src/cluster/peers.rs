@@ -26,6 +26,7 @@ pub struct HttpPeers {
 }
 
 impl HttpPeers {
+    /// Creates the connections to the other hosts, which have the same key.
     pub fn new(key: ClusterKey) -> Self {
         HttpPeers { link: Arc::new(Link::new(key)) }
     }

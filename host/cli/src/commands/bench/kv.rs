@@ -123,6 +123,7 @@ struct Turn {
     cached: u64,
 }
 
+/// Runs the command.
 pub async fn run(args: Args) -> Result<()> {
     let model = tokio::task::block_in_place(|| catalog::resolve(&args.model, &Terminal))?;
     let mut report = Report {

@@ -64,6 +64,7 @@ enum Router {
     Random,
 }
 
+/// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     let router = match (args.router, args.seed) {
         (Router::Uniform, None) => UpcycleRouter::Uniform,

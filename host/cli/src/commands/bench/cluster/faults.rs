@@ -63,6 +63,7 @@ pub struct Faults<'a> {
 }
 
 impl<'a> Faults<'a> {
+    /// Creates the faults of one run. The draws decide which come, and when.
     pub fn new(
         hosts: &'a mut Hosts,
         world: Arc<World>,

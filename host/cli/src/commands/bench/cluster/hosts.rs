@@ -50,6 +50,7 @@ impl Addresses {
         }
     }
 
+    /// Returns the addresses of all hosts that run.
     pub fn all(&self) -> Vec<Arc<Address>> {
         self.known().places.iter().flatten().cloned().collect()
     }
@@ -106,6 +107,7 @@ impl Site {
         write_private(&self.folder.join("secrets.key"), &secrets)
     }
 
+    /// Returns the file with the log of the host.
     pub fn log(&self) -> PathBuf {
         self.folder.join("host.log")
     }
@@ -141,6 +143,7 @@ pub struct Hosts {
 }
 
 impl Hosts {
+    /// Creates a cluster without hosts.
     pub fn new(site: Site, addresses: Arc<Addresses>, http: reqwest::Client) -> Self {
         Self { site, addresses, http, places: Vec::new(), restarts: 0 }
     }
@@ -199,6 +202,7 @@ impl Hosts {
         (0..self.places.len()).filter(|place| self.places[*place].is_some()).collect()
     }
 
+    /// Returns the address of the host at a place, if one runs there.
     pub fn url(&self, place: usize) -> Option<String> {
         self.places[place].as_ref().map(|host| host.address.url.clone())
     }
@@ -223,10 +227,12 @@ impl Hosts {
         Ok(())
     }
 
+    /// Stops the process of a host until it is resumed.
     pub fn stop(&self, place: usize) -> Result<()> {
         self.signal(place, Signal::STOP)
     }
 
+    /// Resumes the process of a host that was stopped.
     pub fn resume(&self, place: usize) -> Result<()> {
         self.signal(place, Signal::CONT)
     }

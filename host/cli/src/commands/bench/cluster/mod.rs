@@ -132,6 +132,7 @@ struct Seen {
     effects: usize,
 }
 
+/// Runs the command.
 pub async fn run(args: Args) -> Result<()> {
     let database = match &args.database {
         Some(DatabaseAddress::Postgres(url)) => url.clone(),

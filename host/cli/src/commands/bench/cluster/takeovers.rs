@@ -73,6 +73,7 @@ impl Takeovers {
         state.orphans.remove(session);
     }
 
+    /// Returns the times of the take-overs with this cause.
     pub fn times(&self, cause: Cause) -> Times {
         let state = self.state();
         let of_cause = state.times.iter().filter(|(of, _)| *of == cause);

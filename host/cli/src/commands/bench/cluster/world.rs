@@ -16,6 +16,7 @@ use super::history::{Effect, History, Line, Message, Moment, Outcome, Read, Want
 use super::hosts::{Address, Addresses};
 use super::takeovers::Takeovers;
 
+/// The agent that all clients call.
 pub const AGENT: &str = "storm";
 /// A second agent with the same component, whose tool the first one calls.
 pub const CALLEE: &str = "storm-callee";
@@ -44,6 +45,7 @@ pub enum Op {
 }
 
 impl Op {
+    /// Returns the name by which the agent knows the operation.
     pub fn as_str(self) -> &'static str {
         match self {
             Op::Generate => "generate",
@@ -71,6 +73,7 @@ struct Notebook {
     troubles: Vec<String>,
 }
 
+/// Everything that clients share: the addresses of the hosts, and what was seen.
 pub struct World {
     pub outside: Arc<Outside>,
     pub addresses: Arc<Addresses>,
@@ -85,6 +88,7 @@ pub struct World {
 }
 
 impl World {
+    /// Creates the world of one run, with a server that receives what the agents send.
     pub async fn new(run: String) -> Result<Arc<Self>> {
         skep_outbound::tls::install_provider();
         let http = reqwest::Client::builder()
@@ -128,10 +132,12 @@ impl World {
         u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX)
     }
 
+    /// Makes all clients stop after their current request.
     pub fn end(&self) {
         self.ends.store(true, Ordering::Relaxed);
     }
 
+    /// Returns whether the clients have to stop.
     pub fn has_ended(&self) -> bool {
         self.ends.load(Ordering::Relaxed)
     }
@@ -141,6 +147,7 @@ impl World {
         self.acknowledged.load(Ordering::Relaxed)
     }
 
+    /// Adds a message to the history.
     pub fn enter(&self, order: Order) {
         if matches!(order.message.outcome, Outcome::Acknowledged { .. }) {
             self.acknowledged.fetch_add(1, Ordering::Relaxed);

@@ -83,6 +83,7 @@ pub struct Effect {
     pub seen: usize,
 }
 
+/// How often an effect outside the cluster has to happen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
     /// Once if the turn is committed, and otherwise never.
@@ -100,6 +101,7 @@ pub struct Fault {
     pub what: String,
 }
 
+/// The kind of a fault in a history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {

@@ -47,6 +47,7 @@ pub struct ModelStore {
 }
 
 impl ModelStore {
+    /// Creates a store that makes a mistake at the operation after `left` others that could have had it.
     pub fn new(wrong: Wrong, left: u64) -> Self {
         let (sessions, emitted) = (BTreeMap::new(), BTreeMap::new());
         Self { wrong, left, now: 0, sessions, emitted, history: History::default() }
@@ -139,6 +140,7 @@ impl ModelStore {
         self.record(session, id, sent, Outcome::Unknown);
     }
 
+    /// Reads a session as a client does, and records what it saw.
     pub fn read(&mut self, session: &str) {
         let began = self.tick();
         let mut entries = self.sessions.get(session).cloned().unwrap_or_default();
