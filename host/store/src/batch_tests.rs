@@ -1,6 +1,7 @@
 //! Tests of batches on a real file: taking items, finishing once, recovery after a crash, limits and removal.
 
 use crate::*;
+use std::collections::BTreeSet;
 
 const ROOM: BatchRoom = BatchRoom { bytes: 10_000, batches: 10, share: None };
 
@@ -133,6 +134,17 @@ async fn a_cancelled_batch_stops_and_accepts_no_result() {
     assert_eq!(counts(&store, "b").await, (0, 0, 1, 0, 2));
     assert!(take(&store, 300).await.is_none());
     assert!(store.batch("b").await.unwrap().unwrap().cancelled);
+}
+
+#[tokio::test]
+async fn batches_that_were_cancelled_have_ended_or_are_gone_do_not_run() {
+    let store = with_batches(&[("open", 1), ("cancelled", 1), ("ended", 0)]).await;
+    store.cancel_batch("cancelled").await.unwrap();
+    store.end_batch("ended", 200, None).await.unwrap();
+    let ids = |ids: &[&str]| ids.iter().map(|id| (*id).to_owned()).collect::<BTreeSet<String>>();
+    let stopped = store.stopped_batches(ids(&["open", "cancelled", "ended", "gone"])).await.unwrap();
+    assert_eq!(stopped, ids(&["cancelled", "ended", "gone"]));
+    assert!(store.stopped_batches(ids(&[])).await.unwrap().is_empty());
 }
 
 #[tokio::test]

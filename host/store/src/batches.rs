@@ -6,9 +6,10 @@
 
 use crate::{
     NewEvent, Store, StoreError, events, responses, rows,
-    sql::{Connection, Row, query, query_scalar},
+    sql::{Connection, QueryBuilder, Row, query, query_scalar},
     work_states::{CANCELLED, DONE, FAILED, RUNNING},
 };
+use std::collections::BTreeSet;
 
 /// Limits on the storage of all batches together.
 #[derive(Clone, Copy, Debug)]
@@ -228,6 +229,23 @@ impl Store {
         .fetch_all(&self.readers)
         .await
         .map_err(StoreError::while_it("looked for batches whose time is over"))
+    }
+
+    /// Returns those of these batches that no longer run: they were cancelled, have ended, or were removed.
+    pub async fn stopped_batches(&self, ids: BTreeSet<String>) -> Result<BTreeSet<String>, StoreError> {
+        if ids.is_empty() {
+            return Ok(ids);
+        }
+        let mut select = QueryBuilder::new(
+            "SELECT id FROM batches WHERE ended_at_ms IS NULL AND NOT cancelled AND id IN (",
+        );
+        let mut list = select.separated(", ");
+        ids.iter().for_each(|id| _ = list.push_bind(id));
+        select.push(")");
+        let open = select.build().fetch_all(&self.readers).await;
+        let open = open.map_err(StoreError::while_it("looked for batches that were cancelled"))?;
+        let open: BTreeSet<String> = open.iter().map(|row| row.get(0)).collect();
+        Ok(ids.difference(&open).cloned().collect())
     }
 
     /// Changes members of the details of a batch, as an RFC 7396 merge patch.

@@ -58,7 +58,11 @@ pub(super) async fn run(queue: Arc<QueueShared>, dispatch: Weak<Dispatch>) {
         let is_due = looked.is_none_or(|at| at.elapsed() >= EXPIRY_INTERVAL);
         let prepared = async {
             queue.repair().await?;
-            if is_due { queue.expire().await } else { Ok(()) }
+            if !is_due {
+                return Ok(());
+            }
+            queue.drop_stopped().await?;
+            queue.expire().await
         };
         let prepared = prepared.await;
         if is_due {
@@ -83,6 +87,9 @@ pub(super) async fn run(queue: Arc<QueueShared>, dispatch: Weak<Dispatch>) {
                 STORE_INTERVAL
             }
         };
+        // Another host of the cluster may cancel what runs here.
+        let is_watched = queue.context.store.is_clustered() && !tasks.is_empty();
+        let within = if is_watched { within.min(EXPIRY_INTERVAL) } else { within };
         tokio::select! {
             () = queue.changed.notified() => {}
             Some(ended) = tasks.join_next() => if let Err(error) = ended {

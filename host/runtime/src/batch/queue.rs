@@ -11,7 +11,7 @@ use crate::{
 };
 use skep_store::{BatchRoom, BatchRow, ItemCounts, ItemKey, Queued};
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -75,13 +75,7 @@ impl BatchQueue {
 
     /// Returns items left by the last process to the queue, and starts pulling.
     pub(crate) async fn start(&self, dispatch: &Arc<Dispatch>) -> Result<(), RuntimeError> {
-        let store = &self.shared.context.store;
-        let message = format!("{MAX_LOSSES} processes terminated while the item ran, so it may be the cause");
-        let error = StoredFailure::encode(&RuntimeError::Internal { message });
-        let lost = store.recover_items(MAX_LOSSES, &error).await?;
-        if lost > 0 {
-            tracing::info!(items = lost, "batch items were returned to the queue");
-        }
+        self.shared.recover().await?;
         self.shared.end_finished().await?;
         let pulling = puller::run(self.shared.clone(), Arc::downgrade(dispatch));
         self.pulling.lock().unwrap_or_else(PoisonError::into_inner).spawn(pulling);
@@ -329,6 +323,29 @@ impl QueueShared {
         Ok(())
     }
 
+    /// Returns items to the queue whose host is gone.
+    async fn recover(&self) -> Result<(), RuntimeError> {
+        let message = format!("{MAX_LOSSES} processes terminated while the item ran, so it may be the cause");
+        let error = StoredFailure::encode(&RuntimeError::Internal { message });
+        let lost = self.context.store.recover_items(MAX_LOSSES, &error).await?;
+        if lost > 0 {
+            tracing::info!(items = lost, "batch items were returned to the queue");
+        }
+        Ok(())
+    }
+
+    /// Cancels the items that run here although their batch was cancelled, as another host of the cluster does it.
+    pub(super) async fn drop_stopped(&self) -> Result<(), RuntimeError> {
+        let running: BTreeSet<String> =
+            self.running().values().map(|running| running.batch.clone()).collect();
+        if !self.context.store.is_clustered() || running.is_empty() {
+            return Ok(());
+        }
+        let stopped = self.context.store.stopped_batches(running).await?;
+        self.running().retain(|_, running| !stopped.contains(&running.batch));
+        Ok(())
+    }
+
     /// Cancels the batches whose time is over.
     pub(super) async fn expire(&self) -> Result<(), RuntimeError> {
         let overdue = self.context.store.overdue_batches(self.context.clock.now_ms()).await?;
@@ -352,6 +369,10 @@ impl QueueShared {
             return Ok(());
         }
         let repaired = async {
+            if self.context.store.is_clustered() {
+                // The host that ran them may have ended while others go on.
+                self.recover().await?;
+            }
             let running: Vec<ItemKey> = self.running().keys().copied().collect();
             self.context.store.requeue_orphaned_items(&running).await?;
             self.end_finished().await

@@ -19,7 +19,7 @@ use skep_engine::{
 use skep_store::{Moment, Take};
 use std::time::Duration;
 
-const PRINCIPAL: &str = "local";
+pub(super) const PRINCIPAL: &str = "local";
 
 fn chat(text: &str, options: ChatOptions) -> BatchItem {
     let messages = vec![ChatMessage::user(text)];
@@ -32,12 +32,12 @@ fn short(text: &str) -> BatchItem {
     chat(text, ChatOptions { max_tokens: Some(4), ignore_eos: true, sampling, ..ChatOptions::default() })
 }
 
-fn turn(text: &str) -> BatchItem {
+pub(super) fn turn(text: &str) -> BatchItem {
     let request = BatchRequest::Turn { text: text.into(), data: None };
     BatchItem { request, form: "plain".into(), reference: None, keep: None }
 }
 
-async fn queue(host: &Host, model: &str, items: Vec<BatchItem>) -> Result<String, RuntimeError> {
+pub(super) async fn queue(host: &Host, model: &str, items: Vec<BatchItem>) -> Result<String, RuntimeError> {
     let batch = NewBatch {
         principal: PRINCIPAL.into(),
         key: None,
@@ -48,11 +48,11 @@ async fn queue(host: &Host, model: &str, items: Vec<BatchItem>) -> Result<String
     host.agents.queue_batch(batch).await.map(|status| status.id)
 }
 
-async fn results(host: &Host, id: &str) -> BatchResults {
+pub(super) async fn results(host: &Host, id: &str) -> BatchResults {
     until(async || host.agents.batch_results(PRINCIPAL, id).await.expect("the batch is known").1).await
 }
 
-async fn counts(host: &Host, id: &str) -> ItemCounts {
+pub(super) async fn counts(host: &Host, id: &str) -> ItemCounts {
     host.agents.batch(PRINCIPAL, id).await.expect("the batch is known").items
 }
 

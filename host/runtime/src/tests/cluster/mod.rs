@@ -1,6 +1,7 @@
 //! Tests of several hosts on one database in one process. They ask each other by calls instead of HTTP, with what they send in the
 //! form that it has on the way. Without a PostgreSQL server there is only one host, and they pass without a check.
 
+mod batches;
 mod handing_over;
 mod notices;
 mod sending;
