@@ -132,7 +132,8 @@ async fn two_hosts_that_start_the_same_schedule_start_it_once() {
     let schedules: Vec<_> = (0..30).map(schedule).collect();
     one.put_agent(&agent(), b"component", &schedules).await.unwrap();
     for NewSchedule { id, .. } in &schedules {
-        let (begun, also) = tokio::join!(one.begin_schedule(id, 1, 0, 1), other.begin_schedule(id, 1, 0, 1));
+        let (begun, also) =
+            tokio::join!(one.begin_schedule(id, 1, 0, 1, 1), other.begin_schedule(id, 1, 0, 1, 1));
         assert_ne!(begun.unwrap(), also.unwrap(), "{id}");
     }
     let begun = [one.begun_schedules().await.unwrap(), other.begun_schedules().await.unwrap()].concat();

@@ -167,14 +167,20 @@ impl Store {
         Ok(rows.iter().map(|row| (row.get(0), row.get::<i64>(1).max(0) as usize)).collect())
     }
 
-    /// Starts an attempt. Returns whether the delivery was still waiting, and no other host is just starting it.
-    pub async fn begin_delivery(&self, key: DeliveryKey, attempt: u32) -> Result<bool, StoreError> {
-        self.write((key, attempt, self.host), |connection, (key, attempt, host)| {
+    /// Starts this attempt of a delivery that was read before it. Returns whether the delivery is still due and no attempt was
+    /// made since, by another host, and whether no other host is just starting it.
+    pub async fn begin_delivery(
+        &self,
+        key: DeliveryKey,
+        attempt: u32,
+        now_ms: u64,
+    ) -> Result<bool, StoreError> {
+        self.write((key, attempt, now_ms, self.host), |connection, (key, attempt, now_ms, host)| {
             Box::pin(async move {
-                let (key, attempt, host) = (*key, *attempt, *host);
+                let (key, attempt, now_ms, host) = (*key, *attempt, *now_ms, *host);
                 let begin = format!(
                     "UPDATE deliveries SET state = ?, attempt = ?, host = ?
-                     WHERE key = (SELECT key FROM deliveries WHERE key = ? AND state = ? {})",
+                     WHERE key = (SELECT key FROM deliveries WHERE key = ? AND state = ? AND attempt = ? AND wake_ms <= ? {})",
                     connection.dialect().skip_locked()
                 );
                 let begun = query(AssertSqlSafe(begin))
@@ -183,6 +189,8 @@ impl Store {
                     .bind(host)
                     .bind(key.0)
                     .bind(WAITING)
+                    .bind(attempt.saturating_sub(1))
+                    .bind(now_ms as i64)
                     .execute(connection)
                     .await
                     .map_err(StoreError::while_it("started a delivery"))?;

@@ -445,7 +445,7 @@ mod tests {
         };
         assert_eq!(expires().await, (false, false), "the event waits");
         let [pending] = &store.due_deliveries(5, 10).await.unwrap()[..] else { panic!("one is due") };
-        assert!(store.begin_delivery(pending.key, 1).await.unwrap());
+        assert!(store.begin_delivery(pending.key, 1, 5).await.unwrap());
         assert_eq!(expires().await, (false, false), "the delivery has started");
         store.finish_delivery(pending.key).await.unwrap();
         assert_eq!(expires().await, (true, true));

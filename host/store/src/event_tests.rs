@@ -96,8 +96,8 @@ async fn a_target_gets_one_event_at_a_time_in_order() {
     let first = due(&store, 10).await;
     assert_eq!(first.len(), 3);
     assert!(first.iter().all(|delivery| delivery.event_id == "1"));
-    assert!(store.begin_delivery(first[0].key, 1).await.unwrap());
-    assert!(!store.begin_delivery(first[0].key, 1).await.unwrap());
+    assert!(store.begin_delivery(first[0].key, 1, 10).await.unwrap());
+    assert!(!store.begin_delivery(first[0].key, 1, 10).await.unwrap());
     assert_eq!(due(&store, 10).await.len(), 2, "the target is busy");
     store.retry_delivery(first[0].key, 1, 50, "no luck").await.unwrap();
     let next: Vec<_> = due(&store, 10).await.into_iter().map(|delivery| delivery.event_id).collect();
@@ -108,6 +108,11 @@ async fn a_target_gets_one_event_at_a_time_in_order() {
     );
     assert_eq!(store.next_delivery_ms(10).await.unwrap(), Some(50));
     assert_eq!(deliveries(&store).await, 6);
+    for (attempt, now_ms) in [(1, 60), (2, 49)] {
+        let begun = store.begin_delivery(first[0].key, attempt, now_ms).await.unwrap();
+        assert!(!begun, "it was read before the attempt that failed");
+    }
+    assert!(store.begin_delivery(first[0].key, 2, 50).await.unwrap());
 }
 
 #[tokio::test]
@@ -115,7 +120,7 @@ async fn the_commit_of_a_turn_settles_its_delivery_and_publishes_its_events() {
     let store = with_agent().await;
     store.publish(&event("1", vec![to("s")]), 10).await.unwrap();
     let delivery = due(&store, 10).await.remove(0);
-    store.begin_delivery(delivery.key, 1).await.unwrap();
+    store.begin_delivery(delivery.key, 1, 10).await.unwrap();
     assert_eq!(store.begun_deliveries().await.unwrap()[0].key, delivery.key);
     let commit = TurnCommit {
         agent: "a".into(),
@@ -137,7 +142,7 @@ async fn dead_deliveries_are_listed_and_redelivered_unless_undeliverable() {
     let never = NewDelivery { undeliverable: Some("no order_id".into()), ..to("") };
     store.publish(&event("1", vec![webhook(), never]), 10).await.unwrap();
     let delivery = due(&store, 10).await.remove(0);
-    store.begin_delivery(delivery.key, 4).await.unwrap();
+    store.begin_delivery(delivery.key, 1, 10).await.unwrap();
     store.dead_letter_delivery(delivery.key, "HTTP 500").await.unwrap();
     let dead = store.dead_deliveries(None, 10).await.unwrap();
     let errors: Vec<_> = dead.iter().map(|delivery| delivery.error.as_deref().unwrap()).collect();

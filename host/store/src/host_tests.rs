@@ -294,9 +294,9 @@ async fn one_host_takes_up_what_a_host_that_is_gone_had_in_hand() {
     };
     one.publish(&event, 1).await.unwrap();
     let due = one.due_deliveries(5, 10).await.unwrap();
-    assert!(one.begin_delivery(due[0].key, 1).await.unwrap());
-    assert!(!other.begin_delivery(due[0].key, 1).await.unwrap(), "it has begun");
-    assert!(other.begin_delivery(due[1].key, 1).await.unwrap());
+    assert!(one.begin_delivery(due[0].key, 1, 5).await.unwrap());
+    assert!(!other.begin_delivery(due[0].key, 1, 5).await.unwrap(), "it has begun");
+    assert!(other.begin_delivery(due[1].key, 1, 5).await.unwrap());
     let begun = async |store: &Store| -> Vec<DeliveryKey> {
         store.begun_deliveries().await.unwrap().into_iter().map(|delivery| delivery.key).collect()
     };

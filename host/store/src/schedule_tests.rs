@@ -59,12 +59,17 @@ async fn one_schedule_of_a_session_is_due_at_a_time_and_the_earliest_comes_first
     assert_eq!(upcoming(9, 10).await, ["s-early-10", "t-other-15", "s-later-20", "s-never-99"]);
     assert_eq!(upcoming(10, 2).await, ["t-other-15", "s-later-20"], "one that is due is not upcoming");
     assert_eq!(due(&store, 30).await, ["s-early-10", "t-other-15"]);
-    assert!(store.begin_schedule("s-early-10", 10, 0, 1).await.unwrap());
-    assert!(!store.begin_schedule("s-early-10", 10, 0, 1).await.unwrap(), "it starts once");
+    assert!(store.begin_schedule("s-early-10", 10, 0, 1, 10).await.unwrap());
+    assert!(!store.begin_schedule("s-early-10", 10, 0, 1, 10).await.unwrap(), "it starts once");
     assert_eq!(due(&store, 30).await, ["t-other-15"], "the session is busy");
     assert_eq!(store.begun_schedules().await.unwrap()[0].attempt, 1);
     store.retry_schedule("s-early-10", 1, 50, "no luck").await.unwrap();
     assert_eq!(due(&store, 30).await, ["t-other-15", "s-later-20"]);
+    for (attempt, wake_ms) in [(1, 10), (2, 10), (1, 50)] {
+        let begun = store.begin_schedule("s-early-10", 10, 0, attempt, wake_ms).await.unwrap();
+        assert!(!begun, "it was read before the attempt that failed");
+    }
+    assert!(store.begin_schedule("s-early-10", 10, 0, 2, 50).await.unwrap());
 }
 
 #[tokio::test]
@@ -74,7 +79,7 @@ async fn a_commit_settles_its_schedule_and_may_set_it_again() {
     let changes = vec![ScheduleChange::Set(schedule("once", "s", 10)), ScheduleChange::Set(repeating)];
     store.commit_turn(turn("s", 1, changes)).await.unwrap();
     for id in ["s-once-10", "s-r-10"] {
-        store.begin_schedule(id, 10, 0, 1).await.unwrap();
+        store.begin_schedule(id, 10, 0, 1, 10).await.unwrap();
     }
     let alarm = |id: &str| Some(TurnTrigger::Alarm { schedule: id.into(), due_ms: 10 });
     let again = vec![ScheduleChange::Set(schedule("once", "s", 70))];
@@ -133,7 +138,7 @@ async fn a_parked_schedule_is_not_due_until_it_is_run() {
     let store = with_agent().await;
     let set = vec![ScheduleChange::Set(schedule("x", "s", 10))];
     store.commit_turn(turn("s", 1, set)).await.unwrap();
-    store.begin_schedule("s-x-10", 10, 0, 3).await.unwrap();
+    store.begin_schedule("s-x-10", 10, 0, 1, 10).await.unwrap();
     assert!(!store.run_schedule(AGENT, "s-x-10", 60).await.unwrap(), "it has started");
     store.park_schedule("s-x-10", "it never worked").await.unwrap();
     let parked = &store.schedules(None, 10).await.unwrap()[0];

@@ -153,21 +153,23 @@ impl Store {
         found.map_err(StoreError::while_it("looked for schedules that had started"))
     }
 
-    /// Starts an attempt of a waiting schedule. Returns whether it was still waiting, and no other host is just starting it.
+    /// Starts an attempt of a waiting schedule that was read before it, with this `wake_ms`. Returns whether it still waits as it
+    /// was read: no other host has started it meanwhile, or is just starting it.
     pub async fn begin_schedule(
         &self,
         id: &str,
         due_ms: u64,
         missed: u32,
         attempt: u32,
+        wake_ms: u64,
     ) -> Result<bool, StoreError> {
-        let data = (id.to_owned(), due_ms, missed, attempt, self.host);
-        self.write(data, |connection, (id, due_ms, missed, attempt, host)| {
+        let data = (id.to_owned(), due_ms, missed, (attempt, wake_ms), self.host);
+        self.write(data, |connection, (id, due_ms, missed, (attempt, wake_ms), host)| {
             Box::pin(async move {
-                let (due_ms, missed, attempt) = (*due_ms, *missed, *attempt);
+                let (due_ms, missed, attempt, wake_ms) = (*due_ms, *missed, *attempt, *wake_ms);
                 let begin = format!(
                     "UPDATE schedules SET state = ?, due_ms = ?, missed = ?, attempt = ?, host = ?
-                     WHERE key = (SELECT key FROM schedules WHERE id = ? AND state = ? {})",
+                     WHERE key = (SELECT key FROM schedules WHERE id = ? AND state = ? AND attempt = ? AND wake_ms = ? {})",
                     connection.dialect().skip_locked()
                 );
                 let begun = query(AssertSqlSafe(begin))
@@ -178,6 +180,8 @@ impl Store {
                     .bind(*host)
                     .bind(id)
                     .bind(WAITING)
+                    .bind(attempt.saturating_sub(1))
+                    .bind(wake_ms as i64)
                     .execute(connection)
                     .await
                     .map_err(StoreError::while_it("started a schedule"))?;

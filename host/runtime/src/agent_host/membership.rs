@@ -2,7 +2,10 @@
 
 use super::Inner;
 use crate::{RuntimeError, cluster::Facts};
-use std::{sync::Weak, time::Duration};
+use std::{
+    sync::{PoisonError, Weak},
+    time::Duration,
+};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 /// Interval at which a host reports itself and looks for the others.
@@ -75,7 +78,21 @@ impl Inner {
         self.batches.look();
         if self.dispatch.host.cluster.is_first() {
             self.following.take_over(&self.dispatch).await?;
+            self.tidy();
         }
         Ok(())
+    }
+
+    /// Removes in the background what hosts that are gone have left unfinished.
+    fn tidy(&self) {
+        let store = self.dispatch.host.store.clone();
+        let mut tasks = self.cluster_tasks.lock().unwrap_or_else(PoisonError::into_inner);
+        while tasks.try_join_next().is_some() {}
+        tasks.spawn(async move {
+            if let Err(error) = store.tidy().await {
+                // The leftovers are invisible, and the next start of a host tries again.
+                tracing::warn!("cannot remove yet what a host that is gone has left: {error}");
+            }
+        });
     }
 }

@@ -20,7 +20,7 @@ pub(super) struct Alarm {
 }
 
 /// Starts an attempt. Times that passed since the schedule was due are combined into the latest
-/// one. Returns `None` if the schedule was cancelled or cannot be read.
+/// one. Returns `None` if the schedule was cancelled, cannot be read, or is not as it was read any more.
 pub(super) async fn begin(
     context: &Context,
     mut row: ScheduleRow,
@@ -36,8 +36,9 @@ pub(super) async fn begin(
         metrics::histogram!(crate::metric::ALARM_DELAY).record(late_ms as f64 / 1000.0);
     }
     row.attempt += 1;
+    let ScheduleRow { schedule, missed, attempt, wake_ms, .. } = &row;
     let begun =
-        context.store.begin_schedule(&row.schedule.id, row.schedule.due_ms, row.missed, row.attempt).await?;
+        context.store.begin_schedule(&schedule.id, schedule.due_ms, *missed, *attempt, *wake_ms).await?;
     Ok(begun.then_some(row))
 }
 

@@ -287,7 +287,8 @@ impl Round {
             }
             Due::Delivery(mut row) => {
                 row.attempt += 1;
-                if self.context.store.begin_delivery(row.key, row.attempt).await? {
+                let now_ms = self.context.clock.now_ms();
+                if self.context.store.begin_delivery(row.key, row.attempt, now_ms).await? {
                     self.spawn_delivery(*row, permit);
                 }
             }

@@ -11,6 +11,7 @@ use crate::{
         waker::waker,
     },
 };
+use skep_store::{BatchRoom, Fault, Moment, NewFile, Queued};
 
 const ASKS: &str = "[tools.find]\napproval = true";
 const TOOL: &str = "agent:orders/find";
@@ -98,6 +99,36 @@ async fn alarms_and_waiting_turns_of_a_dead_host_run_on_another_one() {
     assert_eq!(outcome.expect("it was only waiting").text, "hello");
     let spun = other.agents.turn("spin", "s", &spins).await.expect("kept").phase;
     assert!(matches!(spun, TurnPhase::Failed { ref code, .. } if code == "cancelled"), "{spun:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_dead_host_has_not_finished_is_removed() {
+    let Some((cluster, one, other)) = Cluster::of_two(RuntimeOptions::default()).await else { return };
+    cluster.met(&[&one, &other]).await;
+    let file = |bytes: usize| NewFile {
+        id: format!("file of {bytes}"),
+        principal: "local".into(),
+        name: "requests.jsonl".into(),
+        purpose: "batch".into(),
+        at_ms: 1,
+        expires_at_ms: u64::MAX >> 1,
+        body: vec![0; bytes].into(),
+    };
+    // Other writes of the host may come in between.
+    let mut writes = 0;
+    one.store().faults().choose(move |moment| {
+        writes += u32::from(moment == Moment::Write);
+        (moment == Moment::Write && writes > 5).then_some(Fault::Fails(10))
+    });
+    let room = BatchRoom { bytes: 16 << 20, batches: 1, share: None };
+    one.store().store_file(file(8 << 20), room).await.expect_err("it has many parts");
+    assert_eq!(other.store().store_file(file(1), room).await.expect("writable"), Queued::Full);
+    cluster.kill(one);
+    until(async || {
+        let stored = other.store().store_file(file(1), room).await.expect("writable");
+        (stored == Queued::New).then_some(())
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
