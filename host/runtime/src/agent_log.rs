@@ -72,6 +72,14 @@ impl StoredLog for FilteredLines {
         let next = last.filter(|_| rows.len() == PAGE as usize);
         Ok(LogPage { entries: rows.into_iter().map(log_line).collect(), last, next })
     }
+
+    fn position(line: &LogLine) -> i64 {
+        line.id
+    }
+
+    fn has_several_writers(&self) -> bool {
+        self.log.store.is_clustered()
+    }
 }
 
 pub(crate) fn log_line(row: LogRow) -> LogLine {

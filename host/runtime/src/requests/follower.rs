@@ -44,4 +44,12 @@ impl StoredLog for FilteredRequests {
         let next = page.next.map(|(RequestRange::After(next) | RequestRange::Before(next))| next);
         Ok(LogPage { last: page.requests.last().map(|last| last.key), entries: page.requests, next })
     }
+
+    fn position(request: &LoggedRequest) -> i64 {
+        request.key
+    }
+
+    fn has_several_writers(&self) -> bool {
+        self.log.inner.store.is_clustered()
+    }
 }

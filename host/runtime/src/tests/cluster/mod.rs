@@ -3,6 +3,7 @@
 
 mod batches;
 mod handing_over;
+mod logs;
 mod notices;
 mod sending;
 mod taking_over;
