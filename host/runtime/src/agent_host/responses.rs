@@ -17,7 +17,7 @@ use tokio::task::JoinSet;
 
 /// Maximum size of the responses that one request continues.
 const MAX_CHAIN_BYTES: u64 = 64 << 20;
-/// Delay before a turn is followed again that could not be found on the hosts of the cluster.
+/// Delay before a turn is followed again that is open and could not be followed.
 const FOLLOW_PAUSE: Duration = Duration::from_secs(1);
 
 /// The responses whose turns this host follows.
@@ -197,17 +197,20 @@ async fn follow(dispatch: Arc<Dispatch>, id: String, turn: ResponseTurn) {
             let run = dispatch.follow(&agent, &session, &turn).await?;
             Ok::<_, RuntimeError>(BatchAnswer::of_turn(String::new(), run.outcome().await?))
         };
-        match ended.await {
-            // The turn continues on some host.
-            Err(error) if matches!(error.code(), "host_gone" | "session_elsewhere") => {
-                tokio::time::sleep(FOLLOW_PAUSE).await;
-            }
-            ended => break ended,
+        let error = match ended.await {
+            Ok(answer) => break Ok(answer),
+            Err(RuntimeError::ShuttingDown) => return,
+            Err(error) => error,
+        };
+        if !dispatch.is_open(&agent, &session, &turn).await {
+            break Err(error);
         }
+        // It waits for its agent, continues on another host, or cannot be read now.
+        if dispatch.host.shutdown.admit().is_err() {
+            return;
+        }
+        tokio::time::sleep(FOLLOW_PAUSE).await;
     };
-    if let Err(RuntimeError::ShuttingDown) = ended {
-        return;
-    }
     let state = response::state_of(ended);
     let host = &dispatch.host;
     let write = || host.store.end_response(&id, state.clone(), host.clock.now_ms());

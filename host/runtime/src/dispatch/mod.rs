@@ -220,6 +220,15 @@ impl Dispatch {
         detail(session, id, accepted_at_ms, state)
     }
 
+    /// Returns whether the row of a turn says that it is open, so that it ends later, whatever this host knows about it. One whose
+    /// row cannot be read counts as open.
+    pub(crate) async fn is_open(&self, agent: &str, session: &str, turn: &str) -> bool {
+        match self.host.store.turn(agent, session, turn).await {
+            Ok(row) => row.is_some_and(|row| row.is_open()),
+            Err(_) => true,
+        }
+    }
+
     /// Returns the stored turns of a session, the newest first.
     pub(crate) async fn turns(
         &self,

@@ -157,14 +157,11 @@ impl Pump {
         }
     }
 
-    /// Returns whether the row of the turn says that it is open. A turn whose row cannot be read is looked for again.
+    /// Returns whether the turn may still end elsewhere.
     async fn is_open(&self) -> bool {
         let Some(dispatch) = self.dispatch.upgrade() else { return false };
         let TurnAddress { agent, session, turn } = &self.address;
-        match dispatch.host.store.turn(agent, session, turn).await {
-            Ok(row) => row.is_some_and(|row| row.is_open()),
-            Err(_) => true,
-        }
+        dispatch.is_open(agent, session, turn).await
     }
 
     /// Finds the turn where it runs now. Returns `None` after publishing why it cannot be found, or if nobody follows it.

@@ -33,6 +33,7 @@ mod outside;
 mod ownership;
 mod reasoning;
 mod receiver;
+mod responses;
 mod schedules;
 mod secrets;
 mod session_search;
