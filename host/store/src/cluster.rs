@@ -9,13 +9,15 @@ use crate::{
     Store, StoreError,
     hosts::{DRAINS, GONE, NOW_MS, SERVES},
     notices::Notices,
-    postgres::{LEASE, SILENCE, holder_of_member},
+    postgres::{CONNECT_TIME, LEASE, SILENCE, holder_of_member},
     sql::{AssertSqlSafe, Connection, Dialect, Row, query, query_as, query_scalar},
 };
 use std::time::Instant;
 
-/// Age of this host's connection from which on it judges others, who may have lost theirs at the same time.
-const SETTLED: &str = "interval '2 seconds'";
+/// Age of this host's connection from which on it judges others, who may have lost theirs at the same time: longer than an attempt
+/// to connect takes.
+const SETTLED: &str = "interval '6 seconds'";
+const _: () = assert!(CONNECT_TIME.as_secs() < 6, "others have had the time to connect again");
 
 /// The state of a host.
 #[derive(Clone, Debug, PartialEq, Eq)]

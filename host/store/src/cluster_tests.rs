@@ -3,7 +3,7 @@
 
 use crate::{
     host_tests::{Database, agent},
-    postgres::{Reconnecting, Upgrade},
+    postgres::{LEASE, Reconnecting, Upgrade, take_common},
     sql::query_scalar,
     *,
 };
@@ -317,9 +317,70 @@ async fn the_first_host_after_a_crash_of_all_finds_what_they_left() {
     mortal.kill();
     database.until_free().await;
     let next = member(&database, "next").await;
-    assert!(next.live_hosts().await.unwrap().iter().all(|host| host.number != number), "nobody else lives");
+    assert!(take_all(&next).await.is_empty(), "the others may only have lost their connections");
+    assert_eq!(until_gone(&[&next]).await, [number]);
     assert_eq!(next.owner_of("a", "s").await.unwrap(), None);
     assert_eq!((take_all(&next).await, losses(&next).await), (vec!["s".to_owned()], vec![1]));
+}
+
+#[tokio::test]
+async fn a_host_that_starts_does_not_bury_one_that_has_lost_its_connection() {
+    let Some(mut database) = Database::new().await else { return };
+    let cut_off = member(&database, "cut-off").await;
+    cut_off.put_agent(&agent(), b"component", &[]).await.unwrap();
+    let epoch = claim(&cut_off, "s").await.unwrap();
+    let (hung, has_hung) = tokio::sync::oneshot::channel();
+    let mut hung = Some(hung);
+    cut_off.faults().choose(move |moment| {
+        let hung = hung.take_if(|_| moment == Moment::Begin)?;
+        hung.send(()).ok().map(|()| Fault::Slow(Duration::from_secs(4)))
+    });
+    let late = tokio::spawn({
+        let cut_off = cut_off.clone();
+        async move { cut_off.commit_turn(commit("s", 1)).await }
+    });
+    has_hung.await.unwrap();
+    database.run("SELECT pg_terminate_backend(CAST(backend AS int), 5000) FROM hosts".into()).await;
+    database.until_free().await;
+    // It has been away for a while, as after a restart of the server.
+    database.run("UPDATE hosts SET seen_at_ms = seen_at_ms - 3000".into()).await;
+    let new = member(&database, "new").await;
+    assert_eq!(claim(&new, "s").await, None, "its owner may live");
+    late.await.unwrap().expect("it connects again");
+    assert_eq!(claim(&cut_off, "s").await, Some(epoch));
+}
+
+#[tokio::test]
+async fn a_host_without_others_waits_until_the_members_of_a_cluster_cannot_live_any_more() {
+    let Some(mut database) = Database::new().await else { return };
+    let mortal = Mortal::start(&database).await;
+    mortal.kill();
+    database.until_free().await;
+    let refused = Store::connect_to(database.server.clone()).await;
+    assert!(matches!(refused, Err(StoreError::InUse { .. })), "{refused:?}");
+    database.run("UPDATE hosts SET seen_at_ms = seen_at_ms - 60000".into()).await;
+    assert_eq!(database.host().await.live_hosts().await.unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn a_host_that_waits_for_a_lock_is_not_dead() {
+    let Some(mut database) = Database::new().await else { return };
+    let (waiting, other) = (member(&database, "waiting").await, member(&database, "other").await);
+    let lock = take_common().replace("pg_advisory_xact_lock", "pg_advisory_lock");
+    database.run(lock).await;
+    let claiming = tokio::spawn({
+        let waiting = waiting.clone();
+        async move { waiting.claim_session("a", "s").await }
+    });
+    let begun = Instant::now();
+    while begun.elapsed() < LEASE + Duration::from_secs(3) {
+        assert!(meet(&other).await.is_empty(), "after {:?}", begun.elapsed());
+        tokio::time::sleep(PAUSE).await;
+    }
+    let refused = claiming.await.unwrap();
+    assert!(matches!(refused, Err(StoreError::Away { .. })), "{refused:?}");
+    database.run("SELECT pg_advisory_unlock_all()".into()).await;
+    assert!(claim(&waiting, "s").await.is_some());
 }
 
 #[tokio::test]

@@ -170,6 +170,11 @@ impl StoreError {
         }
     }
 
+    /// Returns whether another transaction was in the way of this one, whose connection is as good as before.
+    pub(crate) fn is_contention(&self) -> bool {
+        matches!(self, Self::Query { source, .. } if is_contention(source))
+    }
+
     /// Returns whether the operating system failed to read or write, which is also how some full disks
     /// appear.
     pub(crate) fn is_io(&self) -> bool {
@@ -219,6 +224,12 @@ pub(crate) fn is_passing(error: &sqlx::Error) -> bool {
                 | sqlx::Error::WorkerCrashed
         ),
     }
+}
+
+/// Returns whether a statement failed because another transaction was in the way: it would not have been serializable, it was in a
+/// deadlock, or it waited for a lock for too long.
+pub(crate) fn is_contention(error: &sqlx::Error) -> bool {
+    sql_state(error).is_some_and(|state| ["40001", "40P01", "55P03"].contains(&state))
 }
 
 /// Returns whether a statement failed because it refers to a row that does not exist.

@@ -6,12 +6,13 @@
 //! was lost was made, and has the time of the last one, which tells whether the host hangs.
 
 use super::{
-    lease::{LEASE, Lease, SILENCE},
+    lease::{LEASE, Lease},
     locks,
 };
 use crate::{
     StoreError,
-    hosts::{GONE, NOW_MS, SERVES},
+    error::is_contention,
+    hosts::{GONE, NOW_MS, SERVES, is_left},
 };
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row as _, query_as, query_scalar};
 use std::time::Instant;
@@ -33,20 +34,27 @@ pub(super) struct Incarnation {
 }
 
 impl Incarnation {
-    /// Registers a host that has the database for itself, at least for now. Every earlier host is gone from then on, and owns
-    /// nothing. `url` is the address of one that others may join.
+    /// Registers a host that has the lock of the database for itself, at least for now. Without a `url`, every earlier host is gone
+    /// from then on, and owns nothing. With the address of a member of a cluster, other members that were heard of within a lease
+    /// remain: all of them may have lost their connections, because the server was restarted.
     pub(super) async fn register(
         connection: &mut PgConnection,
         url: Option<&str>,
     ) -> Result<Self, StoreError> {
         let failed = || StoreError::while_it("registered the host");
         let mut transaction = connection.begin().await.map_err(failed())?;
-        sqlx::query("UPDATE hosts SET state = $1 WHERE state != $1")
+        let mark = format!(
+            "UPDATE hosts SET state = $1 WHERE state != $1 AND ($2 OR url = '' OR seen_at_ms < {NOW_MS} - $3)"
+        );
+        sqlx::query(AssertSqlSafe(mark))
             .bind(GONE)
+            .bind(url.is_none())
+            .bind(LEASE.as_millis() as i64)
             .execute(&mut *transaction)
             .await
             .map_err(failed())?;
-        sqlx::query("DELETE FROM session_owners").execute(&mut *transaction).await.map_err(failed())?;
+        let forget = format!("DELETE FROM session_owners WHERE {}", is_left("host"));
+        sqlx::query(AssertSqlSafe(forget)).execute(&mut *transaction).await.map_err(failed())?;
         if url.is_some() {
             // In a cluster, each turn says whether its host was lost.
             sqlx::raw_sql(
@@ -103,8 +111,12 @@ impl Incarnation {
         self.begun_at = Instant::now();
         // Both statements go in one message.
         let begin = format!("BEGIN; {}", self.renewal(self.begun));
-        let row = sqlx::raw_sql(AssertSqlSafe(begin)).fetch_optional(&mut *connection).await?;
-        let Some(row) = row else {
+        let row = sqlx::raw_sql(AssertSqlSafe(begin)).fetch_optional(&mut *connection).await;
+        if row.as_ref().is_err_and(is_contention) {
+            // The connection is used for the next attempt.
+            sqlx::raw_sql("ROLLBACK").execute(&mut *connection).await?;
+        }
+        let Some(row) = row? else {
             sqlx::raw_sql("ROLLBACK").execute(connection).await?;
             return Ok(None);
         };
@@ -180,16 +192,12 @@ pub(super) async fn end_hanging(connection: &mut PgConnection) -> Result<(), sql
     Ok(())
 }
 
-/// Returns whether a member of a cluster was heard of so recently that it may only have lost its connection.
+/// Returns whether a member of a cluster was heard of so recently that it may live, even if it has lost its connection.
 pub(super) async fn has_recent_member(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
     let recent = format!(
         "SELECT EXISTS (SELECT 1 FROM hosts WHERE state != $1 AND url != '' AND seen_at_ms > {NOW_MS} - $2)"
     );
-    query_scalar(AssertSqlSafe(recent))
-        .bind(GONE)
-        .bind(SILENCE.as_millis() as i64)
-        .fetch_one(connection)
-        .await
+    query_scalar(AssertSqlSafe(recent)).bind(GONE).bind(LEASE.as_millis() as i64).fetch_one(connection).await
 }
 
 /// Returns the number and the version of the host that started last and is not gone, and the milliseconds since it was last

@@ -29,7 +29,7 @@ use tokio::{
 };
 
 /// Time limit of an attempt to connect.
-const CONNECT_TIME: Duration = Duration::from_secs(5);
+pub(crate) const CONNECT_TIME: Duration = Duration::from_secs(5);
 /// Time for which a host that starts waits for the lock, unless it stands by.
 const LOCK_TIME: Duration = Duration::from_secs(5);
 /// Time between two attempts to take the lock.
@@ -38,9 +38,10 @@ const LOCK_PAUSE: Duration = Duration::from_millis(50);
 const STANDBY_PAUSE: Duration = Duration::from_millis(250);
 /// Time between two attempts of a member to connect again, which others would soon count as dead.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(200);
-/// The setting of a member's writing connection. Others wait for the rows and for the common lock of a member that is stopped
-/// in the middle of a transaction, so the server ends it sooner than that of a host alone.
-const IMPATIENT: &str = "SET idle_in_transaction_session_timeout = '3s'";
+/// The settings of the writing connection of a member, or of a command. Others wait for the rows and for the common lock of one that
+/// is stopped in the middle of a transaction, so the server ends it sooner than that of a host alone. And a member that waits for
+/// a lock renews no lease, so it gives up, renews it and tries again.
+const IMPATIENT: &str = "SET idle_in_transaction_session_timeout = '3s'; SET lock_timeout = '3s'";
 /// Times after the last renewal by which others count a host as dead: one without a connection, and any.
 pub(crate) const SILENCE: Duration = lease::SILENCE;
 pub(crate) const LEASE: Duration = lease::LEASE;
@@ -131,10 +132,7 @@ impl Reconnecting {
         suitability::check(&server, &mut connection).await?;
         let begun = Instant::now();
         // The connection of a host that was killed may live a little longer than the host.
-        while !locks::take(&mut connection)
-            .await
-            .map_err(StoreError::while_it("took the lock of the host"))?
-        {
+        while !take_alone(&mut connection).await? {
             end_hanging(&mut connection).await?;
             let Some(pause) = pause(begun.elapsed()) else {
                 return Err(StoreError::InUse { database: server.name() });
@@ -166,7 +164,7 @@ impl Reconnecting {
             sleep(LOCK_PAUSE).await;
         };
         locks::take_own(&mut connection, incarnation.number()).await.map_err(locking())?;
-        sqlx::raw_sql(IMPATIENT).execute(&mut connection).await.map_err(StoreError::while_it("connected"))?;
+        be_impatient(&mut connection).await?;
         Ok(Self::new(server, Role::Member(incarnation), connection))
     }
 
@@ -175,6 +173,7 @@ impl Reconnecting {
         let mut connection = server.connect().await?;
         suitability::check(&server, &mut connection).await?;
         schema::check(&mut connection).await?;
+        be_impatient(&mut connection).await?;
         Ok(Self::new(server, Role::Beside, connection))
     }
 
@@ -233,8 +232,10 @@ impl Reconnecting {
             return Ok(());
         }
         let renewed = timeout(CONNECT_TIME, self.renew_now()).await;
-        if !matches!(renewed, Ok(Ok(()))) {
-            self.connection = None;
+        match &renewed {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) if error.is_contention() => {}
+            _ => self.connection = None,
         }
         renewed.unwrap_or_else(|_elapsed| {
             Err(StoreError::while_it("renewed its lease")(sqlx::Error::PoolTimedOut))
@@ -273,6 +274,9 @@ impl Reconnecting {
     /// Connects again. A host checks that nobody has taken over the database meanwhile.
     async fn reconnect(&mut self) -> Result<Connection, StoreError> {
         let mut connection = self.server.connect_once().await.map_err(StoreError::while_it("connected"))?;
+        if !matches!(self.role, Role::Host(_)) {
+            be_impatient(&mut connection).await?;
+        }
         if let Some(incarnation) = self.role.incarnation() {
             let checking = || StoreError::while_it("took the lock of the host");
             let is_free = match self.is_member() {
@@ -383,25 +387,37 @@ impl Reconnecting {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TransactionId(i64);
 
+/// Takes the lock of the schema for a host alone. Returns `false` while another host has it, and while a member of a cluster may live
+/// that has only lost its connection.
+async fn take_alone(connection: &mut PgConnection) -> Result<bool, StoreError> {
+    let locking = || StoreError::while_it("took the lock of the host");
+    if !locks::take(connection).await.map_err(locking())? {
+        return Ok(false);
+    }
+    let is_awaited = schema::find(connection).await?.is_usable()
+        && incarnation::has_recent_member(connection).await.map_err(locking())?;
+    if is_awaited {
+        locks::stop_being_alone(connection).await.map_err(locking())?;
+    }
+    Ok(!is_awaited)
+}
+
+async fn be_impatient(connection: &mut PgConnection) -> Result<(), StoreError> {
+    let set = sqlx::raw_sql(IMPATIENT).execute(connection).await;
+    set.map(drop).map_err(StoreError::while_it("connected"))
+}
+
 /// Registers a member. Returns `None` while a host has the database for itself.
 async fn join(connection: &mut PgConnection, url: &str) -> Result<Option<Incarnation>, StoreError> {
     let locking = || StoreError::while_it("took the lock of the host");
     if locks::take(connection).await.map_err(locking())? {
-        // Nobody else is connected now. A member that has just lost its connection comes back, and is waited for.
-        let is_awaited = schema::find(connection).await?.is_usable()
-            && incarnation::has_recent_member(connection).await.map_err(locking())?;
-        let first = match is_awaited {
-            true => None,
-            false => {
-                schema::migrate(connection, Upgrade::Reversible).await?;
-                let incarnation = Incarnation::register(connection, Some(url)).await?;
-                // Its own exclusive lock is not in the way of its share, so the schema is locked without a gap.
-                locks::share(connection).await.map_err(locking())?;
-                Some(incarnation)
-            }
-        };
+        // Nobody else is connected now. Members that have just lost their connections come back.
+        schema::migrate(connection, Upgrade::Reversible).await?;
+        let incarnation = Incarnation::register(connection, Some(url)).await?;
+        // Its own exclusive lock is not in the way of its share, so the schema is locked without a gap.
+        locks::share(connection).await.map_err(locking())?;
         locks::stop_being_alone(connection).await.map_err(locking())?;
-        return Ok(first);
+        return Ok(Some(incarnation));
     }
     if !locks::share(connection).await.map_err(locking())? {
         return Ok(None);
@@ -413,7 +429,6 @@ async fn join(connection: &mut PgConnection, url: &str) -> Result<Option<Incarna
 /// Takes the locks of a member on a new connection. Returns whether they were free. An earlier connection of this member that
 /// still has one, although it is lost, is ended: nobody else has the lock of its number.
 async fn take_again(connection: &mut PgConnection, number: i64) -> Result<bool, sqlx::Error> {
-    sqlx::raw_sql(IMPATIENT).execute(&mut *connection).await?;
     if !locks::share(connection).await? {
         return Ok(false);
     }

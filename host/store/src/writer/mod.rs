@@ -252,12 +252,19 @@ impl Task {
                 return ended;
             }
             tracing::warn!(%error, "retrying a transaction");
-            connection.drop_connection();
+            // While a host has no connection, the lock of its number is free, and others may count it as dead.
+            if !error.is_contention() {
+                connection.drop_connection();
+            }
             taken.drain(..).rev().for_each(|write| waiting.push_front(write));
             if begun.elapsed() >= RETRY_TIME {
                 return TransactionEnd::NotStarted(StoreError::Away { waited_s: RETRY_TIME.as_secs() });
             }
             tokio::time::sleep(RETRY_PAUSE).await;
+            // What was rolled back has renewed nothing.
+            if connection.is_connected() {
+                renew(connection).await;
+            }
         }
     }
 
