@@ -21,6 +21,7 @@ pub(crate) struct Egress {
     /// Slots for calls to tool servers. They are separate, so that slow servers do not block requests.
     tool_call_permits: TenantPermits,
     pub(crate) vault: Arc<Vault>,
+    store: Store,
 }
 
 impl Egress {
@@ -32,7 +33,8 @@ impl Egress {
             client,
             request_permits,
             tool_call_permits,
-            vault: Arc::new(Vault::new(store, clock, options.sealing_key.clone())),
+            vault: Arc::new(Vault::new(store.clone(), clock, options.sealing_key.clone())),
+            store,
         }
     }
 
@@ -46,6 +48,14 @@ impl Egress {
         self.tool_call_permits.take(tenant).await
     }
 
+    /// Waits until no other host of the cluster can have taken this turn over, which is so at once unless this host hung or was cut
+    /// off from its database. It is the last thing before an effect outside.
+    pub(crate) async fn until_certain(&self) {
+        if self.store.is_clustered() {
+            self.store.until_certain().await;
+        }
+    }
+
     /// Sends a request of a tenant's turn, once it has a request slot.
     pub(crate) async fn send(
         &self,
@@ -54,7 +64,12 @@ impl Egress {
         policy: &Policy,
         bounds: &Bounds,
     ) -> Result<Response, OutboundError> {
-        let permit = tokio::time::timeout_at(bounds.deadline.into(), self.request_permit(tenant)).await;
+        let permit = async {
+            let permit = self.request_permit(tenant).await;
+            self.until_certain().await;
+            permit
+        };
+        let permit = tokio::time::timeout_at(bounds.deadline.into(), permit).await;
         let _permit = permit.map_err(|_elapsed| OutboundError::DeadlineExceeded)?;
         self.client.send(request, policy, bounds).await
     }

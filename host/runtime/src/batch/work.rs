@@ -101,10 +101,15 @@ async fn begin<'a>(
     check_grant(context, item, key, &models.find(Some(&item.model))?).await?;
     // Items of other models do not wait for a load.
     let begun = models.get(Some(&item.model)).is_ok().then_some(begun);
+    let model = models.ready(Some(&item.model)).await?;
+    if model.engine().is_none() && context.store.is_clustered() {
+        // Another host that has taken over runs the item itself.
+        context.store.until_certain().await;
+    }
     Ok(Choices {
         compute: &context.compute,
         principal: &item.principal,
-        model: models.ready(Some(&item.model)).await?,
+        model,
         budget: TenantBudget::open(&context.tokens, &context.store, &item.principal, key)?,
         live: is_response(&item.batch).then(|| context.live.of(&item.batch)),
         begun,

@@ -68,6 +68,9 @@ impl Request<'_> {
                 turn.journal.used(call, model, model.name(), Usage { prompt_tokens, ..Usage::default() });
             }
         };
+        if model.engine().is_none() {
+            turn.egress.until_certain().await;
+        }
         used(u32::try_from(self.prompt.estimated_tokens(chat.opening())).unwrap_or(u32::MAX));
         let (prompt, asked, unreported) = (self.prompt.clone(), model.clone(), chat.unreported.clone());
         let begin = move |cancel: &Cancel| prompt.ask(&asked, ChatOptions { cancel: cancel.clone(), ..chat });

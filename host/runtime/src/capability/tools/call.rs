@@ -251,6 +251,7 @@ async fn attempt_once(
             let called = server.call(&tool.definition.name, arguments.value());
             let called = async {
                 let _permit = turn.egress.tool_call_permit(&turn.affinity.tenant).await;
+                turn.egress.until_certain().await;
                 called.await.map(Json::from).map_err(|error| server_error(error, tool))
             };
             Ok(match timeout {

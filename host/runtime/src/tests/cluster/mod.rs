@@ -2,6 +2,7 @@
 //! form that it has on the way. Without a PostgreSQL server there is only one host, and they pass without a check.
 
 mod batches;
+mod certainty;
 mod handing_over;
 mod logs;
 mod notices;
@@ -54,9 +55,9 @@ impl Cluster {
         Some((cluster, one, other))
     }
 
-    async fn host(&self, options: RuntimeOptions) -> Host {
+    async fn host(&self, setup: impl Into<Setup>) -> Host {
         let store = Store::connect_to_cluster(&self.url, "http://127.0.0.1:1").await.expect("it joins");
-        let setup = Setup { peers: Some(self.calls.clone()), ..Setup::from(options) };
+        let setup = Setup { peers: Some(self.calls.clone()), ..setup.into() };
         let host = Host::on(store, self.models.clone(), setup).await;
         self.calls.hosts().insert(number(&host), host.agents.clone());
         host
