@@ -48,6 +48,11 @@ impl Egress {
         self.tool_call_permits.take(tenant).await
     }
 
+    /// Returns whether the turns of this host may reach sessions of other hosts.
+    pub(crate) fn is_clustered(&self) -> bool {
+        self.store.is_clustered()
+    }
+
     /// Waits until no other host of the cluster can have taken this turn over, which is so at once unless this host hung or was cut
     /// off from its database. It is the last thing before an effect outside.
     pub(crate) async fn until_certain(&self) {

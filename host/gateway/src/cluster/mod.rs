@@ -30,14 +30,14 @@ use link::Link;
 use nonces::Nonces;
 use owners::Owners;
 use peers::{call, refusal_of};
-use skep_runtime::Member;
+use skep_runtime::{Member, PeerError};
 use std::{
     collections::HashSet,
     fmt,
-    sync::Arc,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
-use tokio::sync::{Mutex, watch};
+use tokio::sync::watch;
 
 /// Response header with the number of the host that answered.
 const ANSWERED_BY: HeaderName = HeaderName::from_static("x-skep-host");
@@ -80,8 +80,23 @@ pub(crate) struct Cluster {
     link: Link,
     nonces: Nonces,
     owners: Arc<dyn Owners>,
-    /// The numbers of the hosts that were alive at a time.
-    live: Mutex<Option<(Instant, HashSet<i64>)>>,
+    live: Mutex<Live>,
+}
+
+/// The hosts that were alive when the database was last asked.
+#[derive(Default)]
+struct Live {
+    asked_at: Option<Instant>,
+    /// Their numbers; `None` if the database did not answer.
+    hosts: Option<HashSet<i64>>,
+}
+
+impl Live {
+    /// Returns whether a host is alive. Numbers grow, so one that is greater than all others has come since.
+    fn has(&self, number: i64) -> bool {
+        let Some(hosts) = &self.hosts else { return true };
+        hosts.contains(&number) || hosts.iter().all(|known| *known < number)
+    }
 }
 
 impl Cluster {
@@ -97,7 +112,11 @@ impl Cluster {
             self.drain.ask();
             return Ok(());
         }
-        call(&self.link, member, routes::DRAIN, Vec::new()).await.map(drop).map_err(|error| {
+        let asked = tokio::select! {
+            asked = call(&self.link, member, routes::DRAIN, Vec::new()) => asked.map(drop),
+            () = self.until_gone(member.number) => Err(PeerError::Broken("it is gone".to_owned())),
+        };
+        asked.map_err(|error| {
             let message = format!("host {} cannot be asked to drain: {}", member.number, refusal_of(error));
             let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, HOST_GONE, message);
             ApiError { retry_after_ms: Some(RETRY_MS), ..error }
@@ -116,24 +135,29 @@ impl Cluster {
 
     /// Returns whether a host is alive, as far as the database says. While the database cannot be asked, every host is.
     async fn is_live(&self, number: i64) -> bool {
-        let mut live = self.live.lock().await;
-        if let Some((at, hosts)) = &*live
-            && at.elapsed() < LIVE_FOR
         {
-            return hosts.contains(&number);
-        }
-        match tokio::time::timeout(LIVE_FOR, self.owners.live()).await {
-            Ok(Ok(hosts)) => {
-                let is_live = hosts.contains(&number);
-                *live = Some((Instant::now(), hosts));
-                is_live
+            let mut live = self.live();
+            if live.asked_at.is_some_and(|at| at.elapsed() < LIVE_FOR) {
+                return live.has(number);
             }
+            // One caller asks, and the others use the last answer meanwhile.
+            live.asked_at = Some(Instant::now());
+        }
+        let hosts = match tokio::time::timeout(LIVE_FOR, self.owners.live()).await {
+            Ok(Ok(hosts)) => Some(hosts),
             Ok(Err(error)) => {
                 tracing::debug!(%error, "the hosts of the cluster cannot be listed");
-                true
+                None
             }
-            Err(_) => true,
-        }
+            Err(_) => None,
+        };
+        let mut live = self.live();
+        live.hosts = hosts;
+        live.has(number)
+    }
+
+    fn live(&self) -> MutexGuard<'_, Live> {
+        self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

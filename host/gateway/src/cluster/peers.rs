@@ -15,8 +15,9 @@ use serde::Serialize;
 use skep_runtime::{Member, PeerError, PeerInvocation, Peers, RemoteRun, TurnAddress};
 use std::{fmt, sync::Arc, time::Duration};
 
-/// Time within which another host must have accepted a turn. It may wait for a session that a third one hands over.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time within which another host must have accepted a turn. It may wait for a session that a third one hands over; the runtime
+/// gives up before.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(150);
 const MAX_REFUSAL_BYTES: usize = 64 << 10;
 
 /// The other hosts of a cluster, as the runtime asks them. Clones share their connections.
@@ -89,7 +90,10 @@ pub(super) async fn call(
     };
     let sent = tokio::time::timeout(HEAD_TIMEOUT, link.send(member, outgoing)).await;
     let answer = match sent {
-        Ok(answer) => answer.map_err(|error| PeerError::Broken(LinkError::message(error)))?,
+        Ok(answer) => answer.map_err(|error| match error {
+            LinkError::Unreached(why) => PeerError::Unreached(why),
+            LinkError::Broken(why) => PeerError::Broken(why),
+        })?,
         Err(_) => {
             let silence = format!("host {} did not answer within {HEAD_TIMEOUT:?}", member.number);
             return Err(PeerError::Broken(silence));
@@ -115,7 +119,7 @@ pub(super) fn refusal_of(error: PeerError) -> String {
     match error {
         PeerError::Moved => "its session has moved".to_owned(),
         PeerError::Refused { message, .. } => message,
-        PeerError::Broken(why) => why,
+        PeerError::Unreached(why) | PeerError::Broken(why) => why,
     }
 }
 

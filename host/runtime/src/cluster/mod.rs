@@ -29,10 +29,13 @@ use skep_store::{HostRow, HostState, Store, StoreError};
 use std::{sync::Arc, time::Duration};
 use tokio::sync::watch;
 
-/// Time for which a request waits for an owner that drains or is about to be found dead.
+/// Time for which a request waits for an owner that is about to be found dead.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
-/// Interval between two looks at an owner that drains or is about to be found dead.
+/// Time for which a request waits for an owner that drains: its turn may take as long as its host waits for it.
+pub(crate) const DRAIN_PATIENCE: Duration = Duration::from_secs(120);
+/// Shortest and longest interval between two looks at an owner that drains or is about to be found dead.
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(50);
+pub(crate) const LONGEST_POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The host to which requests for a session go.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -132,6 +135,18 @@ impl Cluster {
         let rows = self.shared.as_ref()?.members.rows();
         let row = rows.iter().find(|row| row.number == number)?;
         Some((Member::of(row), row.state.clone()))
+    }
+
+    /// Returns whether another host hands its sessions over.
+    pub(crate) fn has_other_draining(&self) -> bool {
+        let Some(shared) = &self.shared else { return false };
+        let rows = shared.members.rows();
+        rows.iter().any(|row| row.number != shared.own && row.state == HostState::Draining)
+    }
+
+    /// Returns whether another host serves.
+    pub(crate) fn has_other_serving(&self) -> bool {
+        self.shared.as_ref().is_some_and(|shared| shared.members.has_other_serving(shared.own))
     }
 
     /// Returns whether no other host that serves has a lower number than this one.

@@ -78,7 +78,10 @@ pub enum PeerError {
     /// An error of the other host.
     #[error("{message}")]
     Refused { code: String, message: String, status: u16, retry_after_ms: Option<u32> },
-    /// There is no connection, or it broke.
+    /// The question did not reach that host, so nothing was done.
+    #[error("the other host cannot be reached: {0}")]
+    Unreached(String),
+    /// The connection broke, so it is not known what was done.
     #[error("the other host cannot be reached: {0}")]
     Broken(String),
 }

@@ -5,19 +5,22 @@
 //! owner by then. A turn that ends with its caller is not sent again once its first host may have received it.
 
 use super::{
-    Asks, Dispatch, Place, Purpose,
+    Asks, Dispatch, Place, Purpose, check_same,
     pump::{Pump, Source},
     session_key,
 };
 use crate::{
     Invocation, Member, PeerError, PeerInvocation, Peers, RemoteRun, RunHandle, RuntimeError, TurnAddress,
     TurnClient,
-    cluster::{Cluster, Owned, PATIENCE, PEER_KEY, POLL_INTERVAL, refusal},
+    cluster::{
+        Cluster, DRAIN_PATIENCE, LONGEST_POLL_INTERVAL, Owned, PATIENCE, PEER_KEY, POLL_INTERVAL, refusal,
+    },
     feed::{Feed, Hold},
     name::SessionKey,
+    session::TurnHost,
 };
 use futures::future::BoxFuture;
-use skep_store::TurnRow;
+use skep_store::{HostState, TurnRow};
 use std::{
     sync::{Arc, Weak},
     time::{Duration, Instant},
@@ -25,7 +28,7 @@ use std::{
 use tracing::Instrument as _;
 
 /// Time within which another host answers a question. It may itself wait for the owner of the session.
-const ANSWER_TIME: Duration = PATIENCE.saturating_add(Duration::from_secs(15));
+const ANSWER_TIME: Duration = DRAIN_PATIENCE.saturating_add(Duration::from_secs(15));
 
 /// A turn that is followed.
 pub(super) enum Located {
@@ -34,6 +37,38 @@ pub(super) enum Located {
 }
 
 impl Dispatch {
+    /// Returns the turn of an invocation with an idempotency key, if it runs at a host that hands its sessions over: this one, or
+    /// another one that `asks` allows to ask. Only then is it looked for before the session is claimed, because the claim
+    /// would wait for its end.
+    pub(super) async fn already_running(
+        self: &Arc<Self>,
+        invocation: &Invocation,
+        asks: Asks,
+    ) -> Result<Option<RunHandle>, RuntimeError> {
+        let TurnHost { cluster, store, live, .. } = &*self.host;
+        let hands_over = cluster.hands_over();
+        let may_be_there = asks == Asks::Others && cluster.has_other_draining();
+        let Some(key) = invocation.idempotency_key.as_ref().filter(|_| hands_over || may_be_there) else {
+            return Ok(None);
+        };
+        let (agent, session) = (&invocation.agent, &invocation.session);
+        let row = store.turn_with_idempotency_key(agent, session, key).await?;
+        let Some(row) = row.filter(TurnRow::is_open) else { return Ok(None) };
+        if hands_over {
+            return match live.get(&row.id) {
+                Some(_) => self.follow_known(invocation, row).await.map(Some),
+                None => Ok(None),
+            };
+        }
+        let owner = store.owner_of(agent, session).await?;
+        let is_draining = |owner| matches!(cluster.find(owner), Some((_, HostState::Draining)));
+        if !owner.is_some_and(is_draining) {
+            return Ok(None);
+        }
+        check_same(invocation, &row)?;
+        self.follow_as(agent, session, &row.id, asks).await.map(Some)
+    }
+
     /// Sends an invocation to another host, and returns a handle of its turn.
     pub(super) async fn forward(
         self: &Arc<Self>,
@@ -65,10 +100,12 @@ impl Dispatch {
         }
         // Counts until the other host has the message.
         let held = self.admission.hold(&invocation)?;
-        let (key, until) = (session_key(&invocation), Instant::now() + PATIENCE);
+        let key = session_key(&invocation);
+        let (mut until, last) = (Instant::now() + PATIENCE, Instant::now() + DRAIN_PATIENCE + PATIENCE);
         loop {
+            let began = Instant::now();
             let asked = self.peers()?.invoke(member.clone(), PeerInvocation::from(&invocation));
-            let error = match in_time(asked).await {
+            let error = match self.in_time(&member, asked).await {
                 Ok(run) => return Ok(self.followed(key, member, run, outlives)),
                 Err(error) => error,
             };
@@ -80,11 +117,19 @@ impl Dispatch {
             {
                 return Err(gone(&member, why));
             }
-            if Instant::now() >= until {
+            if error == PeerError::Moved {
+                // That host has waited for an owner that drains.
+                until += began.elapsed();
+            }
+            if Instant::now() >= until.min(last) {
                 return Err(Cluster::elsewhere(&key, member.number));
             }
             tokio::time::sleep(POLL_INTERVAL).await;
-            match self.place(&key, Purpose::Change, Asks::Others).await? {
+            let began = Instant::now();
+            let place = self.place(&key, Purpose::Change, Asks::Others).await?;
+            // The wait for an owner has a limit of its own.
+            until += began.elapsed();
+            match place {
                 Place::There(next) => member = next,
                 Place::Here(owned) => {
                     // The turn is counted again as one of this host.
@@ -117,7 +162,7 @@ impl Dispatch {
                 Place::Here(_owned) => return self.follow_row(row).await.map(Located::Here),
                 Place::There(member) => member,
             };
-            match in_time(self.peers()?.follow(member.clone(), address)).await {
+            match self.in_time(&member, self.peers()?.follow(member.clone(), address)).await {
                 Ok(run) => return Ok(Located::There(member, run)),
                 Err(error) => give_up(&error, &key, &member, until)?,
             }
@@ -139,7 +184,8 @@ impl Dispatch {
                 Place::Here(owned) => return Ok(Some(owned)),
                 Place::There(member) => member,
             };
-            match in_time(self.peers()?.cancel(member.clone(), address_of(row))).await {
+            let asked = self.peers()?.cancel(member.clone(), address_of(row));
+            match self.in_time(&member, asked).await {
                 Ok(()) => return Ok(None),
                 Err(error) => give_up(&error, &key, &member, until)?,
             }
@@ -154,8 +200,8 @@ impl Dispatch {
     pub(super) fn cancel_there(self: Arc<Self>, member: Member, address: TurnAddress) {
         tokio::spawn(async move {
             let Ok(peers) = self.peers() else { return };
-            let asked = in_time(peers.cancel(member, address.clone())).await;
-            if asked.is_ok() {
+            let asked = peers.cancel(member.clone(), address.clone());
+            if self.in_time(&member, asked).await.is_ok() {
                 return;
             }
             let TurnAddress { agent, session, turn } = &address;
@@ -181,6 +227,27 @@ impl Dispatch {
         handle
     }
 
+    /// Waits for the answer of another host, but not forever, and not after that host is gone.
+    async fn in_time<T>(
+        &self,
+        member: &Member,
+        asked: BoxFuture<'static, Result<T, PeerError>>,
+    ) -> Result<T, PeerError> {
+        let is_gone = async {
+            while self.host.cluster.find(member.number).is_some() {
+                tokio::time::sleep(LONGEST_POLL_INTERVAL).await;
+            }
+        };
+        tokio::select! {
+            biased;
+            answer = asked => answer,
+            () = is_gone => Err(PeerError::Broken("it is gone".to_owned())),
+            () = tokio::time::sleep(ANSWER_TIME) => {
+                Err(PeerError::Broken(format!("no answer within {} s", ANSWER_TIME.as_secs())))
+            }
+        }
+    }
+
     fn peers(&self) -> Result<&Arc<dyn Peers>, RuntimeError> {
         self.host.cluster.peers().ok_or_else(|| RuntimeError::Internal {
             message: "a host without a cluster has nobody to ask".to_owned(),
@@ -199,14 +266,6 @@ fn key_of(row: &TurnRow) -> SessionKey {
 
 fn address_of(row: &TurnRow) -> TurnAddress {
     TurnAddress { agent: row.agent.clone(), session: row.session.clone(), turn: row.id.clone() }
-}
-
-/// Waits for the answer of another host, but not forever.
-async fn in_time<T>(asked: BoxFuture<'static, Result<T, PeerError>>) -> Result<T, PeerError> {
-    match tokio::time::timeout(ANSWER_TIME, asked).await {
-        Ok(answer) => answer,
-        Err(_elapsed) => Err(PeerError::Broken(format!("no answer within {} s", ANSWER_TIME.as_secs()))),
-    }
 }
 
 /// Fails if another attempt at another host cannot succeed, or if there were enough of them.

@@ -108,26 +108,12 @@ impl Dispatch {
         if let Origin::Tool(tool) = &invocation.origin {
             agent.check_call(&tool.name, invocation.data.as_ref())?;
         }
-        if let Some(handle) = self.running_here(&invocation).await? {
+        if let Some(handle) = self.already_running(&invocation, asks).await? {
             return Ok(handle);
         }
         match self.place(&session_key(&invocation), Purpose::Change, asks).await? {
             Place::Here(owned) => self.accept_with(agent, invocation, client, owned).await,
             Place::There(member) => self.forward(invocation, client, member).await,
-        }
-    }
-
-    /// Returns the turn of an invocation with an idempotency key, if it runs here although this host hands its sessions over.
-    /// Only then is it looked for before the session is claimed: the next owner would wait for its end.
-    async fn running_here(&self, invocation: &Invocation) -> Result<Option<RunHandle>, RuntimeError> {
-        let Some(key) = invocation.idempotency_key.as_ref().filter(|_| self.host.cluster.hands_over()) else {
-            return Ok(None);
-        };
-        let store = &self.host.store;
-        let row = store.turn_with_idempotency_key(&invocation.agent, &invocation.session, key).await?;
-        match row.filter(|row| self.host.live.get(&row.id).is_some()) {
-            Some(row) => self.follow_known(invocation, row).await.map(Some),
-            None => Ok(None),
         }
     }
 
@@ -375,13 +361,7 @@ impl Dispatch {
 
     /// Follows the turn that already has the invocation's idempotency key.
     async fn follow_known(&self, invocation: &Invocation, row: TurnRow) -> Result<RunHandle, RuntimeError> {
-        // Messages that the host sends under a key differ only in their attempt number.
-        let is_own = invocation.idempotency_key.as_ref().is_some_and(|key| key.starts_with(OWN_KEY));
-        if !is_own && !Input::is_same(&row.input, invocation) {
-            let message =
-                "the idempotency key was already used with a different message; use a new one".to_owned();
-            return Err(RuntimeError::InvalidMessage { message });
-        }
+        check_same(invocation, &row)?;
         self.follow_row(row).await
     }
 
@@ -471,6 +451,17 @@ fn check_key(invocation: &Invocation) -> Result<(), RuntimeError> {
         return Err(RuntimeError::InvalidMessage { message });
     }
     Ok(())
+}
+
+/// Checks that the turn that has the invocation's idempotency key is that of the same message.
+fn check_same(invocation: &Invocation, row: &TurnRow) -> Result<(), RuntimeError> {
+    // Messages that the host sends under a key differ only in their attempt number.
+    let is_own = invocation.idempotency_key.as_ref().is_some_and(|key| key.starts_with(OWN_KEY));
+    if is_own || Input::is_same(&row.input, invocation) {
+        return Ok(());
+    }
+    let message = "the idempotency key was already used with a different message; use a new one".to_owned();
+    Err(RuntimeError::InvalidMessage { message })
 }
 
 fn check(invocation: &Invocation) -> Result<(), RuntimeError> {

@@ -6,11 +6,13 @@
 use super::Dispatch;
 use crate::{
     RuntimeError,
-    cluster::{Claimed, Cluster, Member, Owned, PATIENCE, POLL_INTERVAL},
+    cluster::{
+        Claimed, Cluster, DRAIN_PATIENCE, LONGEST_POLL_INTERVAL, Member, Owned, PATIENCE, POLL_INTERVAL,
+    },
     name::SessionKey,
 };
 use skep_store::HostState;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The reason why somebody looks for a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +37,33 @@ pub(crate) enum Place {
     There(Member),
 }
 
+/// The time for which a request has waited for a session. Time in which its owner drained is counted separately: the owner lets
+/// go of the session after the turn that runs.
+struct Patience {
+    counted: Instant,
+    waited: Duration,
+    drained: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Patience { counted: Instant::now(), waited: Duration::ZERO, drained: Duration::ZERO }
+    }
+}
+
+impl Patience {
+    /// Counts the time since the last call, for an owner that drains or one that does not answer. Returns whether it was enough.
+    fn is_over(&mut self, is_draining: bool) -> bool {
+        let since = std::mem::replace(&mut self.counted, Instant::now());
+        let (time, most) = match is_draining {
+            true => (&mut self.drained, DRAIN_PATIENCE),
+            false => (&mut self.waited, PATIENCE),
+        };
+        *time += self.counted.duration_since(since);
+        *time >= most
+    }
+}
+
 impl Dispatch {
     /// Claims a session for this host, or returns the host that has it. Waits for an owner that drains or is about to be found
     /// dead, but not forever.
@@ -48,7 +77,7 @@ impl Dispatch {
         if !cluster.is_clustered() {
             return Ok(Place::Here(Owned::default()));
         }
-        let until = Instant::now() + PATIENCE;
+        let mut patience = Patience::default();
         loop {
             if cluster.hands_over() {
                 return match cluster.successor(key) {
@@ -66,7 +95,7 @@ impl Dispatch {
                     Asks::Nobody => Err(Cluster::elsewhere(key, owner)),
                 };
             }
-            self.until_other_owner(key, owner, purpose, until).await?;
+            self.until_other_owner(key, owner, purpose, &mut patience).await?;
         }
     }
 
@@ -93,23 +122,44 @@ impl Dispatch {
         key: &SessionKey,
         owner: i64,
         purpose: Purpose,
-        until: Instant,
+        patience: &mut Patience,
     ) -> Result<(), RuntimeError> {
         let cluster = &self.host.cluster;
         if cluster.find(owner).is_none() {
             // It has just joined, or it is gone.
             cluster.refresh().await?;
         }
+        let mut pause = POLL_INTERVAL;
         loop {
-            if Instant::now() >= until {
+            let is_draining = matches!(cluster.find(owner), Some((_, HostState::Draining)));
+            if patience.is_over(is_draining) {
                 return Err(Cluster::elsewhere(key, owner));
             }
             self.host.shutdown.admit()?;
-            tokio::time::sleep(POLL_INTERVAL).await;
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_POLL_INTERVAL);
             let is_owner = self.host.store.owner_of(&key.agent, &key.session).await? == Some(owner);
             if !is_owner || cluster.hands_over() || self.answering(owner, purpose).is_some() {
                 return Ok(());
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_waits_longer_for_a_host_that_drains_than_for_one_that_does_not_answer() {
+        let mut patience = Patience::default();
+        let mut waits = |time: Duration, is_draining: bool| {
+            patience.counted = Instant::now().checked_sub(time).expect("the machine runs for longer");
+            patience.is_over(is_draining)
+        };
+        assert!(!waits(PATIENCE * 2, true));
+        assert!(!waits(PATIENCE / 2, false), "the time before does not count");
+        assert!(waits(PATIENCE / 2, false));
+        assert!(waits(DRAIN_PATIENCE - PATIENCE * 2, true));
     }
 }

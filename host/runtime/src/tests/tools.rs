@@ -237,7 +237,7 @@ async fn a_tool_call_that_times_out_cancels_the_called_turn() {
 
 /// Does the same as `caller`, for a call that times out: the guest replies with one letter per fifty milliseconds of the
 /// reported timeout.
-fn timed_caller() -> Guest {
+pub(super) fn timed_caller() -> Guest {
     let guest = caller();
     let on_message = format!(
         "{} (local.set $text (i32.const 512)) (local.set $length (i32.div_u (i32.load (i32.const 608)) (i32.const 50)))",

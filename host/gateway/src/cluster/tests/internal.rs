@@ -137,6 +137,7 @@ fn code(error: PeerError) -> String {
     match error {
         PeerError::Moved => "moved".to_owned(),
         PeerError::Refused { code, status, .. } => format!("{code} {status}"),
+        PeerError::Unreached(why) => format!("unreached: {why}"),
         PeerError::Broken(why) => why,
     }
 }

@@ -23,6 +23,8 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
+use tokio::task::JoinHandle;
+use tracing::Instrument as _;
 
 /// Maximum size of a session's id.
 const MAX_SESSION_BYTES: usize = 128;
@@ -122,7 +124,23 @@ pub(in crate::capability) async fn call(
         detached: true,
     };
     // The host shuts down when its last handle is dropped, so a waiting turn must not hold one.
-    let invoked = invoke.invoke(invocation).await;
+    let sending = invoke.invoke(invocation);
+    let (invoked, timeout) = match timeout.filter(|_| turn.egress.is_clustered()) {
+        None => (sending.await, timeout),
+        // The session of the called turn may belong to a host that does not answer.
+        Some(timeout) => {
+            let began = Instant::now();
+            let mut sending = tokio::spawn(sending.in_current_span());
+            let Ok(sent) = tokio::time::timeout(timeout, &mut sending).await else {
+                cancel_once_sent(host.live.clone(), sending);
+                return Ok(Err(crate::capability::tools::call::timed_out(timeout)));
+            };
+            let sent = sent.unwrap_or_else(|error| {
+                Err(RuntimeError::Internal { message: format!("a call could not be sent: {error}") })
+            });
+            (sent, Some(timeout.saturating_sub(began.elapsed())))
+        }
+    };
     let ended = match invoked {
         Err(error) => Err(error),
         Ok(handle) => {
@@ -144,6 +162,15 @@ pub(in crate::capability) async fn call(
         Err(error) if matches!(error.code(), "shutting_down" | "host_gone") => Err(stop_until_restart(turn)),
         Err(error) => Ok(Err(refusal(&callee, error))),
     }
+}
+
+/// Cancels a called turn, whose result nobody will read, once its host has accepted it.
+fn cancel_once_sent(live: Arc<LiveTurns>, sending: JoinHandle<Result<RunHandle, RuntimeError>>) {
+    tokio::spawn(async move {
+        if let Ok(Ok(handle)) = sending.await {
+            live.cancel(handle.turn_id());
+        }
+    });
 }
 
 /// Stops this turn without an answer for the guest: when the host restarts, or finds that nobody runs them, the called turn and

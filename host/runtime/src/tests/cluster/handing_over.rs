@@ -4,6 +4,7 @@ use super::{Cluster, number, owner};
 use crate::{
     Invocation, RuntimeOptions, SessionPlace,
     tests::{
+        doer::keyed,
         durability::detached,
         fixture::{Host, invocation, until},
         guest::{counter, echo},
@@ -117,6 +118,32 @@ async fn a_turn_that_waits_for_a_person_does_not_delay_the_end_of_its_host() {
         Some(run.outcome().await)
     });
     assert_eq!(outcome.await.expect("it continues").text, r#"{"id":1}"#);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_whose_turn_runs_at_a_host_that_drains_is_followed_there() {
+    let Some((cluster, one, other)) = Cluster::of_two(granting(&["agent:*/*"])).await else { return };
+    one.deploy("orders", "[tools.find]\napproval = true", echoing()).await.expect("valid");
+    one.deploy("desk", &granted("\"agent:orders/find\""), caller()).await.expect("valid");
+    until(async || other.agents.agent("desk").ok()).await;
+    cluster.met(&[&one, &other]).await;
+    let message = || keyed("desk", "s", "agent:orders/find");
+    let run = one.agents.invoke(message()).await.expect("taken");
+    let approval = until(async || one.agents.approvals(None, 10).await.expect("listed").pop()).await.id;
+    one.agents.hand_over(DEADLINE).await;
+    until(async || {
+        let hosts = other.agents.cluster_hosts().await.expect("listed");
+        hosts.iter().any(|host| host.is_draining).then_some(())
+    })
+    .await;
+    let again = tokio::time::timeout(DEADLINE / 4, other.agents.invoke(message())).await;
+    let again = again.expect("it does not wait for the end of the turn").expect("taken");
+    assert_eq!(again.turn_id(), run.turn_id());
+    let different = Invocation { text: "other".into(), ..message() };
+    let refused = other.agents.invoke(different).await.map(drop).expect_err("the key is taken");
+    assert_eq!(refused.code(), "invalid_message", "{refused}");
+    other.agents.decide(&approval, true, None, "tester").await.expect("still open");
+    assert_eq!(again.outcome().await.expect("it continues").text, r#"{"id":1}"#);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -20,8 +20,12 @@ use skep_engine::ModelSet;
 use skep_store::{Store, TEST_SERVER};
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
+use tokio::sync::watch;
 
 /// A database, and the hosts on it.
 struct Cluster {
@@ -33,7 +37,13 @@ struct Cluster {
 
 /// Reaches the hosts that are there.
 #[derive(Default)]
-struct Calls(Mutex<BTreeMap<i64, AgentHost>>);
+struct Calls {
+    hosts: Mutex<BTreeMap<i64, AgentHost>>,
+    /// Whether messages do not arrive for now.
+    holds: watch::Sender<bool>,
+    /// Number of questions to hosts that are not there.
+    unreached: AtomicUsize,
+}
 
 impl Cluster {
     /// Creates an empty database. Returns `None` without a server.
@@ -91,12 +101,14 @@ async fn owner(host: &Host, agent: &str, session: &str) -> Option<i64> {
 
 impl Calls {
     fn hosts(&self) -> MutexGuard<'_, BTreeMap<i64, AgentHost>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.hosts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn host(&self, member: &Member) -> Result<AgentHost, PeerError> {
-        let gone = || PeerError::Broken("nobody listens".to_owned());
-        self.hosts().get(&member.number).cloned().ok_or_else(gone)
+        self.hosts().get(&member.number).cloned().ok_or_else(|| {
+            self.unreached.fetch_add(1, Ordering::AcqRel);
+            PeerError::Unreached("nobody listens".to_owned())
+        })
     }
 }
 
@@ -106,8 +118,9 @@ impl Peers for Calls {
         member: Member,
         invocation: PeerInvocation,
     ) -> BoxFuture<'static, Result<RemoteRun, PeerError>> {
-        let host = self.host(&member);
+        let (host, mut holds) = (self.host(&member), self.holds.subscribe());
         Box::pin(async move {
+            let _ = holds.wait_for(|holds| !*holds).await;
             let invocation = sent(&invocation).into_invocation();
             host?.invoke_here(invocation).await.map(remote).map_err(refused)
         })

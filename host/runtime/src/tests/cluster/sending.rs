@@ -8,11 +8,12 @@ use crate::{
         durability::detached,
         fixture::{invocation, until},
         guest::{counter, echo, spinner},
-        tools::{caller, echoing, granted, granting},
+        tools::{caller, echoing, finder, granted, granting, timed_caller},
         waker::waker,
     },
 };
 use serde_json::json;
+use std::{sync::atomic::Ordering, time::Duration};
 
 const PATIENT: &str = "[limits]\ncpu_ms = 60000";
 
@@ -121,6 +122,42 @@ async fn a_turn_is_cancelled_from_another_host_and_with_its_caller() {
     until(async || {
         let turn = one.agents.turn("spin", "s", &id).await.expect("kept");
         matches!(turn.phase, TurnPhase::Failed { code, .. } if code == "cancelled").then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_that_has_not_reached_its_host_is_sent_again() {
+    let Some((cluster, one, other)) = Cluster::of_two(RuntimeOptions::default()).await else { return };
+    one.deploy("count", "", counter()).await.expect("valid");
+    until(async || other.agents.agent("count").ok()).await;
+    assert_eq!(one.answer("count", "s", "go").await, "x");
+    let removed = cluster.calls.hosts().remove(&number(&one)).expect("it is there");
+    let comes_back = async {
+        until(async || (cluster.calls.unreached.load(Ordering::Acquire) > 1).then_some(())).await;
+        cluster.calls.hosts().insert(number(&one), removed);
+    };
+    let (answer, ()) = tokio::join!(other.answer("count", "s", "go"), comes_back);
+    assert_eq!(answer, "xx", "although the message ends with its caller");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tool_call_whose_host_does_not_answer_times_out_and_is_cancelled_once_it_arrives() {
+    let Some((cluster, one, other)) = Cluster::of_two(granting(&["agent:*/*"])).await else { return };
+    let slow = finder("", "(loop $again (br $again))", 50);
+    one.deploy("slow", PATIENT, slow).await.expect("valid");
+    one.deploy("desk", &granted("\"agent:slow/find\""), timed_caller()).await.expect("valid");
+    until(async || other.agents.agent("desk").ok()).await;
+    one.ask("slow", "desk~s", "agent:none/find").await.expect("the error is its reply");
+    cluster.calls.holds.send_replace(true);
+    let answer = other.answer("desk", "s", "agent:slow/find");
+    let answer = tokio::time::timeout(Duration::from_secs(60), answer).await.expect("it does not wait");
+    assert_eq!(answer, "{", "after 50 ms, and one letter says that");
+    assert_eq!(owner(&other, "slow", "desk~s").await, Some(number(&one)));
+    cluster.calls.holds.send_replace(false);
+    until(async || {
+        let newest = one.agents.turns("slow", "desk~s", None, 1).await.expect("readable").pop()?;
+        matches!(newest.phase, TurnPhase::Failed { code, .. } if code == "cancelled").then_some(())
     })
     .await;
 }
