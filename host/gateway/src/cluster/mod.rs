@@ -83,19 +83,19 @@ pub(crate) struct Cluster {
     live: Mutex<Live>,
 }
 
-/// The hosts that were alive when the database was last asked.
+/// The hosts that are alive, as far as the database has said.
 #[derive(Default)]
 struct Live {
     asked_at: Option<Instant>,
-    /// Their numbers; `None` if the database did not answer.
-    hosts: Option<HashSet<i64>>,
+    /// The numbers of the hosts of the last answer, and the time of its question.
+    answer: Option<(Instant, HashSet<i64>)>,
 }
 
 impl Live {
-    /// Returns whether a host is alive. Numbers grow, so one that is greater than all others has come since.
-    fn has(&self, number: i64) -> bool {
-        let Some(hosts) = &self.hosts else { return true };
-        hosts.contains(&number) || hosts.iter().all(|known| *known < number)
+    /// Returns whether a host is alive that was alive at this time. An earlier answer says nothing about it.
+    fn has(&self, number: i64, since: Instant) -> bool {
+        let Some((asked_at, hosts)) = &self.answer else { return true };
+        *asked_at < since || hosts.contains(&number)
     }
 }
 
@@ -125,35 +125,35 @@ impl Cluster {
 
     /// Resolves when a host is not one of the cluster any more.
     async fn until_gone(&self, number: i64) {
+        let since = Instant::now();
         loop {
             tokio::time::sleep(LIVE_FOR).await;
-            if !self.is_live(number).await {
+            if !self.is_live(number, since).await {
                 return;
             }
         }
     }
 
-    /// Returns whether a host is alive, as far as the database says. While the database cannot be asked, every host is.
-    async fn is_live(&self, number: i64) -> bool {
+    /// Returns whether a host is alive that was alive at this time, as far as the database says. While the database cannot be asked,
+    /// nothing changes.
+    async fn is_live(&self, number: i64, since: Instant) -> bool {
+        let asked_at = Instant::now();
         {
             let mut live = self.live();
             if live.asked_at.is_some_and(|at| at.elapsed() < LIVE_FOR) {
-                return live.has(number);
+                return live.has(number, since);
             }
-            // One caller asks, and the others use the last answer meanwhile.
-            live.asked_at = Some(Instant::now());
+            // One caller asks, and the others use the last answer meanwhile, also if there is no new one.
+            live.asked_at = Some(asked_at);
         }
-        let hosts = match tokio::time::timeout(LIVE_FOR, self.owners.live()).await {
-            Ok(Ok(hosts)) => Some(hosts),
-            Ok(Err(error)) => {
-                tracing::debug!(%error, "the hosts of the cluster cannot be listed");
-                None
-            }
-            Err(_) => None,
-        };
+        let answer = tokio::time::timeout(LIVE_FOR, self.owners.live()).await;
         let mut live = self.live();
-        live.hosts = hosts;
-        live.has(number)
+        match answer {
+            Ok(Ok(hosts)) => live.answer = Some((asked_at, hosts)),
+            Ok(Err(error)) => tracing::debug!(%error, "the hosts of the cluster cannot be listed"),
+            Err(_) => {}
+        }
+        live.has(number, since)
     }
 
     fn live(&self) -> MutexGuard<'_, Live> {

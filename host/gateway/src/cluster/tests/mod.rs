@@ -17,7 +17,11 @@ use futures::future::BoxFuture;
 use skep_runtime::{AgentHost, Member, RuntimeError, SessionPlace};
 use std::{
     collections::HashSet,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
 };
 use tokio::{net::TcpListener, sync::watch};
 use tower::ServiceExt;
@@ -35,12 +39,16 @@ struct Script {
     places: Mutex<Vec<Option<Member>>>,
     asked: Mutex<Vec<Subject>>,
     live: Mutex<HashSet<i64>>,
+    /// Whether nobody answers which hosts are alive, and how often that was asked.
+    is_silent: AtomicBool,
+    questions: AtomicUsize,
 }
 
 impl Script {
     fn new(places: Vec<Option<Member>>) -> Arc<Self> {
         let live = Mutex::new([HERE, THERE].into());
-        Arc::new(Script { places: Mutex::new(places), asked: Mutex::default(), live })
+        let (is_silent, questions) = Default::default();
+        Arc::new(Script { places: Mutex::new(places), asked: Mutex::default(), live, is_silent, questions })
     }
 
     fn asked(&self) -> Vec<Subject> {
@@ -58,8 +66,14 @@ impl Owners for Script {
     }
 
     fn live(&self) -> BoxFuture<'_, Result<HashSet<i64>, RuntimeError>> {
-        let live = self.live.lock().unwrap().clone();
-        Box::pin(async move { Ok(live) })
+        self.questions.fetch_add(1, Ordering::AcqRel);
+        let (live, is_silent) = (self.live.lock().unwrap().clone(), self.is_silent.load(Ordering::Acquire));
+        Box::pin(async move {
+            if is_silent {
+                std::future::pending::<()>().await;
+            }
+            Ok(live)
+        })
     }
 }
 
@@ -105,4 +119,41 @@ async fn ask(routes: &Router, request: Request<Body>) -> TestResponse {
     let bytes = to_bytes(body, usize::MAX).await.unwrap();
     let text = String::from_utf8(bytes.into()).unwrap();
     TestResponse { status: parts.status, headers: parts.headers, text }
+}
+
+#[tokio::test]
+async fn one_caller_asks_which_hosts_are_alive_and_nobody_waits_for_it() {
+    let script = Script::new(vec![None]);
+    script.is_silent.store(true, Ordering::Release);
+    let options = ClusterOptions { key: key(), number: HERE, drain: DrainRequests::default() };
+    let cluster = Arc::new(Cluster::new(options, script.clone()));
+    let since = Instant::now();
+    let asking = tokio::spawn({
+        let cluster = cluster.clone();
+        async move { cluster.is_live(THERE, since).await }
+    });
+    while script.questions.load(Ordering::Acquire) == 0 {
+        tokio::task::yield_now().await;
+    }
+    for _ in 0..100 {
+        let others = tokio::time::timeout(Duration::from_millis(500), cluster.is_live(THERE, since)).await;
+        assert!(others.expect("they do not wait"), "nothing says that it is gone");
+    }
+    assert!(asking.await.unwrap());
+    assert_eq!(
+        script.questions.load(Ordering::Acquire),
+        1,
+        "a question without an answer is not repeated at once"
+    );
+
+    script.is_silent.store(false, Ordering::Release);
+    script.live.lock().unwrap().remove(&THERE);
+    while cluster.is_live(THERE, since).await {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(
+        cluster.is_live(THERE, Instant::now()).await,
+        "an earlier answer says nothing about a host that has come"
+    );
+    assert!(cluster.is_live(HERE, since).await);
 }
