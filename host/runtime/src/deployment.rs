@@ -80,6 +80,8 @@ pub(crate) struct Deployments {
     agents: RwLock<BTreeMap<String, Slot>>,
     /// Number of changes to the set of agents.
     changes: watch::Sender<u64>,
+    /// Serializes the starts of agents that other hosts have just deployed.
+    looking: tokio::sync::Mutex<()>,
 }
 
 impl Deployments {
@@ -98,6 +100,7 @@ impl Deployments {
             instances,
             agents: RwLock::default(),
             changes: watch::Sender::default(),
+            looking: tokio::sync::Mutex::default(),
         }
     }
 
@@ -175,22 +178,51 @@ impl Deployments {
         for row in rows {
             let deployments = self.clone();
             restoring.spawn(async move {
-                // Routes are set even for an agent that cannot be called, so that its events wait
-                // for it.
-                if let Ok(manifest) = Manifest::from_toml(&row.agent.manifest) {
-                    deployments.outbox.router.set_agent(&row.agent.name, &manifest.trigger.event);
-                }
-                let slot = match deployments.restore_one(&row).await {
-                    Ok(deployed) => Slot::Ready(Arc::new(deployed)),
-                    Err(error) => {
-                        tracing::error!(agent = row.agent.name, "cannot restart the agent: {error}");
-                        Slot::Failed(NotStarted::because(&error, &row))
-                    }
-                };
+                let slot = deployments.restored(&row).await;
                 deployments.put(row.agent.name, slot);
             });
         }
         restoring.join_all().await;
+    }
+
+    async fn restored(&self, row: &VersionRow) -> Slot {
+        // Routes are set even for an agent that cannot be called, so that its events wait for it.
+        if let Ok(manifest) = Manifest::from_toml(&row.agent.manifest) {
+            self.outbox.router.set_agent(&row.agent.name, &manifest.trigger.event);
+        }
+        match self.restore_one(row).await {
+            Ok(deployed) => Slot::Ready(Arc::new(deployed)),
+            Err(error) => {
+                tracing::error!(agent = row.agent.name, "cannot restart the agent: {error}");
+                Slot::Failed(NotStarted::because(&error, row))
+            }
+        }
+    }
+
+    /// Starts an agent that is stored but not known here, because another host of the cluster has just deployed it. Without a
+    /// cluster, and for an agent that is known, it does nothing.
+    pub(crate) async fn look_for(&self, name: &str) -> Result<(), RuntimeError> {
+        if !self.store.is_clustered() || self.is_known(name) {
+            return Ok(());
+        }
+        let _one = self.looking.lock().await;
+        if self.is_known(name) {
+            return Ok(());
+        }
+        let rows = self.store.agents().await?;
+        let Some(row) = rows.into_iter().find(|row| row.agent.name == name) else { return Ok(()) };
+        let slot = self.restored(&row).await;
+        // What was deployed here meanwhile is newer.
+        let mut agents = self.agents.write().unwrap_or_else(PoisonError::into_inner);
+        agents.entry(row.agent.name).or_insert(slot);
+        drop(agents);
+        self.changes.send_modify(|changes| *changes += 1);
+        self.outbox.ring();
+        Ok(())
+    }
+
+    fn is_known(&self, name: &str) -> bool {
+        self.read().contains_key(name)
     }
 
     async fn restore_one(&self, row: &VersionRow) -> Result<Deployed, RuntimeError> {
@@ -339,7 +371,7 @@ impl Deployments {
 
     /// Fails unless the agent exists, ready or not.
     pub(crate) fn known(&self, name: &str) -> Result<(), RuntimeError> {
-        if self.read().contains_key(name) { Ok(()) } else { Err(self.not_found(name)) }
+        if self.is_known(name) { Ok(()) } else { Err(self.not_found(name)) }
     }
 
     pub(crate) fn not_found(&self, name: &str) -> RuntimeError {

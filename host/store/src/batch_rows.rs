@@ -3,10 +3,11 @@
 //! A batch becomes visible when its last item is written, and cancellation takes effect at once.
 
 use crate::{
-    BatchRoom, NewBatch, NewEvent, NewItem, Queued, Store, StoreError,
+    BatchRoom, NewBatch, NewEvent, NewItem, NoticeKind, Queued, Store, StoreError,
     chunks::{Bind, Chunk, ChunkProgress, is_there},
     events,
     hosts::{HostNumber, is_left},
+    notices,
     sessions::bounded,
     sql::{AssertSqlSafe, Connection, QueryBuilder, query, query_as, query_scalar},
     work_states::{CANCELLED, WAITING},
@@ -60,7 +61,18 @@ impl Store {
                 first += items.len() as i64;
                 self.write(chunk, |connection, chunk| Box::pin(insert(connection, chunk))).await?;
             }
-            self.write((key, event, at_ms), |connection, (key, event, at_ms)| {
+            let data = (key, event, at_ms);
+            if self.is_clustered() {
+                return self
+                    .write_common(data, |connection, (key, event, at_ms)| {
+                        Box::pin(async move {
+                            complete(connection, *key, event.as_ref(), *at_ms).await?;
+                            notices::raise(connection, NoticeKind::Batches).await
+                        })
+                    })
+                    .await;
+            }
+            self.write(data, |connection, (key, event, at_ms)| {
                 Box::pin(complete(connection, *key, event.as_ref(), *at_ms))
             })
             .await

@@ -8,9 +8,10 @@
 use crate::{
     Store, StoreError,
     hosts::{DRAINS, GONE, NOW_MS, SERVES},
+    membership::Membership,
     notices::Notices,
     postgres::{CONNECT_TIME, LEASE, SILENCE, holder_of_member},
-    sql::{AssertSqlSafe, Connection, Dialect, Row, query, query_as, query_scalar},
+    sql::{AssertSqlSafe, Connection, Dialect, Pool, Row, query, query_as, query_scalar},
 };
 use std::time::Instant;
 
@@ -66,7 +67,7 @@ impl Store {
     pub async fn meet_hosts(&self, facts: &str, is_draining: bool) -> Result<Vec<i64>, StoreError> {
         let (Some(membership), Some(host)) = (&self.membership, self.host) else { return Ok(Vec::new()) };
         let begun = Instant::now();
-        let mut silent = self.silent_hosts(host).await?;
+        let mut silent = self.silent_hosts(membership, host).await?;
         if !membership.has_watched(begun) {
             silent.clear();
         }
@@ -82,7 +83,7 @@ impl Store {
     }
 
     /// Returns the hosts that count as dead if they are still silent when their rows are marked.
-    async fn silent_hosts(&self, host: i64) -> Result<Vec<Silent>, StoreError> {
+    async fn silent_hosts(&self, membership: &Membership, host: i64) -> Result<Vec<Silent>, StoreError> {
         let sql = format!(
             "SELECT number, seen_at_ms FROM hosts WHERE state != ?1 AND number != ?2
              AND (seen_at_ms < {NOW_MS} - ?3
@@ -94,24 +95,22 @@ impl Store {
             .bind(host)
             .bind(LEASE.as_millis() as i64)
             .bind(SILENCE.as_millis() as i64)
-            .fetch_all(&self.readers)
+            .fetch_all(&membership.meeting)
             .await
             .map_err(StoreError::while_it("looked for hosts that are dead"))
     }
 
     /// Returns all hosts that are not gone, by number, this one included. A file lists none.
     pub async fn live_hosts(&self) -> Result<Vec<HostRow>, StoreError> {
-        if self.readers.dialect() == Dialect::Sqlite {
-            return Ok(Vec::new());
-        }
-        let sql = format!(
-            "SELECT number, url, version, state, facts, started_at_ms, {NOW_MS} - seen_at_ms,
-                 (SELECT COUNT(*) FROM session_owners WHERE host = number)
-             FROM hosts WHERE state != ? ORDER BY number"
-        );
-        let failed = || StoreError::while_it("listed the hosts of the cluster");
-        let rows = query(AssertSqlSafe(sql)).bind(GONE).fetch_all(&self.readers).await.map_err(failed())?;
-        rows.iter().map(host_row).collect::<Result<_, _>>().map_err(failed())
+        let sessions = "(SELECT COUNT(*) FROM session_owners WHERE host = number)";
+        hosts_from(&self.readers, sessions).await
+    }
+
+    /// Returns the same hosts without the numbers of their sessions, which take long to count. In a cluster, this does not wait for
+    /// other reads.
+    pub async fn members(&self) -> Result<Vec<HostRow>, StoreError> {
+        let from = self.membership.as_ref().map_or(&self.readers, |membership| &membership.meeting);
+        hosts_from(from, "CAST(0 AS BIGINT)").await
     }
 
     /// Returns what tells this host about changes that others made; `None` without a cluster.
@@ -119,6 +118,20 @@ impl Store {
         let membership = self.membership.as_ref()?;
         Some(Notices::new(self.readers.clone(), membership.listening.clone()))
     }
+}
+
+/// Reads the hosts that are not gone. `sessions` is the expression for the number of sessions of each.
+async fn hosts_from(from: &Pool, sessions: &str) -> Result<Vec<HostRow>, StoreError> {
+    if from.dialect() == Dialect::Sqlite {
+        return Ok(Vec::new());
+    }
+    let sql = format!(
+        "SELECT number, url, version, state, facts, started_at_ms, {NOW_MS} - seen_at_ms, {sessions}
+         FROM hosts WHERE state != ? ORDER BY number"
+    );
+    let failed = || StoreError::while_it("listed the hosts of the cluster");
+    let rows = query(AssertSqlSafe(sql)).bind(GONE).fetch_all(from).await.map_err(failed())?;
+    rows.iter().map(host_row).collect::<Result<_, _>>().map_err(failed())
 }
 
 async fn meet(

@@ -13,8 +13,9 @@ use tokio::sync::Semaphore;
 
 /// Number of connections that read, besides the one that writes and the one that reads API keys.
 const READERS: u32 = 6;
-/// Maximum number of connections that a host opens to a PostgreSQL server. One of them listens, in a cluster.
-pub const MAX_CONNECTIONS: u32 = READERS + 3;
+/// Maximum number of connections that a host opens to a PostgreSQL server. Two of them are those of a host of a cluster: one listens,
+/// and one reads which hosts there are.
+pub const MAX_CONNECTIONS: u32 = READERS + 4;
 
 /// Interval at which a host that is not certain of its lease looks at it.
 const CERTAINTY_INTERVAL: Duration = Duration::from_millis(100);
@@ -89,7 +90,9 @@ impl Store {
             fenced: Some(connection.fenced()),
             lease: connection.host().is_some().then(|| connection.lease()),
             host: connection.host(),
-            membership: connection.is_member().then(|| Arc::new(Membership::new(connection.pool(1)))),
+            membership: connection
+                .is_member()
+                .then(|| Arc::new(Membership::new(connection.pool(1), connection.pool(1)))),
             readers: Pool::Postgres(connection.pool(READERS)),
             key_reader: Pool::Postgres(connection.pool(1)),
             writer: Writer::start(WriteConnection::Postgres(Box::new(connection))),

@@ -1,6 +1,6 @@
 //! The part of one host in a cluster: what it remembers besides its connections.
 
-use crate::postgres::SILENCE;
+use crate::{postgres::SILENCE, sql::Pool};
 use sqlx::PgPool;
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -22,6 +22,8 @@ pub(crate) struct LossRule {
 pub(crate) struct Membership {
     /// A connection for notifications.
     pub(crate) listening: PgPool,
+    /// A connection on which the hosts are read, so that a meeting does not wait for long reads.
+    pub(crate) meeting: Pool,
     /// Time at which the last meeting ended.
     met: Mutex<Option<Instant>>,
     /// The rule that the host gave last.
@@ -29,8 +31,9 @@ pub(crate) struct Membership {
 }
 
 impl Membership {
-    pub(crate) fn new(listening: PgPool) -> Self {
-        Membership { listening, met: Mutex::default(), losses: Mutex::default() }
+    pub(crate) fn new(listening: PgPool, meeting: PgPool) -> Self {
+        let meeting = Pool::Postgres(meeting);
+        Membership { listening, meeting, met: Mutex::default(), losses: Mutex::default() }
     }
 
     /// Returns whether this host has been watching the others until now. One that hung, or whose database was away, finds all
@@ -66,7 +69,7 @@ mod tests {
     #[tokio::test]
     async fn a_host_that_was_away_has_not_watched_the_others() {
         let listening = PgPoolOptions::new().connect_lazy("postgres://localhost/none").unwrap();
-        let membership = Membership::new(listening);
+        let membership = Membership::new(listening.clone(), listening);
         let now = Instant::now();
         assert!(!membership.has_watched(now), "it has never met them");
         membership.has_met();
@@ -79,7 +82,7 @@ mod tests {
     #[tokio::test]
     async fn the_last_rule_for_losses_is_remembered() {
         let listening = PgPoolOptions::new().connect_lazy("postgres://localhost/none").unwrap();
-        let membership = Membership::new(listening);
+        let membership = Membership::new(listening.clone(), listening);
         assert!(membership.loss_rule().is_none());
         membership.count_losses_by("a", &["b"]);
         membership.count_losses_by("c", &["d"]);

@@ -35,11 +35,13 @@ pub enum NoticeKind {
     /// Many events and schedules that became due at once. Those of a turn or a request are not announced, because the host that
     /// has written them delivers them.
     Deliveries,
+    /// New batches, which a host without room leaves to others.
+    Batches,
 }
 
 impl NoticeKind {
     /// All kinds.
-    pub const ALL: [NoticeKind; 7] = [
+    pub const ALL: [NoticeKind; 8] = [
         NoticeKind::Agents,
         NoticeKind::Keys,
         NoticeKind::Tenants,
@@ -47,6 +49,7 @@ impl NoticeKind {
         NoticeKind::Secrets,
         NoticeKind::Held,
         NoticeKind::Deliveries,
+        NoticeKind::Batches,
     ];
 
     /// Returns the name of the kind.
@@ -59,6 +62,7 @@ impl NoticeKind {
             NoticeKind::Secrets => "secrets",
             NoticeKind::Held => "held",
             NoticeKind::Deliveries => "deliveries",
+            NoticeKind::Batches => "batches",
         }
     }
 }

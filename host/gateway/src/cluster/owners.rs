@@ -29,9 +29,6 @@ impl Owners for AgentHost {
     }
 
     fn live(&self) -> BoxFuture<'_, Result<HashSet<i64>, RuntimeError>> {
-        Box::pin(async move {
-            let hosts = self.cluster_hosts().await?;
-            Ok(hosts.into_iter().map(|host| host.number).collect())
-        })
+        Box::pin(self.live_hosts())
     }
 }

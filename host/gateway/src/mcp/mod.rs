@@ -236,6 +236,7 @@ async fn serve(
     request: Request,
 ) -> Result<Response, ApiError> {
     if let Some(agent) = &agent {
+        gateway.host.look_for_agent(agent).await?;
         gateway.host.agent(agent)?;
     }
     let agent = agent.map(PathAgent);

@@ -104,6 +104,7 @@ pub(crate) async fn show(
     State(gateway): State<Gateway>,
     Path(agent): Path<String>,
 ) -> Result<Json<AgentDetail>, ApiError> {
+    gateway.host.look_for_agent(&agent).await?;
     Ok(Json(in_detail(gateway.host.agent(&agent)?)))
 }
 

@@ -19,7 +19,7 @@ impl AgentHost {
     /// Resumes everything that is held. Webhook messages are marked as possible duplicates, and an
     /// interrupted call is reported to its agent as `interrupted`.
     pub async fn resume_held(&self) -> Result<Held, RuntimeError> {
-        let (host, _one) = (self.host(), self.inner.deploying.lock().await);
+        let (host, _one) = (self.host(), self.inner.holding.lock().await);
         let held = self.inner.held().await?;
         host.store.release(Release::Resume, host.clock.now_ms()).await?;
         host.store.release_work().await?;
@@ -35,7 +35,7 @@ impl AgentHost {
     /// deliveries become dead letters, batches are cancelled, and repeating schedules continue with
     /// their next time.
     pub async fn drop_held(&self) -> Result<Held, RuntimeError> {
-        let (host, _one) = (self.host(), self.inner.deploying.lock().await);
+        let (host, _one) = (self.host(), self.inner.holding.lock().await);
         let held = self.inner.held().await?;
         for turn in host.store.held_turns().await? {
             self.inner.dispatch.drop_turn(turn).await;

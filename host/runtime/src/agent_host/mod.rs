@@ -103,6 +103,8 @@ struct Inner {
     rules: InForce<Rules>,
     /// Serializes deployments, so that only one at a time becomes active.
     deploying: tokio::sync::Mutex<()>,
+    /// Serializes decisions about work that is held since a restore.
+    holding: tokio::sync::Mutex<()>,
     expiry: Expiry,
     store_health: StoreHealth,
     courier: Courier,
@@ -250,6 +252,7 @@ impl AgentHost {
             disk_warning_bytes: options.disk_warning_bytes,
             rules,
             deploying: tokio::sync::Mutex::default(),
+            holding: tokio::sync::Mutex::default(),
             expiry,
             store_health,
             courier,
@@ -289,6 +292,12 @@ impl AgentHost {
     /// Returns the active version of an agent. Fails if there is none, or if the agent could not be restarted.
     pub fn agent(&self, name: &str) -> Result<AgentDetail, RuntimeError> {
         Ok(self.host().deployments.agent(name)?.detail())
+    }
+
+    /// Starts an agent that another host of the cluster has just deployed. It does nothing for an agent that this host knows, or that
+    /// no host has.
+    pub async fn look_for_agent(&self, name: &str) -> Result<(), RuntimeError> {
+        self.host().deployments.look_for(name).await
     }
 
     /// Returns a tool that others may call with [`crate::Origin::Tool`].

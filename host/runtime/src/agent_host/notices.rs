@@ -1,33 +1,49 @@
 //! Keeps what this host remembers of the database up to date with what other hosts and commands change.
 //!
-//! A notice names a kind of rows, which are read again. It may name what did not change, and reading twice does no harm.
+//! A notice names a kind of rows, which are read again. It may name what did not change, and reading twice does no harm. Each kind is
+//! read by a task of its own, because agents take long to compile.
 
 use super::Inner;
 use crate::{RuntimeError, deployment::StoredChanges, requests::Askers};
 use skep_engine::EraseScope;
 use skep_store::{NoticeKind, Notices};
-use std::{collections::BTreeSet, sync::Weak, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Weak},
+    time::Duration,
+};
+use tokio::{sync::Notify, task::JoinSet};
 
 /// Delay before what could not be read is read again.
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// Runs until the host is gone.
 pub(super) async fn run(inner: Weak<Inner>, mut notices: Notices) {
+    let mut reading = JoinSet::new();
+    let mut bells: BTreeMap<NoticeKind, Arc<Notify>> = BTreeMap::new();
+    for kind in NoticeKind::ALL {
+        let bell = bells.entry(kind).or_default();
+        reading.spawn(read(inner.clone(), kind, bell.clone()));
+    }
     loop {
-        let mut open: BTreeSet<NoticeKind> = notices.next().await.into_iter().collect();
-        loop {
-            let Some(inner) = inner.upgrade() else { return };
-            for kind in std::mem::take(&mut open) {
-                if let Err(error) = inner.reload(kind).await {
-                    tracing::error!(kind = kind.as_str(), "cannot read what was changed yet: {error}");
-                    open.insert(kind);
-                }
+        for kind in notices.next().await {
+            if let Some(bell) = bells.get(&kind) {
+                bell.notify_one();
             }
+        }
+    }
+}
+
+/// Reads the rows of a kind whenever the bell rings, until the host is gone.
+async fn read(inner: Weak<Inner>, kind: NoticeKind, bell: Arc<Notify>) {
+    loop {
+        bell.notified().await;
+        let Some(inner) = inner.upgrade() else { return };
+        if let Err(error) = inner.reload(kind).await {
             drop(inner);
-            if open.is_empty() {
-                break;
-            }
+            tracing::error!(kind = kind.as_str(), "cannot read what was changed yet: {error}");
             tokio::time::sleep(AGAIN).await;
+            bell.notify_one();
         }
     }
 }
@@ -47,6 +63,10 @@ impl Inner {
             NoticeKind::Held => self.reload_held().await,
             NoticeKind::Deliveries => {
                 host.outbox.ring();
+                Ok(())
+            }
+            NoticeKind::Batches => {
+                self.batches.wake();
                 Ok(())
             }
         }
@@ -80,7 +100,7 @@ impl Inner {
 
     /// Reads which work is held, and continues what another host has released.
     async fn reload_held(&self) -> Result<(), RuntimeError> {
-        let _one = self.deploying.lock().await;
+        let _one = self.holding.lock().await;
         self.dispatch.reload_held().await?;
         self.dispatch.take_over().await?;
         self.dispatch.adopt_turns(None).await?;

@@ -100,6 +100,9 @@ impl BatchQueue {
     pub(crate) async fn queue_as(&self, id: String, batch: NewBatch) -> Result<BatchStatus, RuntimeError> {
         let context = &self.shared.context;
         context.shutdown.admit()?;
+        if let Some(agent) = batch.model.strip_prefix(AGENT_MODEL) {
+            context.deployments.look_for(agent).await?;
+        }
         self.check(&batch)?;
         let NewBatch { principal, key, model, items, terms } = batch;
         let BatchTerms { details, window, keep } = terms;
@@ -224,6 +227,11 @@ impl BatchQueue {
     /// Makes the puller look for work that nobody announced.
     pub(crate) fn look(&self) {
         self.shared.request_repair();
+    }
+
+    /// Makes the puller look for items that another host has queued.
+    pub(crate) fn wake(&self) {
+        self.shared.changed.notify_one();
     }
 
     /// Cancels the items that wait or run. Existing results are kept.

@@ -109,7 +109,7 @@ impl Cluster {
     /// Reads which hosts there are.
     pub(crate) async fn refresh(&self) -> Result<(), StoreError> {
         let Some(shared) = &self.shared else { return Ok(()) };
-        shared.members.set(shared.store.live_hosts().await?);
+        shared.members.set(shared.store.members().await?);
         Ok(())
     }
 

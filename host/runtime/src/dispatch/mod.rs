@@ -104,6 +104,7 @@ impl Dispatch {
             return Err(session_not_found(&invocation.agent, &invocation.session));
         }
         check(&invocation)?;
+        self.host.deployments.look_for(&invocation.agent).await?;
         let agent = self.host.deployments.agent(&invocation.agent)?;
         if let Origin::Tool(tool) = &invocation.origin {
             agent.check_call(&tool.name, invocation.data.as_ref())?;
@@ -223,6 +224,7 @@ impl Dispatch {
         before: Option<&str>,
         limit: u32,
     ) -> Result<Vec<TurnDetail>, RuntimeError> {
+        self.host.deployments.look_for(agent).await?;
         self.host.deployments.known(agent)?;
         let turns = self.host.store.turns_of_session(agent, session, before, limit).await?;
         let turns = turns.into_iter();
@@ -401,6 +403,7 @@ impl Dispatch {
 
     /// Returns a turn by its id or by its number in the session.
     async fn row(&self, agent: &str, session: &str, turn: &str) -> Result<TurnRow, RuntimeError> {
+        self.host.deployments.look_for(agent).await?;
         self.host.deployments.known(agent)?;
         let store = &self.host.store;
         let row = match turn.parse() {

@@ -71,6 +71,8 @@ pub(crate) type Work<D, T> = for<'c> fn(&'c mut Connection, &'c D) -> Working<'c
 pub(crate) struct Writer {
     requests: mpsc::Sender<Request>,
     longest_hold_us: Arc<AtomicU64>,
+    /// Number of transactions that were retried.
+    retries: Arc<AtomicU64>,
     faults: Faults,
 }
 
@@ -92,11 +94,12 @@ enum Request {
 impl Writer {
     pub(crate) fn start(connection: WriteConnection) -> Self {
         let (requests, queue) = mpsc::channel(QUEUE);
-        let (longest_hold_us, faults) = (Arc::default(), Default::default());
-        let writer = Writer { requests, longest_hold_us, faults };
+        let (longest_hold_us, retries, faults) = (Arc::default(), Arc::default(), Default::default());
+        let writer = Writer { requests, longest_hold_us, retries, faults };
         let task = Task {
             connection,
             longest_hold_us: writer.longest_hold_us.clone(),
+            retries: writer.retries.clone(),
             faults: writer.faults.clone(),
         };
         tokio::spawn(task.run(queue));
@@ -127,6 +130,12 @@ impl Writer {
         Duration::from_micros(self.longest_hold_us.load(Ordering::Relaxed))
     }
 
+    /// Returns how often a transaction was retried.
+    #[cfg(test)]
+    pub(crate) fn retries(&self) -> u64 {
+        self.retries.load(Ordering::Relaxed)
+    }
+
     #[cfg(any(test, feature = "faults"))]
     pub(crate) fn faults(&self) -> &Faults {
         &self.faults
@@ -144,6 +153,7 @@ impl Writer {
 struct Task {
     connection: WriteConnection,
     longest_hold_us: Arc<AtomicU64>,
+    retries: Arc<AtomicU64>,
     faults: Faults,
 }
 
@@ -252,6 +262,7 @@ impl Task {
                 return ended;
             }
             tracing::warn!(%error, "retrying a transaction");
+            self.retries.fetch_add(1, Ordering::Relaxed);
             // While a host has no connection, the lock of its number is free, and others may count it as dead.
             if !error.is_contention() {
                 connection.drop_connection();
@@ -274,7 +285,7 @@ impl Task {
         waiting: &mut VecDeque<Box<dyn AnyWrite>>,
         taken: &mut Vec<Box<dyn AnyWrite>>,
     ) -> TransactionEnd {
-        let Task { connection, longest_hold_us, faults } = self;
+        let Task { connection, longest_hold_us, faults, .. } = self;
         let (mut begun, id) = match connection.begin(faults).await {
             Ok(begun) => begun,
             Err(error) => return TransactionEnd::NotStarted(error),

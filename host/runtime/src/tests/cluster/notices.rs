@@ -45,6 +45,18 @@ async fn agents_are_deployed_rolled_back_and_deleted_on_all_hosts() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_agent_answers_on_all_hosts_as_soon_as_it_is_deployed_on_one() {
+    let Some((_cluster, one, other)) = Cluster::of_two(RuntimeOptions::default()).await else { return };
+    for number in 0..5 {
+        let name = format!("a{number}");
+        one.deploy(&name, "", echo()).await.expect("valid");
+        assert_eq!(other.answer(&name, "s", "hello").await, "hello");
+    }
+    let missing = other.ask("nobody", "s", "hello").await.expect_err("no host has it");
+    assert_eq!(missing.code(), "agent_not_found");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn keys_are_valid_and_revoked_on_all_hosts() {
     let Some((_cluster, one, other)) = Cluster::of_two(RuntimeOptions::default()).await else { return };
     let new = NewApiKey {
