@@ -8,7 +8,7 @@ use crate::work_states::{DONE, FAILED, RUNNING, WAITING};
 use crate::{
     Store, StoreError,
     hosts::{HostNumber, is_left},
-    sql::{AssertSqlSafe, Connection, QueryBuilder, query, query_as, query_scalar},
+    sql::{AssertSqlSafe, Connection, QueryBuilder, Row, Target, query, query_as, query_scalar},
 };
 use std::collections::BTreeMap;
 
@@ -89,6 +89,14 @@ impl Store {
         tenants: &[BusyTenant],
         now_ms: u64,
     ) -> Result<Take, StoreError> {
+        if models.is_empty() {
+            return Ok(Take::Nothing);
+        }
+        // The hosts of a cluster look often, and take one after the other.
+        if self.is_clustered() && next_batch((&self.readers).into(), models, tenants, now_ms).await?.is_none()
+        {
+            return next_time((&self.readers).into(), models, tenants).await;
+        }
         let data = (models.to_vec(), tenants.to_vec(), now_ms, self.host);
         self.write_common(data, |connection, (models, tenants, now_ms, host)| {
             Box::pin(take(connection, models, tenants, *now_ms, *host))
@@ -139,49 +147,9 @@ async fn take(
     host: HostNumber,
 ) -> Result<Take, StoreError> {
     let failed = || StoreError::while_it("took a batch item");
-    if models.is_empty() {
-        return Ok(Take::Nothing);
-    }
-    let among = |sql: &str, rest: &str| {
-        let mut query = QueryBuilder::new(sql);
-        let mut list = query.separated(", ");
-        models.iter().for_each(|model| _ = list.push_bind(model.clone()));
-        query.push(")");
-        let mut full = tenants.iter().filter(|tenant| tenant.has_its_share).peekable();
-        if full.peek().is_some() {
-            query.push(" AND principal NOT IN (");
-            let mut list = query.separated(", ");
-            full.for_each(|tenant| _ = list.push_bind(tenant.principal.clone()));
-            query.push(")");
-        }
-        query.push(rest);
-        query
-    };
-    let mut next = among(
-        "SELECT key, id, principal, model, created_at_ms FROM batches WHERE ended_at_ms IS NULL AND complete
-             AND NOT cancelled AND NOT held AND model IN (",
-        " AND EXISTS (SELECT 1 FROM batch_items WHERE batch = key AND state = 0 AND wake_ms <= ",
-    );
-    next.push_bind(now_ms as i64).push(") ORDER BY CASE principal WHEN NULL THEN 0");
-    for tenant in tenants {
-        next.push(" WHEN ")
-            .push_bind(tenant.principal.clone())
-            .push(" THEN ")
-            .push_bind(tenant.running as i64);
-    }
-    next.push(" ELSE 0 END, running, key LIMIT 1");
-    let next = next.build().fetch_optional(&mut *connection).await.map_err(failed())?;
+    let next = next_batch((&mut *connection).into(), models, tenants, now_ms).await?;
     let Some(batch) = next else {
-        let wake: Option<i64> = among(
-            "SELECT MIN(wake_ms) FROM batch_items JOIN batches ON batch = key WHERE state = 0 AND complete
-                 AND NOT cancelled AND NOT held AND model IN (",
-            "",
-        )
-        .build_query_scalar()
-        .fetch_one(&mut *connection)
-        .await
-        .map_err(failed())?;
-        return Ok(wake.map_or(Take::Nothing, |wake| Take::Later(wake as u64)));
+        return next_time((&mut *connection).into(), models, tenants).await;
     };
     let key: i64 = batch.try_get(0).map_err(failed())?;
     let skip = connection.dialect().pick("", "FOR UPDATE SKIP LOCKED");
@@ -220,6 +188,62 @@ async fn take(
         failures: item.try_get(2).map_err(failed())?,
         queued_at_ms: batch.try_get::<i64>(4).map_err(failed())? as u64,
     })))
+}
+
+/// Returns the columns `key`, `id`, `principal`, `model` and `created_at_ms` of the batch whose item is taken next; `None` if
+/// no item is ready.
+async fn next_batch(
+    on: Target<'_>,
+    models: &[String],
+    tenants: &[BusyTenant],
+    now_ms: u64,
+) -> Result<Option<Row>, StoreError> {
+    let mut next = among(
+        models,
+        tenants,
+        "SELECT key, id, principal, model, created_at_ms FROM batches WHERE ended_at_ms IS NULL AND complete
+             AND NOT cancelled AND NOT held AND model IN (",
+    );
+    next.push(" AND EXISTS (SELECT 1 FROM batch_items WHERE batch = key AND state = 0 AND wake_ms <= ");
+    next.push_bind(now_ms as i64).push(") ORDER BY CASE principal WHEN NULL THEN 0");
+    for tenant in tenants {
+        next.push(" WHEN ")
+            .push_bind(tenant.principal.clone())
+            .push(" THEN ")
+            .push_bind(tenant.running as i64);
+    }
+    next.push(" ELSE 0 END, running, key LIMIT 1");
+    next.build().fetch_optional(on).await.map_err(StoreError::while_it("took a batch item"))
+}
+
+/// Returns when an item is ready, if none is now.
+async fn next_time(on: Target<'_>, models: &[String], tenants: &[BusyTenant]) -> Result<Take, StoreError> {
+    let next = among(
+        models,
+        tenants,
+        "SELECT MIN(wake_ms) FROM batch_items JOIN batches ON batch = key WHERE state = 0 AND complete
+             AND NOT cancelled AND NOT held AND model IN (",
+    );
+    let wake: Result<Option<i64>, _> = next.build_query_scalar().fetch_one(on).await;
+    let wake = wake.map_err(StoreError::while_it("took a batch item"))?;
+    Ok(wake.map_or(Take::Nothing, |wake| Take::Later(wake as u64)))
+}
+
+/// Returns a query, of which `sql` is the beginning, for the batches of these models, without those of tenants that have their
+/// share.
+fn among(models: &[String], tenants: &[BusyTenant], sql: &str) -> QueryBuilder<'static> {
+    let mut query = QueryBuilder::new(sql);
+    let mut list = query.separated(", ");
+    models.iter().for_each(|model| _ = list.push_bind(model.clone()));
+    query.push(")");
+    let mut full = tenants.iter().filter(|tenant| tenant.has_its_share).peekable();
+    if full.peek().is_some() {
+        query.push(" AND principal NOT IN (");
+        let mut list = query.separated(", ");
+        full.for_each(|tenant| _ = list.push_bind(tenant.principal.clone()));
+        query.push(")");
+    }
+    query
 }
 
 async fn end_taken(

@@ -384,6 +384,16 @@ async fn a_host_that_waits_for_a_lock_is_not_dead() {
 }
 
 #[tokio::test]
+async fn a_host_that_finds_no_batch_item_waits_for_nobody() {
+    let Some(mut database) = Database::new().await else { return };
+    let one = member(&database, "one").await;
+    database.run(take_common().replace("pg_advisory_xact_lock", "pg_advisory_lock")).await;
+    let models = ["m".to_owned()];
+    let taken = tokio::time::timeout(Duration::from_secs(2), one.take_item(&models, &[], 5)).await;
+    assert_eq!(taken.expect("it takes no lock").unwrap(), Take::Nothing);
+}
+
+#[tokio::test]
 async fn a_cluster_continues_what_a_host_without_others_has_left() {
     for (ends_in_order, expected) in [(true, 0), (false, 1)] {
         let Some(database) = Database::new().await else { return };

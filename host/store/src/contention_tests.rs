@@ -4,7 +4,6 @@
 use crate::{
     cluster_tests::member,
     host_tests::{Database, agent},
-    sql::query_scalar,
     *,
 };
 use std::{collections::BTreeMap, time::Duration};

@@ -207,10 +207,12 @@ impl Passing {
         matches!(self.payload, Payload::Kept(_))
     }
 
-    /// Returns whether doing what the request asks twice is the same as doing it once.
+    /// Returns whether doing what the request asks twice is the same as doing it once. Only messages have idempotency keys; other
+    /// routes ignore the header.
     fn is_repeatable(&self) -> bool {
+        let is_message = self.parts.method == Method::POST && self.path.path().ends_with("/messages");
         matches!(self.parts.method, Method::GET | Method::HEAD)
-            || self.parts.headers.contains_key("idempotency-key")
+            || is_message && self.parts.headers.contains_key("idempotency-key")
     }
 
     /// Returns the request as it arrived.
@@ -356,6 +358,12 @@ mod tests {
         let body = to_bytes(kept.into_request().into_body(), 9).await.unwrap();
         assert_eq!(&body[..], b"text");
         assert!(of(Method::GET, Body::empty()).await.unwrap().is_repeatable());
+        for (path, expected) in [("/messages", true), ("/messages?detach=true", true), ("/fork", false)] {
+            let request =
+                Request::post(format!("/v1/agents/a/sessions/s{path}")).header("idempotency-key", "k");
+            let kept = Passing::of(request.body(Body::empty()).unwrap()).await.unwrap();
+            assert_eq!(kept.is_repeatable(), expected, "{path}");
+        }
         let large = of(Method::PUT, Body::from(vec![b'x'; MAX_KEPT_BYTES as usize + 1])).await.unwrap();
         assert!(!large.is_kept());
         let endless = stream::iter([Ok::<_, io::Error>(Bytes::from_static(b"x"))]);

@@ -26,8 +26,12 @@ const INTERVAL: Duration = Duration::from_secs(5);
 /// A turn fails permanently after its process died this many times without progress, or its
 /// session's actor panicked this many times, because the turn may be the cause.
 const MAX_LOSSES: u32 = 3;
-/// Number of sessions that are taken over in one transaction.
+/// Number of sessions that are taken over in one transaction: by the only host that is left, and by one of several, each of which
+/// gets a share.
 const TAKEN_AT_ONCE: u32 = 256;
+const SHARE: u32 = 64;
+/// Time for the others to take their share.
+const SHARE_PAUSE: Duration = Duration::from_millis(50);
 
 /// Runs until the host stops.
 pub(crate) async fn run(dispatch: Weak<Dispatch>, shutdown: Shutdown) {
@@ -76,12 +80,18 @@ impl Dispatch {
         }
         let mut count = 0;
         while shutdown.admit().is_ok() && !cluster.hands_over() {
-            let taken = store.take_over(CALL_KEY, &NO_PROGRESS, TAKEN_AT_ONCE).await?;
+            let is_shared = cluster.has_other_serving();
+            let limit = if is_shared { SHARE } else { TAKEN_AT_ONCE };
+            let taken = store.take_over(CALL_KEY, &NO_PROGRESS, limit).await?;
             if taken.is_empty() {
                 break;
             }
+            let has_more = taken.len() == limit as usize;
             count += taken.len();
             cluster.ownership.took_over(taken);
+            if is_shared && has_more {
+                tokio::time::sleep(SHARE_PAUSE).await;
+            }
         }
         if count > 0 {
             tracing::info!(sessions = count, "took over sessions with open turns");
