@@ -13,7 +13,7 @@ use skep_engine::{EngineOptions, InForce};
 use skep_gateway::{
     ClusterOptions, Configuration, ConsoleOptions, DrainRequests, GatewayOptions, HttpPeers, RateLimiter,
 };
-use skep_runtime::{AgentHost, HostParts, Peers, RuntimeOptions, SealingKey, check_sealed};
+use skep_runtime::{AgentHost, HostParts, Peers, RuntimeOptions, SealingKey, SharedCounts, check_sealed};
 use skep_store::Store;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -126,7 +126,9 @@ pub async fn start_with(
     let tool_servers = options.tool_servers.clone();
     let peers = cluster.as_ref().map(|place| HttpPeers::new(place.key.clone()));
     let peers = peers.map(|peers| -> Arc<dyn Peers> { Arc::new(peers) });
-    let parts = HostParts { tool_servers, disk, peers, ..HostParts::new(store.clone(), models) };
+    // Requests and tokens per minute are those of all hosts.
+    let counts = cluster.as_ref().map(|_| -> Arc<dyn SharedCounts> { rates.clone() });
+    let parts = HostParts { tool_servers, disk, peers, counts, ..HostParts::new(store.clone(), models) };
     let host = AgentHost::start(parts, runtime).await.context("cannot start the agent host")?;
     vault.open(host.secret_reader());
     for agent in agents {

@@ -94,7 +94,7 @@ pub use batch::{
 pub use clock::Clock;
 pub use cluster::{
     ClusterHost, Member, PeerError, PeerInvocation, Peers, RemoteEvent, RemoteEvents, RemoteRun,
-    SessionPlace, TurnAddress,
+    SessionPlace, SharedCounts, TurnAddress,
 };
 pub use compute::{Compute, QUICK_BYTES};
 pub use error::{BudgetUsedUp, PriceUnknown, RuntimeError};

@@ -6,13 +6,14 @@
 use super::{
     RateOptions,
     bucket::{Bucket, Rate},
+    shared::SharedAmounts,
     status::{RateStatus, Refusal},
 };
 use crate::{caller::Caller, client_address::network, metrics::RATE_LIMITED};
 use skep_engine::{InForce, TokenMeter};
-use skep_runtime::Tenant;
+use skep_runtime::{SharedCounts, Tenant};
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     fmt,
     net::IpAddr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -38,11 +39,12 @@ const TIDY_EVERY: Duration = Duration::from_secs(1);
 struct Accounts {
     buckets: HashMap<Account, Bucket>,
     tidied_at: Option<Instant>,
+    shared: SharedAmounts,
 }
 
 /// An entity with its own bucket.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Account {
+pub(super) enum Account {
     /// The requests of all keys of a tenant.
     Tenant(String),
     Key(String),
@@ -106,6 +108,7 @@ impl RateLimiter {
             for (account, rate) in &requests {
                 let bucket = accounts.buckets.entry(account.clone()).or_insert(Bucket::full(now));
                 bucket.take(1, *rate, now);
+                accounts.shared.add(account, *rate, 1, now);
             }
         }
         let window = |(account, rate): &(Account, Rate)| accounts.get(account, now).window(*rate, now);
@@ -157,8 +160,25 @@ impl TokenMeter for RateLimiter {
         let Some((account, rate)) = self.tokens_of(tenant) else { return };
         let now = (self.clock)();
         let mut accounts = self.accounts();
-        let account = accounts.account_slot(account, self.max_accounts, now);
-        accounts.buckets.entry(account).or_insert(Bucket::full(now)).take(tokens as u64, rate, now);
+        accounts.shared.add(&account, rate, tokens as u64, now);
+        accounts.take(account, rate, tokens as u64, self.max_accounts, now);
+    }
+}
+
+impl SharedCounts for RateLimiter {
+    fn own(&self) -> BTreeMap<String, u64> {
+        self.accounts().shared.report((self.clock)())
+    }
+
+    fn note(&self, reports: Vec<(i64, BTreeMap<String, u64>)>) {
+        let (now, options) = ((self.clock)(), self.options.now());
+        let mut accounts = self.accounts();
+        for (name, count) in accounts.shared.grown(reports) {
+            let Some((account, own_rate)) = Account::of_shared_name(&name) else { continue };
+            if let Some(rate) = own_rate.or_else(|| account.rate(&options)) {
+                accounts.take(account, rate, count, self.max_accounts, now);
+            }
+        }
     }
 }
 
@@ -180,6 +200,11 @@ impl Accounts {
         self.buckets.get(account).copied().unwrap_or(Bucket::full(now))
     }
 
+    fn take(&mut self, account: Account, rate: Rate, count: u64, max: usize, now: Instant) {
+        let account = self.account_slot(account, max, now);
+        self.buckets.entry(account).or_insert(Bucket::full(now)).take(count, rate, now);
+    }
+
     /// Returns the account that the request is counted for.
     fn account_slot(&mut self, account: Account, max: usize, now: Instant) -> Account {
         if self.buckets.len() >= max && !self.buckets.contains_key(&account) {
@@ -198,6 +223,31 @@ impl Accounts {
 }
 
 impl Account {
+    /// Returns the name under which all hosts of a cluster know the account; `None` for addresses, which each host counts for itself.
+    /// That of a key has its rate, which another host may not know.
+    pub(super) fn shared_name(&self, rate: Rate) -> Option<String> {
+        match self {
+            Account::Tenant(tenant) => Some(format!("requests {tenant}")),
+            Account::Tokens(tenant) => Some(format!("tokens {tenant}")),
+            Account::Key(key) => Some(format!("key {} {key}", rate.per_minute)),
+            Account::Address(_) | Account::Crowd => None,
+        }
+    }
+
+    /// Returns the account with this name, and the rate of a key.
+    pub(super) fn of_shared_name(name: &str) -> Option<(Account, Option<Rate>)> {
+        let (kind, rest) = name.split_once(' ')?;
+        match kind {
+            "requests" => Some((Account::Tenant(rest.to_owned()), None)),
+            "tokens" => Some((Account::Tokens(rest.to_owned()), None)),
+            "key" => {
+                let (per_minute, key) = rest.split_once(' ')?;
+                Some((Account::Key(key.to_owned()), Some(Rate::per_minute(per_minute.parse().ok()?))))
+            }
+            _ => None,
+        }
+    }
+
     /// Returns the rate of the account. That of a key is the key's own.
     fn rate(&self, options: &RateOptions) -> Option<Rate> {
         match self {

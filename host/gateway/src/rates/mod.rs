@@ -7,6 +7,7 @@
 
 mod bucket;
 mod limiter;
+mod shared;
 mod status;
 
 #[cfg(test)]

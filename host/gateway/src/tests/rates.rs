@@ -12,7 +12,7 @@ use axum::{
 };
 use serde_json::{Value, json};
 use skep_engine::TokenMeter;
-use skep_runtime::{Manifest, NewApiKey, Role, Tenant};
+use skep_runtime::{Manifest, NewApiKey, Role, SharedCounts, Tenant};
 use std::{
     net::SocketAddr,
     num::NonZeroU32,
@@ -102,6 +102,32 @@ fn told(answer: &TestResponse) -> (u16, [&str; 4]) {
     let names = ["limit", "remaining", "reset"].map(|what| format!("x-ratelimit-{what}-requests"));
     let [limit, remaining, reset] = names.each_ref().map(|name| header(name));
     (answer.status.as_u16(), [limit, remaining, reset, header("retry-after")])
+}
+
+#[tokio::test]
+async fn two_hosts_keep_a_rate_together() {
+    let rates = || everyone(requests(120, 20));
+    let hosts = [Limited::start(true, rates(), 100).await, Limited::start(true, rates(), 100).await];
+    let keys = [hosts[0].key("acme", None).await, hosts[1].key("acme", None).await];
+    let exchange = || {
+        let [one, other] = hosts.each_ref().map(|host| host.rates.own());
+        hosts[0].rates.note(vec![(2, other)]);
+        hosts[1].rates.note(vec![(1, one)]);
+    };
+    exchange();
+    let mut admitted = 0;
+    // Two minutes, in which four times as many requests come as are allowed.
+    for _ in 0..240 {
+        for (host, key) in hosts.iter().zip(&keys) {
+            for _ in 0..2 {
+                admitted += u32::from(host.say(From::Key(key)).await.status.is_success());
+            }
+            host.pass(Duration::from_millis(500));
+        }
+        exchange();
+    }
+    let alone = 20 + 2 * 120;
+    assert!((alone * 95 / 100..=alone * 105 / 100).contains(&admitted), "{admitted} instead of {alone}");
 }
 
 #[tokio::test]

@@ -49,6 +49,7 @@ impl Inner {
         Facts {
             models: models.iter().map(|model| model.name().to_owned()).collect(),
             running_turns: self.dispatch.admission.open_turns() as u64,
+            counts: self.dispatch.host.cluster.own_counts(),
         }
     }
 

@@ -122,11 +122,11 @@ impl AgentHost {
     /// open. An agent that no longer compiles is listed by [`AgentHost::failed_agents`] and does
     /// not keep the others from starting; its turns wait until it is deployed again.
     pub async fn start(parts: HostParts, options: RuntimeOptions) -> Result<Self, RuntimeError> {
-        let HostParts { store, models, tool_servers, disk, clock, peers } = parts;
+        let HostParts { store, models, tool_servers, disk, clock, peers, counts } = parts;
         // Reports what others change from here on, so that nothing of what is read below is missed.
         let notices = store.notices();
         let max_owned = options.max_sessions_loaded.saturating_mul(OWNED_FOR_EACH_LOADED);
-        let cluster = Cluster::new(&store, peers, max_owned)?;
+        let cluster = Cluster::new(&store, peers, counts, max_owned)?;
         cluster.refresh().await?;
         if let Err(error) = store.tidy().await {
             // The leftovers are invisible, and the next start tries again.

@@ -1,6 +1,6 @@
 //! The parts that a host is built from.
 
-use crate::{Clock, Peers};
+use crate::{Clock, Peers, SharedCounts};
 use skep_engine::{DiskTier, ModelSet};
 use skep_outbound::ToolServer;
 use skep_store::Store;
@@ -19,12 +19,14 @@ pub struct HostParts {
     pub clock: Clock,
     /// Asks the other hosts of the cluster. `None` without a cluster.
     pub peers: Option<Arc<dyn Peers>>,
+    /// The amounts that all hosts of the cluster count together, such as those of rate limits.
+    pub counts: Option<Arc<dyn SharedCounts>>,
 }
 
 impl HostParts {
     /// Returns the parts of a host with the system's clock and without tool servers.
     pub fn new(store: Store, models: ModelSet) -> Self {
         let (tool_servers, clock) = (BTreeMap::new(), Clock::default());
-        HostParts { store, models, tool_servers, disk: None, clock, peers: None }
+        HostParts { store, models, tool_servers, disk: None, clock, peers: None, counts: None }
     }
 }

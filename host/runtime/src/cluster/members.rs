@@ -4,9 +4,12 @@ use crate::name::SessionKey;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use skep_store::{HostRow, HostState};
-use std::sync::{
-    Arc, PoisonError, RwLock,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, PoisonError, RwLock,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 /// Another host of the cluster.
@@ -40,6 +43,9 @@ pub struct ClusterHost {
 pub(crate) struct Facts {
     pub(crate) models: Vec<String>,
     pub(crate) running_turns: u64,
+    /// See [`crate::SharedCounts`]. A host of an earlier version reports none.
+    #[serde(default)]
+    pub(crate) counts: BTreeMap<String, u64>,
 }
 
 /// The hosts that are not gone.
@@ -69,7 +75,7 @@ impl Facts {
 
 impl ClusterHost {
     pub(crate) fn of(row: HostRow, own: i64) -> Self {
-        let Facts { models, running_turns } = Facts::of(&row).unwrap_or_default();
+        let Facts { models, running_turns, .. } = Facts::of(&row).unwrap_or_default();
         let HostRow { number, url, version, state, started_at_ms, seen_ms_ago, sessions, .. } = row;
         let (is_draining, is_this) = (state == HostState::Draining, number == own);
         ClusterHost {

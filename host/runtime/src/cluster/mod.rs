@@ -26,7 +26,7 @@ use crate::{
 };
 use members::Members;
 use skep_store::{HostRow, HostState, Store, StoreError};
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use tokio::sync::watch;
 
 /// Time for which a request waits for an owner that is about to be found dead.
@@ -44,6 +44,17 @@ pub enum SessionPlace {
     There(Member),
 }
 
+/// Amounts that the hosts of a cluster count together, such as the requests of a tenant. Each host reports what was counted at it,
+/// and learns every half second what the others report.
+pub trait SharedCounts: Send + Sync + 'static {
+    /// Returns the amounts of this host, by names that mean the same on all hosts. They only grow; one that did not grow for a
+    /// while is left out, and begins at zero later.
+    fn own(&self) -> BTreeMap<String, u64>;
+
+    /// Notes the amounts that the other hosts report, by their numbers.
+    fn note(&self, reports: Vec<(i64, BTreeMap<String, u64>)>);
+}
+
 /// The cluster as this host sees it. Clones share it.
 #[derive(Clone)]
 pub(crate) struct Cluster {
@@ -57,6 +68,7 @@ struct Shared {
     own: i64,
     members: Members,
     peers: Arc<dyn Peers>,
+    counts: Option<Arc<dyn SharedCounts>>,
     draining: watch::Sender<bool>,
 }
 
@@ -66,6 +78,7 @@ impl Cluster {
     pub(crate) fn new(
         store: &Store,
         peers: Option<Arc<dyn Peers>>,
+        counts: Option<Arc<dyn SharedCounts>>,
         max_owned: usize,
     ) -> Result<Self, RuntimeError> {
         if !store.is_clustered() {
@@ -78,7 +91,7 @@ impl Cluster {
         };
         let ownership = Ownership::of_claimed(store.clone(), max_owned);
         let (members, draining) = (Members::default(), watch::Sender::new(false));
-        let shared = Shared { store: store.clone(), own, members, peers, draining };
+        let shared = Shared { store: store.clone(), own, members, peers, counts, draining };
         Ok(Cluster { ownership, shared: Some(Arc::new(shared)) })
     }
 
@@ -103,7 +116,20 @@ impl Cluster {
         if !marked.is_empty() {
             shared.members.note_loss();
         }
-        self.refresh().await
+        self.refresh().await?;
+        if let Some(counts) = &shared.counts {
+            let rows = shared.members.rows();
+            let others = rows.iter().filter(|row| row.number != shared.own);
+            let reports = others.filter_map(|row| Some((row.number, Facts::of(row)?.counts)));
+            counts.note(reports.collect());
+        }
+        Ok(())
+    }
+
+    /// Returns what this host reports of amounts that all hosts count together.
+    pub(crate) fn own_counts(&self) -> BTreeMap<String, u64> {
+        let counts = self.shared.as_ref().and_then(|shared| shared.counts.as_ref());
+        counts.map(|counts| counts.own()).unwrap_or_default()
     }
 
     /// Reads which hosts there are.
