@@ -212,7 +212,7 @@ impl Deployments {
         let rows = self.store.agents().await?;
         let Some(row) = rows.into_iter().find(|row| row.agent.name == name) else { return Ok(()) };
         let slot = self.restored(&row).await;
-        // What was deployed here meanwhile is newer.
+        // A version that was deployed here meanwhile is newer.
         let mut agents = self.agents.write().unwrap_or_else(PoisonError::into_inner);
         agents.entry(row.agent.name).or_insert(slot);
         drop(agents);

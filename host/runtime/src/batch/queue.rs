@@ -378,7 +378,7 @@ impl QueueShared {
         }
         let repaired = async {
             if self.context.store.is_clustered() {
-                // The host that ran them may have ended while others go on.
+                // The host that ran them may have ended while others continue.
                 self.recover().await?;
             }
             let running: Vec<ItemKey> = self.running().keys().copied().collect();

@@ -272,7 +272,7 @@ impl Task {
                 return TransactionEnd::NotStarted(StoreError::Away { waited_s: RETRY_TIME.as_secs() });
             }
             tokio::time::sleep(RETRY_PAUSE).await;
-            // What was rolled back has renewed nothing.
+            // A transaction that was rolled back has renewed nothing.
             if connection.is_connected() {
                 renew(connection).await;
             }

@@ -40,7 +40,7 @@ async fn a_follower_gets_each_line_of_all_hosts_once_in_whatever_order_they_are_
         until(writes).await;
         let mut seen: Vec<LogLine> = Vec::new();
         while !seen.iter().any(|line| line.session == "late") {
-            seen.extend(follower.next().await.expect("it goes on"));
+            seen.extend(follower.next().await.expect("it continues"));
         }
         seen
     };
@@ -48,11 +48,11 @@ async fn a_follower_gets_each_line_of_all_hosts_once_in_whatever_order_they_are_
     one.store().faults().end();
     let mut seen = seen.expect("the line that was committed late is read");
 
-    // Nothing on this host wakes the follower.
+    // The follower is not woken on this host.
     write(&one, "last").await;
     let rest = async {
         while !seen.iter().any(|line| line.session == "last") {
-            seen.extend(follower.next().await.expect("it goes on"));
+            seen.extend(follower.next().await.expect("it continues"));
         }
     };
     tokio::time::timeout(PATIENCE, rest).await.expect("lines of other hosts are looked for");
