@@ -118,7 +118,7 @@ impl Dispatch {
                 return Err(gone(&member, why));
             }
             if error == PeerError::Moved {
-                // That host has waited for an owner that drains.
+                // The host that was asked has waited for an owner that drains.
                 until += began.elapsed();
             }
             if Instant::now() >= until.min(last) {

@@ -36,7 +36,7 @@ async fn is_certain(store: &Store) -> bool {
 
 impl ToolServer for Gate {
     fn tools(&self) -> BoxFuture<'_, Result<Arc<[ServedTool]>, ToolServerError>> {
-        Box::pin(async {
+        Box::pin(async move {
             self.asked.store(true, Ordering::Release);
             self.opened.notified().await;
             let tool = ServedTool {
