@@ -221,6 +221,11 @@ impl Deployments {
         Ok(())
     }
 
+    /// Lets [`Deployments::look_for`] find nothing while an agent is removed here and not yet in the database.
+    pub(crate) async fn look_later(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.looking.lock().await
+    }
+
     fn is_known(&self, name: &str) -> bool {
         self.read().contains_key(name)
     }

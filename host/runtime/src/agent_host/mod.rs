@@ -314,6 +314,7 @@ impl AgentHost {
     pub async fn delete(&self, name: &str) -> Result<(), RuntimeError> {
         let host = self.host();
         let _one = self.inner.deploying.lock().await;
+        let _later = host.deployments.look_later().await;
         if !host.deployments.remove(name) {
             return Err(host.deployments.not_found(name));
         }
