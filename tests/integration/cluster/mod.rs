@@ -74,6 +74,9 @@ async fn a_session_is_used_through_any_host() {
 
     an_agent_calls_an_agent_whose_session_another_host_owns(&nodes).await;
     an_approval_is_decided_at_another_host(&nodes).await;
+
+    let metrics = a.request(Method::GET, "/metrics").send().await.unwrap().text().await.unwrap();
+    crate::metrics::check_those_of_clusters(&metrics);
 }
 
 async fn a_turn_is_followed_and_cancelled_through_other_hosts([a, b, c]: &[Node; 3]) {
