@@ -2,6 +2,7 @@
 #include "block.h"
 
 #include <csetjmp>
+#include <cstdlib>
 #include <map>
 #include <memory>
 #include <string>
@@ -16,6 +17,8 @@ namespace {
 constexpr size_t STACK_BYTES = 64 << 10;
 constexpr uint32_t MAX_THREADS = 1024;
 constexpr uint32_t MAX_SHARED_BYTES = 227 << 10;
+// Kernels whose names begin like this are wrong on purpose, for tests of this machine.
+constexpr const char* FAULTS = "fault_";
 
 enum class State { Ready, AtBlockBarrier, AtWarpBarrier, Ended };
 
@@ -86,6 +89,18 @@ void wait(State state, uint32_t lanes) {
     back_to_scheduler();
 }
 
+// Ends the launch with an error. The fiber is never continued.
+[[noreturn]] void fail(const std::string& problem) {
+    if (runner.running == nullptr) {
+        // The access is the machine's own, outside a launch.
+        std::abort();
+    }
+    if (runner.problem.empty()) {
+        runner.problem = "thread " + std::to_string(runner.running->index) + " of a block " + problem;
+    }
+    _longjmp(runner.scheduler, 1);
+}
+
 // Runs the fiber until it waits or its thread has finished.
 void go_on(Fiber& fiber) {
     runner.running = &fiber;
@@ -128,6 +143,10 @@ bool release(uint32_t count) {
         alive += runner.fibers[i]->state != State::Ended;
         at_barrier += runner.fibers[i]->state == State::AtBlockBarrier;
     }
+    if (at_barrier > 0 && alive < count) {
+        runner.problem = "a thread of a block waits at a barrier that a thread which has ended did not reach";
+        return false;
+    }
     if (alive > 0 && at_barrier == alive) {
         for (uint32_t i = 0; i < count; ++i) {
             if (runner.fibers[i]->state == State::AtBlockBarrier) {
@@ -144,12 +163,17 @@ bool release(uint32_t count) {
             }
             const uint32_t lanes = runner.fibers[i]->lanes;
             bool all = true;
-            for (uint32_t j = first; j < first + 32 && j < count; ++j) {
+            for (uint32_t j = first; j < first + 32; ++j) {
                 const bool named = (lanes >> (j - first) & 1) != 0;
-                const Fiber& other = *runner.fibers[j];
-                // A lane that has finished no longer takes part.
-                const bool there = other.state == State::AtWarpBarrier && other.lanes == lanes;
-                all = all && (!named || there || other.state == State::Ended);
+                if (named && (j >= count || runner.fibers[j]->state == State::Ended)) {
+                    // A device returns anything for such a lane.
+                    runner.problem = "thread " + std::to_string(i) + " of a block names lane " + std::to_string(j - first) +
+                                     " of its warp, which " + (j < count ? "has ended" : "does not exist");
+                    return false;
+                }
+                const bool there = j < count && runner.fibers[j]->state == State::AtWarpBarrier &&
+                                   runner.fibers[j]->lanes == lanes;
+                all = all && (!named || there);
             }
             if (!all) {
                 continue;
@@ -194,10 +218,20 @@ void run_block(const Launch& launch, Dim3 block, uint64_t& seed) {
         for (uint32_t i : order) {
             if (runner.fibers[i]->state == State::Ready) {
                 go_on(*runner.fibers[i]);
+                runner.running = nullptr;
                 ran = true;
             }
+            if (!runner.problem.empty()) {
+                break;
+            }
         }
-        if (release(count)) {
+        const bool released = runner.problem.empty() && release(count);
+        if (!runner.problem.empty()) {
+            // As below, the fibers are stuck.
+            runner.fibers.clear();
+            return;
+        }
+        if (released) {
             continue;
         }
         if (ran) {
@@ -234,12 +268,20 @@ void warp_barrier(uint32_t lanes) {
     wait(State::AtWarpBarrier, lanes);
 }
 
+void require_aligned(const void* at, size_t alignment) {
+    if (reinterpret_cast<uintptr_t>(at) % alignment != 0) {
+        fail("copies " + std::to_string(alignment) + " bytes from or to an address that is not a multiple of it");
+    }
+}
+
 void give_way() {
     std::this_thread::yield();
     wait(State::Ready, 0);
 }
 
 void begin_copy(Copy copy) {
+    require_aligned(copy.to, 16);
+    require_aligned(copy.from, 16);
     if (runner.copies_at_once) {
         arrive(copy);
     } else {
@@ -279,6 +321,24 @@ Registered::Registered(const char* name, size_t params_bytes, Thread thread) {
 
 using namespace skep_host;
 
+// The data that the compiler passes about an access with a misaligned address.
+struct MisalignedAccess {
+    const char* file;
+    uint32_t line;
+    uint32_t column;
+    const void* type;
+    uint8_t log_alignment;
+    uint8_t kind;
+};
+
+// The compiler calls this before each access whose address is not a multiple of the alignment of its type (`build.rs`).
+extern "C" __attribute__((no_sanitize("alignment"))) void __ubsan_handle_type_mismatch_v1(void* data, void*) {
+    const MisalignedAccess* access = static_cast<const MisalignedAccess*>(data);
+    const char* file = access->file == nullptr ? "a kernel" : access->file;
+    fail("accesses memory at an address that is not a multiple of " + std::to_string(1u << access->log_alignment) +
+         " bytes, in " + file + ":" + std::to_string(access->line));
+}
+
 // Runs a kernel. Returns null, or an error message that is valid until this thread's next call.
 extern "C" const char* skep_host_launch(const char* name, const Launch* launch, const void* params,
                                         size_t params_bytes) {
@@ -313,12 +373,14 @@ extern "C" const char* skep_host_launch(const char* name, const Launch* launch, 
     return runner.problem.empty() ? nullptr : runner.problem.c_str();
 }
 
-// Returns the names of all kernels, each followed by a line feed.
+// Returns the names of all kernels that devices run, each followed by a line feed.
 extern "C" const char* skep_host_kernels() {
     static const std::string names = [] {
         std::string all;
         for (const auto& known : kernels()) {
-            all += known.first + "\n";
+            if (known.first.rfind(FAULTS, 0) != 0) {
+                all += known.first + "\n";
+            }
         }
         return all;
     }();

@@ -2,7 +2,8 @@
 //
 // A fiber runs until it reaches a barrier or an exchange among the lanes of a warp, or until it finishes; then the next one
 // runs. The caller chooses the order, so that a missing barrier shows as a result that depends on the order. Threads that
-// wait for each other forever are an error, and so is a barrier that only some threads of the block reach.
+// wait for each other forever are an error, and so is a barrier that only some threads of the block reach, a shuffle or a warp
+// barrier that names a lane which has ended, and an access to an address that is not a multiple of the type's alignment.
 #pragma once
 
 #include <cmath>
@@ -23,6 +24,7 @@
         #name, sizeof(Params), [](const void* p) { name(*static_cast<const Params*>(p)); }}; \
     static void name(const Params& p)
 #define SKEP_KERNEL_BOUNDED(name, Params, threads) SKEP_KERNEL(name, Params)
+#define SKEP_UNROLL
 
 namespace skep_host {
 
@@ -56,6 +58,8 @@ const Where& here();
 unsigned char* dynamic_shared();
 void block_barrier();
 void warp_barrier(uint32_t lanes);
+// Ends the launch with an error if an address is not a multiple of `alignment`, for accesses that have no type.
+void require_aligned(const void* at, size_t alignment);
 // Yields to other fibers and operating-system threads, one of which will write the awaited value.
 void give_way();
 // An asynchronous copy of sixteen bytes to shared memory. If `there` is false, the destination becomes zeros.

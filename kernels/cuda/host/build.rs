@@ -5,9 +5,19 @@ use std::path::Path;
 fn main() {
     let kernels = Path::new("..");
     let mut build = cc::Build::new();
-    build.cpp(true).std("c++20").include(kernels).file("block.cpp").opt_level(2).debug(false);
+    build
+        .cpp(true)
+        .std("c++20")
+        .include(kernels)
+        .file("block.cpp")
+        .file("faults.cpp")
+        .opt_level(2)
+        .debug(false);
     // The sources control where a device may fuse a product with a sum; the CPU build never fuses.
     build.flag("-ffp-contract=off");
+    // The machine reports accesses to misaligned addresses itself (`__ubsan_handle_type_mismatch_v1` in block.cpp), so that no
+    // library of the compiler is linked.
+    build.flag("-fsanitize=alignment");
     // The fortified longjmp supports only one stack.
     build.flag("-U_FORTIFY_SOURCE");
     let mut sources: Vec<_> = std::fs::read_dir(kernels)

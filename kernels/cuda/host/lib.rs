@@ -81,3 +81,64 @@ pub fn kernels() -> Vec<String> {
     let names = unsafe { CStr::from_ptr(skep_host_kernels()) };
     names.to_string_lossy().lines().map(str::to_owned).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The parameters of the kernels in `faults.cpp`.
+    #[repr(C)]
+    #[derive(Clone, Copy)]
+    struct FaultParams {
+        memory: u64,
+        out: u64,
+        offset: u32,
+    }
+
+    /// Runs a kernel in every order. The results must agree.
+    fn run(kernel: &str, threads: u32, offset: u32) -> Result<(), String> {
+        let mut memory = [0u128; 4];
+        let mut out = [0u32; 128];
+        let params = FaultParams { memory: memory.as_mut_ptr() as u64, out: out.as_mut_ptr() as u64, offset };
+        let outcomes = [Order::FORWARD, Order::BACKWARD, Order::shuffled(7)].map(|order| {
+            let launch = Launch { grid: [1, 1, 1], block: [threads, 1, 1], shared_bytes: 0, order };
+            // SAFETY: the offsets of the tests lie within the memory, and there is an output for each thread.
+            unsafe { launch_at(kernel, &launch, (&raw const params).cast(), size_of::<FaultParams>()) }
+        });
+        let [first, rest @ ..] = outcomes;
+        assert!(
+            rest.iter().all(|outcome| outcome.is_err() == first.is_err()),
+            "{kernel} depends on the order"
+        );
+        first
+    }
+
+    #[track_caller]
+    fn refused(kernel: &str, threads: u32, offset: u32, reason: &str) {
+        let error = run(kernel, threads, offset).expect_err(kernel);
+        assert!(error.starts_with(kernel) && error.contains(reason), "{error}");
+    }
+
+    #[test]
+    fn shuffles_and_barriers_with_threads_that_have_ended_are_errors() {
+        refused("fault_ended_lane", 32, 0, "of its warp, which has ended");
+        refused("fault_ended_warp", 64, 0, "waits at a barrier");
+        refused("fault_partial_warp", 30, 0, "lane 30 of its warp, which does not exist");
+        run("fault_partial_warp", 64, 0).expect("whole warps are right");
+    }
+
+    #[test]
+    fn accesses_to_misaligned_addresses_are_errors() {
+        run("fault_misaligned_load", 32, 16).expect("an aligned load is right");
+        refused("fault_misaligned_load", 32, 8, "not a multiple of 16 bytes");
+        run("fault_misaligned_store", 1, 4).expect("an aligned store is right");
+        refused("fault_misaligned_store", 1, 2, "not a multiple of 4 bytes");
+        // The machine still works after an error.
+        run("fault_misaligned_load", 32, 0).expect("an aligned load is right");
+    }
+
+    #[test]
+    fn faults_are_not_among_the_kernels_of_devices() {
+        assert!(kernels().iter().all(|kernel| !kernel.starts_with("fault_")));
+    }
+}

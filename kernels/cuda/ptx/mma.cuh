@@ -103,6 +103,7 @@ inline void mma_16x8x16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&
 }
 
 inline void load_tiles(uint32_t (&words)[4], const void* row) {
+    skep_host::require_aligned(row, 16);
     uint64_t rows[32];
     std::memcpy(rows, skep_host::exchange(ALL_LANES, reinterpret_cast<uint64_t>(row)), sizeof(rows));
     const uint32_t lane = skep_host::lane();
@@ -113,6 +114,7 @@ inline void load_tiles(uint32_t (&words)[4], const void* row) {
 }
 
 inline void load_tiles_transposed(uint32_t (&words)[4], const void* row) {
+    skep_host::require_aligned(row, 16);
     uint64_t rows[32];
     std::memcpy(rows, skep_host::exchange(ALL_LANES, reinterpret_cast<uint64_t>(row)), sizeof(rows));
     const uint32_t lane = skep_host::lane();
