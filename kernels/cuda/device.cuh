@@ -14,6 +14,9 @@
 #define SKEP_DYNAMIC_SHARED(Type, name)                          \
     extern __shared__ __align__(16) unsigned char skep_shared[]; \
     Type* const name = reinterpret_cast<Type*>(skep_shared)
+// Unrolls the loop that follows. Registers have no index, so an array that a loop indexes is in registers only if the loop is
+// unrolled; otherwise it is in local memory.
+#define SKEP_UNROLL _Pragma("unroll")
 #define INFINITY __int_as_float(0x7f800000)
 using uint8_t = unsigned char;
 using int8_t = signed char;
@@ -29,6 +32,8 @@ using uint64_t = unsigned long long;
 #include "numbers.cuh"
 
 constexpr int WARP = 32;
+// Number of positions per page of keys and values. A constant, because attention divides by it for each position.
+constexpr uint32_t PAGE_POSITIONS = 16;
 // Attention processes half as many query heads or keys at a time if heads have more values than this.
 constexpr int WIDE_HEAD = 128;
 constexpr uint32_t ALL_LANES = 0xffffffffu;

@@ -38,6 +38,7 @@ SKEP_DEVICE void begin_rows(const MatmulParams& p, uint32_t first_row, uint32_t 
 
 template <typename Weights, typename T>
 SKEP_DEVICE void make_weights(const MatmulParams& p, uint32_t first_output, uint32_t first, Vec16 (&made)[RUNS]) {
+    SKEP_UNROLL
     for (int run = 0; run < RUNS; ++run) {
         const uint32_t i = threadIdx.x + run * GEMM_WARPS * WARP;
         const uint32_t output = first_output + i / TILE_CHUNKS;
@@ -46,6 +47,7 @@ SKEP_DEVICE void make_weights(const MatmulParams& p, uint32_t first_output, uint
         if (output < p.outputs && input < p.inputs) {
             Weights::eight(p, output, input, eight);
         }
+        SKEP_UNROLL
         for (int word = 0; word < 4; ++word) {
             made[run].words[word] = pack<T>(eight[2 * word], eight[2 * word + 1]);
         }
@@ -54,6 +56,7 @@ SKEP_DEVICE void make_weights(const MatmulParams& p, uint32_t first_output, uint
 
 template <typename T>
 SKEP_DEVICE void store_weights(const Vec16 (&made)[RUNS], T* tile) {
+    SKEP_UNROLL
     for (int run = 0; run < RUNS; ++run) {
         const uint32_t i = threadIdx.x + run * GEMM_WARPS * WARP;
         *reinterpret_cast<Vec16*>(tile + i / TILE_CHUNKS * GEMM_STRIDE + i % TILE_CHUNKS * 8) = made[run];
@@ -92,16 +95,20 @@ SKEP_DEVICE void gemm(const MatmulParams& p) {
         }
         const T* tile_rows = rows + stage * ROWS * GEMM_STRIDE;
         const T* tile_weights = weights + stage * TILE_OUTPUTS * GEMM_STRIDE;
+        SKEP_UNROLL
         for (int step = 0; step < TILE_INPUTS / 16; ++step) {
             uint32_t b[2][4];
+            SKEP_UNROLL
             for (int pair = 0; pair < 2; ++pair) {
                 const uint32_t output = warp_output + pair * 16 + lane / 16 * 8 + lane % 8;
                 load_tiles(b[pair], tile_weights + output * GEMM_STRIDE + step * 16 + lane % 16 / 8 * 8);
             }
+            SKEP_UNROLL
             for (int band = 0; band < BANDS; ++band) {
                 uint32_t a[4];
                 const uint32_t row = warp_row + band * 16 + lane % 16;
                 load_tiles(a, tile_rows + row * GEMM_STRIDE + step * 16 + lane / 16 * 8);
+                SKEP_UNROLL
                 for (int column = 0; column < 4; ++column) {
                     const uint32_t(&of_pair)[4] = b[column / 2];
                     const uint32_t half[2] = {of_pair[column % 2 * 2], of_pair[column % 2 * 2 + 1]};
@@ -114,8 +121,11 @@ SKEP_DEVICE void gemm(const MatmulParams& p) {
         }
         stage ^= 1;
     }
+    SKEP_UNROLL
     for (int band = 0; band < BANDS; ++band) {
+        SKEP_UNROLL
         for (int column = 0; column < 4; ++column) {
+            SKEP_UNROLL
             for (int i = 0; i < 4; ++i) {
                 const uint32_t row = first_row + warp_row + band * 16 + lane / 4 + i / 2 * 8;
                 const uint32_t output = first_output + warp_output + column * 8 + lane % 4 * 2 + i % 2;

@@ -14,11 +14,13 @@ constexpr int DEPTH = 4;
 // Adds the products of eight weights with all rows.
 template <typename T>
 SKEP_DEVICE void add_products(const MatmulParams& p, uint32_t first, const float (&weights)[8], float (&sums)[MAX_ROWS]) {
+    SKEP_UNROLL
     for (uint32_t row = 0; row < MAX_ROWS; ++row) {
         if (row >= p.rows) {
             break;
         }
         const Vec16 x = static_cast<const Vec16*>(p.x)[(static_cast<uint64_t>(row) * p.inputs + first) / 8];
+        SKEP_UNROLL
         for (int word = 0; word < 4; ++word) {
             float low, high;
             unpack<T>(x.words[word], low, high);
@@ -40,9 +42,11 @@ SKEP_DEVICE void gemv(const MatmulParams& p) {
     uint32_t first = 8 * lane;
     for (; first + (DEPTH - 1) * RUN < p.inputs; first += DEPTH * RUN) {
         float weights[DEPTH][8];
+        SKEP_UNROLL
         for (int run = 0; run < DEPTH; ++run) {
             Weights::eight(p, output, first + run * RUN, weights[run]);
         }
+        SKEP_UNROLL
         for (int run = 0; run < DEPTH; ++run) {
             add_products<T>(p, first + run * RUN, weights[run], sums);
         }
@@ -52,6 +56,7 @@ SKEP_DEVICE void gemv(const MatmulParams& p) {
         Weights::eight(p, output, first, weights);
         add_products<T>(p, first, weights, sums);
     }
+    SKEP_UNROLL
     for (uint32_t row = 0; row < MAX_ROWS; ++row) {
         if (row >= p.rows) {
             break;

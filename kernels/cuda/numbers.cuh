@@ -85,11 +85,17 @@ SKEP_DEVICE float from_float<float>(float value) {
 
 template <>
 SKEP_DEVICE bf16 from_float<bf16>(float value) {
+#if defined(__CUDACC_RTC__)
+    uint16_t half;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(half) : "f"(value));
+    return bf16{half};
+#else
     const uint32_t bits = float_bits(value);
     if ((bits & 0x7fffffffu) > 0x7f800000u) {
         return bf16{static_cast<uint16_t>((bits >> 16) | 0x40)};
     }
     return bf16{static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16)};
+#endif
 }
 
 template <>
@@ -120,3 +126,22 @@ SKEP_DEVICE uint32_t pack(float low, float high) {
     return static_cast<uint32_t>(from_float<T>(low).bits) |
            static_cast<uint32_t>(from_float<T>(high).bits) << 16;
 }
+
+#if defined(__CUDACC_RTC__)
+
+// One instruction rounds both values. It gives every NaN the same bits.
+template <>
+SKEP_DEVICE uint32_t pack<bf16>(float low, float high) {
+    uint32_t word;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+    return word;
+}
+
+template <>
+SKEP_DEVICE uint32_t pack<f16>(float low, float high) {
+    uint32_t word;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+    return word;
+}
+
+#endif

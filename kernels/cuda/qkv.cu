@@ -13,9 +13,9 @@ struct QkvParams {
     const void* q_norm;         // [head_size]; null: none
     const void* k_norm;         // [head_size]; null: none
     const uint32_t* positions;  // [rows]
-    const uint64_t* slots;      // [rows]: page · page_size + offset in the page
+    const uint64_t* slots;      // [rows]: page · PAGE_POSITIONS + offset in the page
     const float* frequencies;   // [head_size / 2]: radians per position
-    void* keys;                 // [pages · page_size, kv_heads, head_size]
+    void* keys;                 // [pages · PAGE_POSITIONS, kv_heads, head_size]
     void* values;               // the same layout as keys
     uint32_t rows;
     uint32_t heads;
@@ -46,6 +46,7 @@ SKEP_DEVICE void qkv(const QkvParams& p) {
 
     float a[MAX_PAIRS], b[MAX_PAIRS];
     float squares = 0.0f;
+    SKEP_UNROLL
     for (int turn = 0; turn < MAX_PAIRS; ++turn) {
         const uint32_t pair = lane + turn * WARP;
         a[turn] = b[turn] = 0.0f;
@@ -68,6 +69,7 @@ SKEP_DEVICE void qkv(const QkvParams& p) {
         T* pages = static_cast<T*>(is_key ? p.keys : p.values);
         out = pages + (p.slots[row] * p.kv_heads + kv_head) * p.head_size;
     }
+    SKEP_UNROLL
     for (int turn = 0; turn < MAX_PAIRS; ++turn) {
         const uint32_t pair = lane + turn * WARP;
         if (pair >= half) {

@@ -22,6 +22,7 @@ struct Q4_0 {
     SKEP_DEVICE static void eight(const uint8_t* block, uint32_t first, float (&out)[8]) {
         const float scale = f16_at(block);
         const uint8_t* quants = block + 2 + first % 16;
+        SKEP_UNROLL
         for (int i = 0; i < 8; ++i) {
             const int quant = first < 16 ? quants[i] & 0xf : quants[i] >> 4;
             out[i] = static_cast<float>(quant - 8) * scale;
@@ -38,6 +39,7 @@ struct Q4_1 {
         const float scale = f16_at(block);
         const float least = f16_at(block + 2);
         const uint8_t* quants = block + 4 + first % 16;
+        SKEP_UNROLL
         for (int i = 0; i < 8; ++i) {
             const int quant = first < 16 ? quants[i] & 0xf : quants[i] >> 4;
             out[i] = add_rounded(static_cast<float>(quant) * scale, least);
@@ -51,6 +53,7 @@ struct Q8_0 {
 
     SKEP_DEVICE static void eight(const uint8_t* block, uint32_t first, float (&out)[8]) {
         const float scale = f16_at(block);
+        SKEP_UNROLL
         for (int i = 0; i < 8; ++i) {
             out[i] = static_cast<float>(static_cast<int8_t>(block[2 + first + i])) * scale;
         }
@@ -77,6 +80,7 @@ struct Q4_K {
         const float offset = f16_at(block + 2) * static_cast<float>(least);
         // Two groups share 32 bytes: the first group has the low nibbles.
         const uint8_t* quants = block + 16 + group / 2 * 32 + first % 32;
+        SKEP_UNROLL
         for (int i = 0; i < 8; ++i) {
             const int quant = group % 2 == 0 ? quants[i] & 0xf : quants[i] >> 4;
             out[i] = add_rounded(static_cast<float>(quant) * step, -offset);
@@ -97,6 +101,7 @@ struct Q6_K {
         const uint8_t* high = block + 128 + half * 32 + at;
         const int8_t scale = static_cast<int8_t>(block[192 + first / 16]);
         const float step = f16_at(block + 208) * static_cast<float>(scale);
+        SKEP_UNROLL
         for (int i = 0; i < 8; ++i) {
             const int nibble = quarter < 2 ? low[i] & 0xf : low[i] >> 4;
             const int quant = nibble | ((high[i] >> 2 * quarter) & 3) << 4;
@@ -110,6 +115,7 @@ struct Int4 {
     static constexpr uint32_t GROUP = 32;
 
     SKEP_DEVICE static void eight(uint32_t word, float scale, float (&out)[8]) {
+        SKEP_UNROLL
         for (int i = 0; i < 8; ++i) {
             out[i] = static_cast<float>(static_cast<int>(word >> 4 * i & 0xf) - 8) * scale;
         }

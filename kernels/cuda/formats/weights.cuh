@@ -49,6 +49,7 @@ template <typename T>
 struct Plain {
     SKEP_DEVICE static void eight(const MatmulParams& p, uint32_t output, uint32_t first, float (&out)[8]) {
         const Vec16 weights = static_cast<const Vec16*>(p.weights)[(static_cast<uint64_t>(output) * p.inputs + first) / 8];
+        SKEP_UNROLL
         for (int word = 0; word < 4; ++word) {
             unpack<T>(weights.words[word], out[2 * word], out[2 * word + 1]);
         }
@@ -69,6 +70,7 @@ struct Fp8 {
         const uint64_t columns = div_up(p.inputs, p.scale_columns);
         const float scale =
             static_cast<const float*>(p.scales)[output / p.scale_rows * columns + first / p.scale_columns];
+        SKEP_UNROLL
         for (int i = 0; i < 8; ++i) {
             out[i] = to_float(weights[i]) * scale;
         }

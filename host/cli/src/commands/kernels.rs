@@ -58,8 +58,8 @@ pub struct BuildArgs {
 
 /// List compiled kernels with the registers that they use
 ///
-/// For each kernel and architecture: the registers per thread, and the bytes per thread that spill to
-/// memory.
+/// For each kernel and architecture: the registers per thread, and if a thread uses local memory, the bytes
+/// that spill there and those of its stack frame, as in 255+12/16.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -159,6 +159,7 @@ fn list(args: ListArgs) -> Result<()> {
                     "architecture": architecture.name(),
                     "registers": usage.registers,
                     "spilled_bytes": usage.spilled_bytes,
+                    "stack_bytes": usage.stack_bytes,
                     "shared_bytes": usage.shared_bytes,
                 })
             })
