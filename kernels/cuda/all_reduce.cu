@@ -5,7 +5,8 @@
 // and reads the summed shares of the others: one barrier more, 2 · bytes.
 //
 // Blocks with the same index on all ranks wait for each other, so all blocks of a rank have to be resident. If a rank does not
-// arrive within `max_polls` polls, `failure` names it; the sums are then invalid, and the signals have to be created again.
+// arrive within `max_polls` polls, `failure` and `report` name it; the sums are then invalid, and the signals have to be created
+// again.
 #include "device.cuh"
 #include "ptx/peer.cuh"
 
@@ -24,6 +25,7 @@ struct AllReduceParams {
     Signals* signals[MAX_RANKS];  // per rank
     Vec16* out;                   // [chunks], not the `in` of any rank
     uint32_t* failure;            // 1 + the rank that did not arrive; unchanged if all did
+    uint32_t* report;             // the same in the host's memory, where reading it costs the host nothing
     uint64_t chunks;
     uint64_t max_polls;
     uint32_t rank;
@@ -45,6 +47,7 @@ SKEP_DEVICE void wait_for_ranks(const AllReduceParams& p, uint32_t round) {
             }
             if (polls >= p.max_polls) {
                 *p.failure = other + 1;
+                store_release(p.report, other + 1);
                 break;
             }
             give_way();

@@ -10,6 +10,8 @@
 
 constexpr int DECODE_WARPS = 4;
 constexpr uint32_t MAX_GROUP_HEADS = 8;
+// The state of a spare split, which only makes a recorded launch as large as any.
+constexpr uint32_t NO_STATE = 0xffffffffu;
 
 // Number of query heads per block, as many as registers hold. A larger group has several blocks, which read the same keys
 // and values through the cache.
@@ -21,19 +23,18 @@ struct Split {
     uint32_t row;
     uint32_t first;
     uint32_t last; // exclusive
-    uint32_t state; // index of its state
+    uint32_t state; // index of its state, or NO_STATE
 };
 
 struct AttentionDecodeParams {
     const void* q;               // [rows, q_stride]; each row starts with the queries
-    const void* keys;            // [pages, page_size, kv_heads, head_size]
+    const void* keys;            // [pages, PAGE_POSITIONS, kv_heads, head_size]
     const void* values;
     const uint32_t* page_tables; // [rows, table_stride]
     const Split* splits;
     float* states;               // [states, heads, head_size + 2]: o, m, d
     uint32_t q_stride;
     uint32_t table_stride;
-    uint32_t page_size;
     uint32_t heads;
     uint32_t kv_heads;           // heads is a multiple of it
     float scale;
@@ -52,6 +53,9 @@ template <typename T, int HEAD_SIZE>
 SKEP_DEVICE void attention_decode(const AttentionDecodeParams& p) {
     constexpr uint32_t MAX_GROUP = GROUP<HEAD_SIZE>;
     const Split split = p.splits[blockIdx.x];
+    if (split.state == NO_STATE) {
+        return;
+    }
     const uint32_t whole_group = p.heads / p.kv_heads;
     const uint32_t parts = div_up(whole_group, MAX_GROUP);
     const uint32_t kv_head = blockIdx.y / parts;
@@ -80,7 +84,7 @@ SKEP_DEVICE void attention_decode(const AttentionDecodeParams& p) {
     }
     for (uint32_t position = split.first + warp; position < split.last; position += DECODE_WARPS) {
         const uint64_t slot =
-            static_cast<uint64_t>(pages[position / p.page_size]) * p.page_size + position % p.page_size;
+            static_cast<uint64_t>(pages[position / PAGE_POSITIONS]) * PAGE_POSITIONS + position % PAGE_POSITIONS;
         const uint64_t at = (slot * p.kv_heads + kv_head) * HEAD_SIZE + lane;
         float key[VALUES], value[VALUES];
         for (int i = 0; i < VALUES; ++i) {

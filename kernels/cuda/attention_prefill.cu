@@ -39,7 +39,7 @@ struct QueryTile {
 
 struct AttentionPrefillParams {
     const void* q;               // [rows, q_stride]; each row starts with the queries
-    const void* keys;            // [pages, page_size, kv_heads, head_size]
+    const void* keys;            // [pages, PAGE_POSITIONS, kv_heads, head_size]
     const void* values;
     void* out;                   // [rows, heads, head_size]
     const uint32_t* page_tables; // [sequences, table_stride]
@@ -47,7 +47,6 @@ struct AttentionPrefillParams {
     float* states;               // [states, heads, head_size + 2]: o, m, d; null without splits
     uint32_t q_stride;
     uint32_t table_stride;
-    uint32_t page_size;
     uint32_t heads;
     uint32_t kv_heads;
     uint32_t window;             // number of positions that a row sees, including its own; 0: all positions up to its own
@@ -93,9 +92,10 @@ SKEP_DEVICE float joined(Shares shares, float total, float split) {
 // Padding of the rows of a tile in shared memory, so that the rows of an 8×8 tile are in different banks.
 constexpr int PAD = 8;
 
+// Starts the copies of a tile of keys and of the values at the same positions.
 template <typename T, int HEAD_SIZE>
-SKEP_DEVICE void load_keys_or_values(const AttentionPrefillParams& p, const void* pages, const uint32_t* table,
-                                     uint32_t kv_head, uint32_t first, uint32_t end, T* tile) {
+SKEP_DEVICE void load_keys_and_values(const AttentionPrefillParams& p, const uint32_t* table, uint32_t kv_head,
+                                      uint32_t first, uint32_t end, T* keys, T* values) {
     constexpr int TILE_KEYS = KEYS<HEAD_SIZE>;
     constexpr int CHUNKS = HEAD_SIZE / 8;
     for (uint32_t i = threadIdx.x; i < TILE_KEYS * CHUNKS; i += blockDim.x) {
@@ -103,9 +103,11 @@ SKEP_DEVICE void load_keys_or_values(const AttentionPrefillParams& p, const void
         const uint32_t chunk = i % CHUNKS;
         const bool there = position < end;
         const uint32_t read = there ? position : first;
-        const uint64_t slot = static_cast<uint64_t>(table[read / p.page_size]) * p.page_size + read % p.page_size;
-        const T* from = static_cast<const T*>(pages) + (slot * p.kv_heads + kv_head) * HEAD_SIZE + chunk * 8;
-        copy_async(tile + (i / CHUNKS) * (HEAD_SIZE + PAD) + chunk * 8, from, there);
+        const uint64_t slot = static_cast<uint64_t>(table[read / PAGE_POSITIONS]) * PAGE_POSITIONS + read % PAGE_POSITIONS;
+        const uint64_t from = (slot * p.kv_heads + kv_head) * HEAD_SIZE + chunk * 8;
+        const uint32_t to = (i / CHUNKS) * (HEAD_SIZE + PAD) + chunk * 8;
+        copy_async(keys + to, static_cast<const T*>(p.keys) + from, there);
+        copy_async(values + to, static_cast<const T*>(p.values) + from, there);
     }
 }
 
@@ -145,8 +147,7 @@ SKEP_DEVICE void attention_prefill(const AttentionPrefillParams& p) {
         const T* from = static_cast<const T*>(p.q) + at + head * HEAD_SIZE + i % CHUNKS * 8;
         copy_async(queries + row * STRIDE + i % CHUNKS * 8, from, there);
     }
-    load_keys_or_values<T, HEAD_SIZE>(p, p.keys, table, kv_head, begin, end, keys);
-    load_keys_or_values<T, HEAD_SIZE>(p, p.values, table, kv_head, begin, end, values);
+    load_keys_and_values<T, HEAD_SIZE>(p, table, kv_head, begin, end, keys, values);
     copy_commit();
 
     float sums[2 * STEPS][4] = {};
@@ -217,8 +218,7 @@ SKEP_DEVICE void attention_prefill(const AttentionPrefillParams& p) {
         const uint32_t next = first + TILE_KEYS;
         if (next < end) {
             const int other = (stage ^ 1) * TILE_KEYS * STRIDE;
-            load_keys_or_values<T, HEAD_SIZE>(p, p.keys, table, kv_head, next, end, keys + other);
-            load_keys_or_values<T, HEAD_SIZE>(p, p.values, table, kv_head, next, end, values + other);
+            load_keys_and_values<T, HEAD_SIZE>(p, table, kv_head, next, end, keys + other, values + other);
         }
         copy_commit();
         copy_wait<1>();
@@ -241,15 +241,26 @@ SKEP_DEVICE void attention_prefill(const AttentionPrefillParams& p) {
                 mma_16x8x16<T>(scores[2 * pair + 1], a, right);
             }
         }
+        // Only tiles at the edges of what the warp's rows see have keys that a row does not see.
+        const uint32_t warp_position = tile.first_position + warp * 16;
+        const bool all_seen = first + TILE_KEYS - 1 <= warp_position &&
+                              (p.window == 0 || first + p.window > warp_position + 15);
+        if (!all_seen) {
+            for (int column = 0; column < TILE_KEYS / 8; ++column) {
+                for (int i = 0; i < 4; ++i) {
+                    const uint32_t key = first + column * 8 + 2 * (lane % 4) + i % 2;
+                    const uint32_t position = tile.first_position + row + i / 2 * 8;
+                    const bool seen = key <= position && (p.window == 0 || key + p.window > position);
+                    scores[column][i] = seen ? scores[column][i] : -INFINITY;
+                }
+            }
+        }
         float larger[2] = {most[0], most[1]};
         for (int column = 0; column < TILE_KEYS / 8; ++column) {
             for (int i = 0; i < 4; ++i) {
-                const uint32_t key = first + column * 8 + 2 * (lane % 4) + i % 2;
-                const uint32_t position = tile.first_position + row + i / 2 * 8;
-                const bool seen = key <= position && (p.window == 0 || key + p.window > position);
-                float& score = scores[column][i];
-                score = seen ? score * p.scale : -INFINITY;
-                larger[i / 2] = fmaxf(larger[i / 2], score);
+                // The scale is positive, so a key that is not seen keeps its score.
+                scores[column][i] *= p.scale;
+                larger[i / 2] = fmaxf(larger[i / 2], scores[column][i]);
             }
         }
         float kept[2];

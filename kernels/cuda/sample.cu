@@ -43,7 +43,7 @@ struct SampleRow {
 };
 
 struct SampleParams {
-    const void* logits;            // [.., vocabulary]
+    const void* logits;            // [.., logits_stride]; each row starts with the vocabulary
     const SampleRow* rows;         // [rows]
     const Adjustment* adjustments;
     const uint32_t* masks;         // [.., mask_words]: bit t % 32 of word t / 32 allows token t
@@ -51,6 +51,7 @@ struct SampleParams {
     float* adjusted;               // [rows, vocabulary]
     uint32_t* tokens;              // [rows]; NO_TOKEN: no token is allowed
     uint32_t vocabulary;
+    uint32_t logits_stride;
     uint32_t mask_words;
 };
 
@@ -131,7 +132,7 @@ SKEP_DEVICE float penalised(const SampleRow& row, float logit, bool seen, uint32
 
 template <typename T>
 SKEP_DEVICE void adjust(const SampleParams& p, const SampleRow& row, float* adjusted, SampleShared& shared) {
-    const T* logits = static_cast<const T*>(p.logits) + static_cast<uint64_t>(row.logits) * p.vocabulary;
+    const T* logits = static_cast<const T*>(p.logits) + static_cast<uint64_t>(row.logits) * p.logits_stride;
     const uint32_t* mask =
         row.mask == NO_MASK ? nullptr : p.masks + static_cast<uint64_t>(row.mask) * p.mask_words;
     const uint32_t pending = row.pending == NO_TOKEN ? NO_TOKEN : p.drawn[row.pending];

@@ -18,6 +18,11 @@ pub enum KernelError {
     TooLarge { op: &'static str, what: &'static str },
     #[error("{op}: {what} is {found}; supported: {supported}")]
     Unsupported { op: &'static str, what: &'static str, found: u64, supported: String },
+    #[error(
+        "{op}: the buffer is in the memory of another device, {other}, and not of {device}; use that device's queue, or copy \
+         the buffer here"
+    )]
+    OtherDevice { op: &'static str, device: String, other: String },
     #[error("{op}: the device has no kernel for {found}; it has kernels for {supported}")]
     Format { op: &'static str, found: DType, supported: &'static str },
     #[error("out of memory: {bytes} bytes could not be allocated")]
@@ -47,6 +52,11 @@ pub enum KernelError {
     Cublas { call: &'static str, reason: String },
     #[error("cuBLASLt has no algorithm for {layout}: {reason}")]
     NoAlgorithm { layout: ProductLayout, reason: String },
+    #[error(
+        "the driver rejects the {found} kernels of {source_name} ({reason}), and they cannot be compiled on this machine \
+         instead: {then}"
+    )]
+    Rejected { source_name: &'static str, found: &'static str, reason: String, then: String },
     #[error("compiled kernels cannot be written to {folder}: {reason}; choose a writable folder")]
     Shipping { folder: String, reason: String },
     #[error("there are no kernels for compute capability {major}.{minor}; kernels exist for {supported}")]

@@ -1,9 +1,59 @@
 //! Finds the GPUs of this machine by asking the NVIDIA driver at run time.
 //!
-//! Invariant: on a machine without a driver, the result is a reason and never a panic; the library is probed before it
-//! is used.
+//! Invariant: on a machine without a driver, or with one that lacks functions, the result is a reason and never a panic; the
+//! library and all functions that this crate calls are probed before they are used.
 
 use cudarc::driver::{result, sys};
+use libloading::Library;
+
+/// The functions of the driver that this crate calls. cudarc looks up each when it is called first, and panics without it.
+const DRIVER_FUNCTIONS: [&str; 45] = [
+    "cuCtxEnablePeerAccess",
+    "cuCtxSetCurrent",
+    "cuDeviceCanAccessPeer",
+    "cuDeviceGet",
+    "cuDeviceGetAttribute",
+    "cuDeviceGetCount",
+    "cuDeviceGetName",
+    "cuDevicePrimaryCtxRelease_v2",
+    "cuDevicePrimaryCtxRetain",
+    "cuDeviceTotalMem_v2",
+    "cuDriverGetVersion",
+    "cuEventCreate",
+    "cuEventDestroy_v2",
+    "cuEventElapsedTime",
+    "cuEventRecord",
+    "cuEventSynchronize",
+    "cuFuncSetAttribute",
+    "cuGetErrorName",
+    "cuGetErrorString",
+    "cuGraphDestroy",
+    "cuGraphExecDestroy",
+    "cuGraphInstantiateWithFlags",
+    "cuGraphLaunch",
+    "cuGraphUpload",
+    "cuInit",
+    "cuLaunchKernel",
+    "cuMemAlloc_v2",
+    "cuMemFreeHost",
+    "cuMemFree_v2",
+    "cuMemGetInfo_v2",
+    "cuMemHostAlloc",
+    "cuMemcpyDtoDAsync_v2",
+    "cuMemcpyDtoHAsync_v2",
+    "cuMemcpyHtoDAsync_v2",
+    "cuMemcpyPeerAsync",
+    "cuMemsetD8Async",
+    "cuModuleGetFunction",
+    "cuModuleLoadData",
+    "cuModuleUnload",
+    "cuStreamBeginCapture_v2",
+    "cuStreamCreate",
+    "cuStreamDestroy_v2",
+    "cuStreamEndCapture",
+    "cuStreamSynchronize",
+    "cuStreamWaitEvent",
+];
 
 /// A device as described by the driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,6 +73,8 @@ pub fn probe() -> Result<Vec<GpuInfo>, String> {
     if !unsafe { sys::is_culib_present() } {
         return Err("no NVIDIA driver: the CUDA driver library is not installed".to_owned());
     }
+    // SAFETY: the library was found above.
+    check_functions(unsafe { sys::culib() })?;
     result::init().map_err(|error| format!("the NVIDIA driver did not initialize: {error}"))?;
     let count =
         result::device::get_count().map_err(|error| format!("the driver cannot list devices: {error}"))?;
@@ -33,14 +85,25 @@ pub fn probe() -> Result<Vec<GpuInfo>, String> {
 
 /// Returns the major version of CUDA that the driver supports, such as 12 or 13.
 pub(crate) fn driver_major() -> Option<i32> {
-    // SAFETY: only tries to open the driver library.
-    if !unsafe { sys::is_culib_present() } {
-        return None;
-    }
+    // SAFETY: only tries to open the driver library, and uses it only if it was found.
+    let library = unsafe { sys::is_culib_present().then(|| sys::culib()) }?;
+    check_functions(library).ok()?;
     let mut version = 0;
     // SAFETY: writes one number.
     unsafe { sys::cuDriverGetVersion(&mut version) }.result().ok()?;
     Some(version / 1000)
+}
+
+/// Checks that the driver has all functions that this crate calls.
+fn check_functions(driver: &Library) -> Result<(), String> {
+    // SAFETY: the address is not used.
+    let is_missing = |name: &&&str| unsafe { driver.get::<*const ()>(name.as_bytes()) }.is_err();
+    match DRIVER_FUNCTIONS.iter().find(is_missing) {
+        None => Ok(()),
+        Some(name) => Err(format!(
+            "the NVIDIA driver lacks the function {name}; install a driver for CUDA 12.0 or newer (version 525 or newer)"
+        )),
+    }
 }
 
 fn describe(ordinal: i32) -> Result<GpuInfo, result::DriverError> {
@@ -63,9 +126,36 @@ fn describe(ordinal: i32) -> Result<GpuInfo, result::DriverError> {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+
+    #[test]
+    fn the_error_for_an_old_driver_names_the_function_and_the_version() {
+        // SAFETY: the C library is loaded already. It is on every machine that runs this, and no driver.
+        let library = unsafe { Library::new("libc.so.6") }.expect("the C library");
+        let error = check_functions(&library).expect_err("not a driver");
+        assert!(error.contains("cuCtxEnablePeerAccess") && error.contains("525 or newer"), "{error}");
+    }
+
+    #[test]
+    fn all_functions_that_are_called_are_checked() {
+        let sources = [include_str!("gpu.rs"), include_str!("cuda/driver.rs")];
+        let words = sources
+            .iter()
+            .flat_map(|source| source.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_'));
+        let mut count = 0;
+        for word in words.filter(|word| {
+            word.starts_with("cu") && word.as_bytes().get(2).is_some_and(u8::is_ascii_uppercase)
+        }) {
+            // Errors name functions without their versions.
+            assert!(DRIVER_FUNCTIONS.iter().any(|name| name.starts_with(word)), "{word} is not in the list");
+            count += 1;
+        }
+        assert!(count > DRIVER_FUNCTIONS.len(), "only {count} names were found");
+    }
+
     #[test]
     fn probing_gives_devices_or_a_reason() {
-        match super::probe() {
+        match probe() {
             Ok(devices) => assert!(devices.iter().all(|device| device.memory_bytes > 0)),
             Err(reason) => assert!(!reason.is_empty()),
         }

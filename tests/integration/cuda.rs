@@ -1,5 +1,6 @@
 //! The default model on a GPU, if there is one: its most likely tokens are those of the CPU, on one device
-//! and divided among ranks on that device. `SKEP_REQUIRE_GPU=1` makes the absence of a GPU a failure.
+//! and divided among ranks, on as many devices as they can share evenly. `SKEP_REQUIRE_GPU=1` makes the
+//! absence of a GPU a failure.
 
 use std::path::PathBuf;
 
@@ -18,14 +19,20 @@ const BOUND: f32 = 0.05;
 
 #[test]
 fn greedy_tokens_on_a_gpu_match_the_cpu_within_rounding() {
-    if let Err(reason) = gpu::probe() {
-        assert!(std::env::var_os("SKEP_REQUIRE_GPU").is_none_or(|value| value != "1"), "{reason}");
-        eprintln!("skipped: {reason}");
-        return;
-    }
+    let there = match gpu::probe() {
+        Ok(devices) => devices.len(),
+        Err(reason) => {
+            assert!(std::env::var_os("SKEP_REQUIRE_GPU").is_none_or(|value| value != "1"), "{reason}");
+            eprintln!("skipped: {reason}");
+            return;
+        }
+    };
     let exact = logits("cpu", 1, 1);
     for (tensor, stages) in [(1, 1), (3, 1), (1, 2), (3, 2)] {
-        let found = logits("cuda:0", tensor, stages);
+        let ranks = tensor * stages;
+        let count = (1..=ranks.min(there)).rev().find(|count| ranks.is_multiple_of(*count)).unwrap_or(1);
+        let ordinals: Vec<String> = (0..count).map(|ordinal| ordinal.to_string()).collect();
+        let found = logits(&format!("cuda:{}", ordinals.join(",")), tensor, stages);
         for (row, (found, exact)) in found.iter().zip(&exact).enumerate() {
             let largest = exact.iter().fold(f32::MIN, |most, logit| most.max(*logit));
             let scale = exact.iter().fold(0f32, |most, logit| most.max(logit.abs()));

@@ -28,6 +28,8 @@ pub struct AllReduceParams {
     /// u32 that is set to 1 + the rank that did not arrive, and unchanged if all ranks arrived. After a failure, the signals
     /// must be created again.
     pub failure: Address,
+    /// u32 in the memory of the host that is set to the same. Polls read only `failure`, which is nearer.
+    pub report: Address,
     pub chunks: u64,
     /// Number of times that a rank polls for another rank before it fails.
     pub max_polls: u64,
@@ -96,6 +98,7 @@ mod tests {
         signals: Vec<Vec<u32>>,
         out: Vec<Buffer>,
         failures: Vec<u32>,
+        reports: Vec<u32>,
         chunks: usize,
     }
 
@@ -110,6 +113,7 @@ mod tests {
                 signals: vec![vec![u32::MAX - 2; SIGNAL_BYTES / 4]; ranks],
                 out: buffers(chunks),
                 failures: vec![0; ranks],
+                reports: vec![0; ranks],
                 chunks,
             }
         }
@@ -127,6 +131,7 @@ mod tests {
                 signals: all(Box::new(|rank| host::address(&self.signals[rank]))),
                 out: self.out[rank].address(),
                 failure: host::address(&self.failures[rank..]),
+                report: host::address(&self.reports[rank..]),
                 chunks: self.chunks as u64,
                 max_polls,
                 rank: rank as u32,
@@ -185,6 +190,7 @@ mod tests {
                 let mut memory = Ranks::new(Activation::Bf16, &mut random, 2, 10);
                 memory.run(&[present], shots, Activation::Bf16, 500);
                 assert_eq!(memory.failures, failures);
+                assert_eq!(memory.reports, failures);
             }
         }
     }

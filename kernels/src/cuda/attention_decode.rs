@@ -20,9 +20,9 @@ const MIN_SPLIT: u32 = 128;
 pub struct AttentionDecodeParams {
     /// `[rows, q_stride]`. Each row starts with the queries.
     pub q: Address,
-    /// `[pages, page_size, kv_heads, head_size]`
+    /// `[pages, PAGE_POSITIONS, kv_heads, head_size]`
     pub keys: Address,
-    /// `[pages, page_size, kv_heads, head_size]`
+    /// `[pages, PAGE_POSITIONS, kv_heads, head_size]`
     pub values: Address,
     /// u32 `[rows, table_stride]`.
     pub page_tables: Address,
@@ -32,7 +32,6 @@ pub struct AttentionDecodeParams {
     pub states: Address,
     pub q_stride: u32,
     pub table_stride: u32,
-    pub page_size: u32,
     pub heads: u32,
     pub kv_heads: u32,
     pub scale: f32,
@@ -62,6 +61,12 @@ pub struct Split {
     pub last: u32,
     /// Index of its state.
     pub state: u32,
+}
+
+impl Split {
+    /// A split that computes nothing. Recorded launches have as many splits as any step of their shape needs.
+    pub const SPARE: Split =
+        Split { row: 0, first: 0, last: 0, state: device_constant!("attention_decode.cu", "NO_STATE") };
 }
 
 /// The division of a step's contexts into splits.
@@ -163,8 +168,9 @@ mod tests {
         let mut seen: Vec<_> = contexts.iter().map(|context| 0..*context).collect();
         seen[1].start = 200;
         let columns = blocks_per_split(heads as u32, kv_heads as u32, head_size as u32);
-        let plan = Plan::new(&seen, columns, blocks);
+        let mut plan = Plan::new(&seen, columns, blocks);
         let states = vec![f32::NAN; plan.splits.len() * heads * (head_size + 2)];
+        plan.splits.extend([Split::SPARE; 2]);
         let scale = 1.0 / (head_size as f32).sqrt();
         let params = AttentionDecodeParams {
             q: q.address(),
@@ -175,7 +181,6 @@ mod tests {
             states: host::address(&states),
             q_stride: q_stride as u32,
             table_stride: paged.table_stride as u32,
-            page_size: paged.page_size as u32,
             heads: heads as u32,
             kv_heads: kv_heads as u32,
             scale,
@@ -268,7 +273,6 @@ mod tests {
             states: none,
             q_stride: 0,
             table_stride: 0,
-            page_size: 16,
             heads: 9,
             kv_heads: 2,
             scale: 1.0,

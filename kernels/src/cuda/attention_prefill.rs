@@ -17,9 +17,9 @@ const HEAD_SIZES: [u32; 6] = [16, 32, 64, 96, 128, 256];
 pub struct AttentionPrefillParams {
     /// `[rows, q_stride]`. Each row starts with the queries.
     pub q: Address,
-    /// `[pages, page_size, kv_heads, head_size]`
+    /// `[pages, PAGE_POSITIONS, kv_heads, head_size]`
     pub keys: Address,
-    /// `[pages, page_size, kv_heads, head_size]`
+    /// `[pages, PAGE_POSITIONS, kv_heads, head_size]`
     pub values: Address,
     /// `[rows, heads, head_size]`
     pub out: Address,
@@ -31,7 +31,6 @@ pub struct AttentionPrefillParams {
     pub states: Address,
     pub q_stride: u32,
     pub table_stride: u32,
-    pub page_size: u32,
     pub heads: u32,
     pub kv_heads: u32,
     /// Number of positions that a row sees, including its own. 0 means all positions up to its own.
@@ -230,7 +229,6 @@ mod tests {
             states: Address::NONE,
             q_stride: q_stride as u32,
             table_stride: paged.table_stride as u32,
-            page_size: paged.page_size as u32,
             heads: heads as u32,
             kv_heads: kv_heads as u32,
             window: window as u32,
@@ -317,7 +315,6 @@ mod tests {
                 states: host::address(&states),
                 q_stride: ((heads + 2 * kv_heads) * head_size) as u32,
                 table_stride: paged.table_stride as u32,
-                page_size: paged.page_size as u32,
                 heads: heads as u32,
                 kv_heads: kv_heads as u32,
                 window: window as u32,
@@ -401,7 +398,6 @@ mod tests {
             states: none,
             q_stride: 8,
             table_stride: 1,
-            page_size: 16,
             heads: 1,
             kv_heads: 1,
             window: 0,

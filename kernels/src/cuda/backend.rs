@@ -21,6 +21,8 @@ pub struct Loaded {
     pub shipped: usize,
     pub cached: usize,
     pub compiled: usize,
+    /// Shipped or cached modules that the driver rejected. They are compiled, and counted there as well.
+    pub rejected: usize,
 }
 
 /// The direction of a copy.
@@ -28,7 +30,7 @@ pub struct Loaded {
 pub(super) enum CopyKind {
     HostToDevice,
     DeviceToHost,
-    /// Within the device, or from another device of the same backend.
+    /// Within the device.
     DeviceToDevice,
 }
 
@@ -46,16 +48,25 @@ pub(super) trait Backend: Send + Sync {
     fn memory(&self) -> Result<Memory, KernelError>;
     fn allocate(&self, bytes: usize) -> Result<u64, KernelError>;
     unsafe fn free(&self, address: u64);
-    /// Allocates host memory that asynchronous copies can use.
+    /// Allocates host memory that asynchronous copies and kernels of any device can use, at the same address.
     fn allocate_host(&self, bytes: usize) -> Result<*mut u8, KernelError>;
     unsafe fn free_host(&self, at: *mut u8, bytes: usize);
     unsafe fn clear(&self, address: u64, bytes: usize) -> Result<(), KernelError>;
     unsafe fn copy(&self, kind: CopyKind, to: u64, from: u64, bytes: usize) -> Result<(), KernelError>;
+    /// Queues a copy from the memory of another device, whose backend is of this kind, to this device.
+    unsafe fn copy_from_peer(
+        &self,
+        peer: &dyn Backend,
+        to: u64,
+        from: u64,
+        bytes: usize,
+    ) -> Result<(), KernelError>;
     /// Queues a launch with the kernel's parameter struct, which is copied before this returns.
     unsafe fn launch(&self, launch: &Launch, params: *const u8, bytes: usize) -> Result<(), KernelError>;
     fn synchronize(&self) -> Result<(), KernelError>;
 
-    fn event(&self) -> Result<u64, KernelError>;
+    /// Creates an event. Only one that `times` has milliseconds.
+    fn event(&self, times: bool) -> Result<u64, KernelError>;
     unsafe fn free_event(&self, event: u64);
     /// Records the event at the current end of the queue.
     unsafe fn record(&self, event: u64) -> Result<(), KernelError>;
@@ -63,7 +74,7 @@ pub(super) trait Backend: Send + Sync {
     unsafe fn wait(&self, event: u64) -> Result<(), KernelError>;
     /// Blocks until everything that was queued before the event is done.
     unsafe fn wait_for_event(&self, event: u64) -> Result<(), KernelError>;
-    /// Returns the milliseconds between two recorded events that the queue has passed.
+    /// Returns the milliseconds between two recorded events with times that the queue has passed.
     unsafe fn elapsed_ms(&self, from: u64, to: u64) -> Result<f32, KernelError>;
 
     /// Starts to record launches and copies on the device instead of executing them.
@@ -77,5 +88,7 @@ pub(super) trait Backend: Send + Sync {
     fn enable_peer_access(&self, other: &dyn Backend) -> Result<(), KernelError>;
     /// Returns the device's number in the driver, or `None` for an emulated device.
     fn ordinal(&self) -> Option<usize>;
+    /// Identifies the memory that its addresses refer to. Two backends of one device have the same.
+    fn address_space(&self) -> u64;
     fn stream(&self) -> Option<cudarc::driver::sys::CUstream>;
 }

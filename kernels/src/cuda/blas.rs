@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ffi::c_void;
 use std::hash::Hash;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::cublaslt::sys::{cublasLtMatmulAlgo_t, cudaDataType};
@@ -34,6 +34,12 @@ const MAX_PLANS: usize = 8192;
 const ALIGNMENTS: (u64, u64) = (16, 256);
 /// The greatest dimension, since the library counts in 32 bits.
 const MAX_SIZE: u32 = i32::MAX.unsigned_abs();
+
+/// Returns the version of the cuBLASLt that [`Blas::open`] finds on this machine, and its name or path.
+pub fn find() -> Result<(CublasVersion, PathBuf), KernelError> {
+    let library = CublasLt::open(None)?;
+    Ok((library.version(), library.path().to_owned()))
+}
 
 /// cuBLASLt on one device, working in that device's queue.
 pub struct Blas {

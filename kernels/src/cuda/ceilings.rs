@@ -76,7 +76,7 @@ fn copy_of(device: &Device, bytes: usize) -> Result<f64, KernelError> {
 
 /// Returns the median time in milliseconds that the device takes for `work`.
 fn median_ms(device: &Device, mut work: impl FnMut() -> Result<(), KernelError>) -> Result<f64, KernelError> {
-    let (begin, end) = (device.event()?, device.event()?);
+    let (begin, end) = (device.timed_event()?, device.timed_event()?);
     let mut run = |times: usize| {
         begin.record()?;
         (0..times).try_for_each(|_| work())?;

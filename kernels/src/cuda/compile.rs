@@ -6,7 +6,7 @@
 //! that are found.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::architecture::Architecture;
@@ -17,6 +17,8 @@ use super::source::Source;
 use super::usage::{self, Usage};
 use crate::KernelError;
 
+const NO_CACHE: &str = "no cache folder was given";
+
 /// Finds modules, or compiles them and caches the results in a folder.
 pub struct Compiler {
     /// Opened when something has to be compiled.
@@ -25,9 +27,12 @@ pub struct Compiler {
     cache: Option<PathBuf>,
     shipped: Option<PathBuf>,
     /// Modules that were found for a device of this process, shared with other devices of the same architecture.
-    found: Mutex<HashMap<(&'static str, Architecture), Found>>,
+    found: Shared,
+    /// Modules that were compiled because a driver rejected the ones that were found.
+    replaced: Shared,
 }
 
+type Shared = Mutex<HashMap<(&'static str, Architecture), Found>>;
 type Found = Arc<OnceLock<Result<Module, KernelError>>>;
 
 /// The kernels of one source for one architecture.
@@ -60,7 +65,8 @@ impl Compiler {
     /// Creates a compiler that opens NVRTC at this path, or where the system finds it, when something has to be compiled.
     /// The absence of NVRTC is an error only then.
     pub fn when_needed(nvrtc_path: Option<PathBuf>, cache: Option<PathBuf>) -> Self {
-        Compiler { nvrtc: OnceLock::new(), nvrtc_path, cache, shipped: None, found: Mutex::default() }
+        let (found, replaced) = (Mutex::default(), Mutex::default());
+        Compiler { nvrtc: OnceLock::new(), nvrtc_path, cache, shipped: None, found, replaced }
     }
 
     /// Uses the modules in this folder, which is only read. Other modules are compiled.
@@ -96,11 +102,28 @@ impl Compiler {
         source: Source,
         architecture: Architecture,
     ) -> Result<Module, KernelError> {
-        let found = {
-            let mut all = self.found.lock().unwrap_or_else(PoisonError::into_inner);
-            all.entry((source.name, architecture)).or_default().clone()
-        };
-        found.get_or_init(|| self.module(source, architecture)).clone()
+        once(&self.found, source, architecture, || self.module(source, architecture))
+    }
+
+    /// Compiles a module whose shipped or cached version the driver rejects, and caches the result in its place. It does
+    /// so only once for all devices of an architecture.
+    pub(super) fn replacement_once(
+        &self,
+        source: Source,
+        architecture: Architecture,
+    ) -> Result<Module, KernelError> {
+        once(&self.replaced, source, architecture, || {
+            let nvrtc = self.nvrtc()?;
+            nvrtc.check_architecture(architecture)?;
+            let compiled = nvrtc.compile(source, architecture, &options(architecture))?;
+            let origin = match &self.cache {
+                Some(folder) => {
+                    cached(folder, key(source, architecture, &nvrtc.version().to_string()), &compiled)
+                }
+                None => Origin::Uncached(NO_CACHE.to_owned()),
+            };
+            Ok(module(compiled, origin))
+        })
     }
 
     /// Returns a module that this machine's NVRTC compiled, now or before.
@@ -115,17 +138,14 @@ impl Compiler {
             nvrtc.compile(source, architecture, &options(architecture))
         };
         let Some(folder) = &self.cache else {
-            return Ok((compile()?, Origin::Uncached("no cache folder was given".to_owned())));
+            return Ok((compile()?, Origin::Uncached(NO_CACHE.to_owned())));
         };
         let key = key(source, architecture, &nvrtc.version().to_string());
         if let Some(compiled) = cubin_cache::read(folder, key) {
             return Ok((compiled, Origin::Cache));
         }
         let compiled = compile()?;
-        let origin = match cubin_cache::write(folder, key, &compiled) {
-            Ok(()) => Origin::Compiler,
-            Err(error) => Origin::Uncached(format!("{}: {error}", folder.display())),
-        };
+        let origin = cached(folder, key, &compiled);
         Ok((compiled, origin))
     }
 
@@ -133,6 +153,28 @@ impl Compiler {
     pub fn nvrtc(&self) -> Result<&Nvrtc, KernelError> {
         let open = || Nvrtc::open(self.nvrtc_path.as_deref());
         self.nvrtc.get_or_init(open).as_ref().map_err(Clone::clone)
+    }
+}
+
+/// Returns what `make` returns for a source and an architecture, and calls it only once for them.
+fn once(
+    shared: &Shared,
+    source: Source,
+    architecture: Architecture,
+    make: impl FnOnce() -> Result<Module, KernelError>,
+) -> Result<Module, KernelError> {
+    let found = {
+        let mut all = shared.lock().unwrap_or_else(PoisonError::into_inner);
+        all.entry((source.name, architecture)).or_default().clone()
+    };
+    found.get_or_init(make).clone()
+}
+
+/// Caches what was just compiled, and returns its origin.
+fn cached(folder: &Path, key: Key, compiled: &Compiled) -> Origin {
+    match cubin_cache::write(folder, key, compiled) {
+        Ok(()) => Origin::Compiler,
+        Err(error) => Origin::Uncached(format!("{}: {error}", folder.display())),
     }
 }
 

@@ -35,7 +35,7 @@ impl Key {
         Key(digest.finalize().into())
     }
 
-    fn file_name(self) -> String {
+    pub(super) fn file_name(self) -> String {
         let hex: String = self.0.iter().map(|byte| format!("{byte:02x}")).collect();
         format!("{hex}.cubin")
     }
@@ -57,6 +57,31 @@ pub(super) fn read(folder: &Path, key: Key) -> Option<Compiled> {
     let (log_bytes, rest) = body.split_first_chunk::<8>()?;
     let (log, cubin) = rest.split_at_checked(usize::try_from(u64::from_le_bytes(*log_bytes)).ok()?)?;
     Some(Compiled { cubin: cubin.to_vec(), log: String::from_utf8(log.to_vec()).ok()? })
+}
+
+/// The number of modules in a cache, and their size.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CacheSize {
+    pub modules: usize,
+    pub bytes: u64,
+}
+
+/// Returns the size of a cache. A folder that does not exist has no modules.
+pub fn size(folder: &Path) -> io::Result<CacheSize> {
+    let entries = match fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(CacheSize::default()),
+        Err(error) => return Err(error),
+    };
+    let mut size = CacheSize::default();
+    for entry in entries {
+        let entry = entry?;
+        if entry.path().extension().is_some_and(|extension| extension == "cubin") {
+            size.modules += 1;
+            size.bytes += entry.metadata()?.len();
+        }
+    }
+    Ok(size)
 }
 
 pub(super) fn write(folder: &Path, key: Key, compiled: &Compiled) -> io::Result<()> {
@@ -118,6 +143,9 @@ mod tests {
         let read_back = read(&inner, key("a")).expect("written");
         assert_eq!((read_back.cubin, read_back.log), (compiled().cubin, compiled().log));
         assert!(read(&inner, key("b")).is_none());
+        let file_bytes = fs::metadata(inner.join(key("a").file_name())).unwrap().len();
+        assert_eq!(size(&inner).unwrap(), CacheSize { modules: 1, bytes: file_bytes });
+        assert_eq!(size(&inner.join("missing")).unwrap(), CacheSize::default());
         let files: Vec<_> = fs::read_dir(&inner).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(files, [key("a").file_name().as_str()], "no temporary file is left");
     }

@@ -3,18 +3,17 @@
 //! Invariant: every copy is checked to lie within its buffers, and a buffer is freed only when nothing in the queue uses
 //! it. The launches of `operation` rely on this; launching anything else is unsafe.
 
-use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::architecture::Architecture;
 use super::backend::{Backend, CopyKind};
 pub use super::backend::{Loaded, Memory};
-use super::compile::{Compiler, Module};
+use super::compile::Compiler;
 use super::driver::DriverStream;
 #[cfg(any(test, feature = "emulated"))]
 pub use super::emulated::Emulation;
-use super::source::SOURCES;
 use super::{Address, Launch};
 use crate::{KernelError, gpu};
 
@@ -31,7 +30,7 @@ pub struct DeviceBuffer {
     device: Device,
 }
 
-/// A buffer in host memory that asynchronous copies can use.
+/// A buffer in host memory that asynchronous copies and kernels can use.
 pub struct HostBuffer {
     at: *mut u8,
     bytes: usize,
@@ -46,7 +45,8 @@ unsafe impl Send for HostBuffer {}
 pub struct Slice<'a> {
     address: u64,
     bytes: usize,
-    buffer: PhantomData<&'a DeviceBuffer>,
+    /// The device that has the memory.
+    device: &'a Device,
 }
 
 /// A marker in a device's queue.
@@ -75,19 +75,26 @@ impl Device {
         let (major, minor) = info.compute_capability;
         let architecture = Architecture::of_device(major, minor)?;
         compiler.check(architecture)?;
-        let compiler = compiler.clone();
-        let compiling = std::thread::Builder::new()
-            .name("skep-kernel-compiler".to_owned())
-            .spawn(move || modules(&compiler, architecture))
-            .map_err(|error| KernelError::Thread { reason: error.to_string() })?;
         let name = format!("cuda:{ordinal} ({})", info.name);
-        Ok(Device { backend: Arc::new(DriverStream::open(ordinal, name, compiling)?) })
+        let stream = DriverStream::open(ordinal, name, compiler.clone(), architecture)?;
+        Ok(Device { backend: Arc::new(stream) })
     }
 
     /// Creates a device whose kernels run on the CPU, for tests.
     #[cfg(any(test, feature = "emulated"))]
     pub fn emulated(emulation: Emulation) -> Self {
         let stream = super::emulated::EmulatedStream::new(emulation);
+        Device { backend: Arc::new(stream) }
+    }
+
+    /// Creates an emulated device that loads modules for an architecture, as a driver does, before it is ready.
+    #[cfg(test)]
+    pub(super) fn emulated_with(
+        emulation: Emulation,
+        compiler: &Arc<Compiler>,
+        architecture: Architecture,
+    ) -> Self {
+        let stream = super::emulated::EmulatedStream::new(emulation).with_modules(compiler, architecture);
         Device { backend: Arc::new(stream) }
     }
 
@@ -119,8 +126,9 @@ impl Device {
         Ok(buffer)
     }
 
-    /// Fills a slice with zeros.
+    /// Fills a slice of this device with zeros.
     pub fn clear(&self, slice: Slice<'_>) -> Result<(), KernelError> {
+        self.has("clear on the device", slice)?;
         // SAFETY: the length is that of the slice.
         unsafe { self.backend.clear(slice.address, slice.bytes) }
     }
@@ -147,25 +155,28 @@ impl Device {
         Ok(HostBuffer { at, bytes, device: self.clone() })
     }
 
-    /// Queues a copy from a host buffer, starting at byte `at`, to a slice. The bytes must not change until the copy is done,
-    /// which an event can report.
+    /// Queues a copy from a host buffer, starting at byte `at`, to a slice of this device. The bytes must not change until the
+    /// copy is done, which an event can report.
     pub fn upload(&self, from: &HostBuffer, at: usize, to: Slice<'_>) -> Result<(), KernelError> {
         within("copy to the device", at, to.bytes, from.bytes)?;
+        self.has("copy to the device", to)?;
         // SAFETY: both are long enough.
         unsafe { self.backend.copy(CopyKind::HostToDevice, to.address, from.at.add(at) as u64, to.bytes) }
     }
 
-    /// Queues a copy from a slice to a host buffer, starting at byte `at`. The bytes have arrived once the queue has been
-    /// waited for.
+    /// Queues a copy from a slice of this device to a host buffer, starting at byte `at`. The bytes have arrived once the queue
+    /// has been waited for.
     pub fn download(&self, from: Slice<'_>, to: &mut HostBuffer, at: usize) -> Result<(), KernelError> {
         within("copy from the device", at, from.bytes, to.bytes)?;
+        self.has("copy from the device", from)?;
         // SAFETY: both are long enough.
         unsafe { self.backend.copy(CopyKind::DeviceToHost, to.at.add(at) as u64, from.address, from.bytes) }
     }
 
-    /// Reads the bytes of a slice after all previously queued work is done.
+    /// Reads the bytes of a slice of this device after all previously queued work is done.
     pub fn read(&self, from: Slice<'_>, bytes: &mut [u8]) -> Result<(), KernelError> {
         crate::error::expect_len("copy from the device", "length", from.bytes, bytes.len())?;
+        self.has("copy from the device", from)?;
         // SAFETY: the length is that of the slice, and the copy is waited for while `bytes` is borrowed.
         unsafe {
             self.backend.copy(CopyKind::DeviceToHost, bytes.as_mut_ptr() as u64, from.address, from.bytes)
@@ -173,11 +184,37 @@ impl Device {
         self.synchronize()
     }
 
-    /// Queues a copy between slices of this device, or from a slice of another device that it reaches.
+    /// Queues a copy from a slice of any device to a slice of this device. It is faster if this device can access the memory
+    /// of the other one.
     pub fn copy(&self, from: Slice<'_>, to: Slice<'_>) -> Result<(), KernelError> {
-        crate::error::expect_len("copy on the device", "length", to.bytes, from.bytes)?;
-        // SAFETY: both are long enough.
-        unsafe { self.backend.copy(CopyKind::DeviceToDevice, to.address, from.address, from.bytes) }
+        const OP: &str = "copy on the device";
+        crate::error::expect_len(OP, "length", to.bytes, from.bytes)?;
+        self.has(OP, to)?;
+        let (peer, bytes) = (&*from.device.backend, from.bytes);
+        // SAFETY: both are long enough, and each address is in the memory of its device.
+        unsafe {
+            match self.owns(from) {
+                true => self.backend.copy(CopyKind::DeviceToDevice, to.address, from.address, bytes),
+                false => self.backend.copy_from_peer(peer, to.address, from.address, bytes),
+            }
+        }
+    }
+
+    /// Returns whether both are queues of one device.
+    pub fn shares_memory_with(&self, other: &Device) -> bool {
+        self.backend.address_space() == other.backend.address_space()
+    }
+
+    fn owns(&self, slice: Slice<'_>) -> bool {
+        self.shares_memory_with(slice.device)
+    }
+
+    /// Checks that a slice is in the memory of this device.
+    fn has(&self, op: &'static str, slice: Slice<'_>) -> Result<(), KernelError> {
+        if self.owns(slice) {
+            return Ok(());
+        }
+        Err(KernelError::OtherDevice { op, device: self.name(), other: slice.device.name() })
     }
 
     /// Queues a kernel.
@@ -199,9 +236,14 @@ impl Device {
         self.backend.synchronize()
     }
 
-    /// Creates an event.
+    /// Creates an event, which has no time.
     pub fn event(&self) -> Result<Event, KernelError> {
-        Ok(Event { handle: self.backend.event()?, device: self.clone() })
+        Ok(Event { handle: self.backend.event(false)?, device: self.clone() })
+    }
+
+    /// Creates an event for [`Event::milliseconds_until`].
+    pub fn timed_event(&self) -> Result<Event, KernelError> {
+        Ok(Event { handle: self.backend.event(true)?, device: self.clone() })
     }
 
     /// Makes this queue wait until another queue reaches the point where the event was last recorded.
@@ -248,7 +290,7 @@ impl DeviceBuffer {
 
     /// Returns the whole buffer as a slice.
     pub fn slice(&self) -> Slice<'_> {
-        Slice { address: self.address, bytes: self.bytes, buffer: PhantomData }
+        Slice { address: self.address, bytes: self.bytes, device: &self.device }
     }
 
     /// Replaces the contents, which must have the same length.
@@ -281,6 +323,28 @@ impl HostBuffer {
         unsafe { std::slice::from_raw_parts(self.at, self.bytes) }
     }
 
+    /// Returns the address of the first byte, for kernels that write to the buffer. The host sees what they wrote once it has
+    /// waited for an event behind them or for the queue.
+    pub fn address(&self) -> Address {
+        Address(self.at as u64)
+    }
+
+    /// Reads a word that kernels write.
+    pub fn word(&self, index: usize) -> u32 {
+        self.atomic(index).load(Ordering::Acquire)
+    }
+
+    /// Writes a word that kernels write as well.
+    pub fn set_word(&self, index: usize, value: u32) {
+        self.atomic(index).store(value, Ordering::Release);
+    }
+
+    fn atomic(&self, index: usize) -> &AtomicU32 {
+        assert!(index < self.bytes / 4, "word {index} of a buffer of {} bytes", self.bytes);
+        // SAFETY: the word lies within the buffer, which is aligned to more than a word. Kernels write whole words.
+        unsafe { AtomicU32::from_ptr(self.at.cast::<u32>().add(index)) }
+    }
+
     /// Returns all bytes for writing.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, and the borrow is exclusive.
@@ -311,7 +375,7 @@ impl<'a> Slice<'a> {
     /// Returns a part of the slice.
     pub fn part(self, range: Range<usize>) -> Result<Slice<'a>, KernelError> {
         within("part of a buffer", range.start, range.len(), self.bytes)?;
-        Ok(Slice { address: self.address + range.start as u64, bytes: range.len(), buffer: PhantomData })
+        Ok(Slice { address: self.address + range.start as u64, bytes: range.len(), device: self.device })
     }
 }
 
@@ -328,8 +392,8 @@ impl Event {
         unsafe { self.device.backend.wait_for_event(self.handle) }
     }
 
-    /// Returns the milliseconds until another event of the same device that was recorded later. The queue must have passed
-    /// both.
+    /// Returns the milliseconds until another event of the same device that was recorded later. Both must be timed events
+    /// that the queue has passed.
     pub fn milliseconds_until(&self, later: &Event) -> Result<f32, KernelError> {
         // SAFETY: both events are alive.
         unsafe { self.device.backend.elapsed_ms(self.handle, later.handle) }
@@ -369,115 +433,6 @@ fn within(op: &'static str, start: usize, length: usize, whole: usize) -> Result
     }
 }
 
-/// Finds or compiles one module for each source.
-fn modules(compiler: &Compiler, architecture: Architecture) -> Result<Vec<Module>, KernelError> {
-    std::thread::scope(|scope| {
-        let compile = |source| scope.spawn(move || compiler.module_once(source, architecture));
-        let running: Vec<_> = SOURCES.iter().copied().map(compile).collect();
-        running.into_iter().map(|thread| thread.join().expect("compiling does not panic")).collect()
-    })
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cuda::on_device;
-
-    #[test]
-    fn a_missing_device_is_an_error() {
-        let error = Device::open(1000, &Arc::new(on_device::compiler()))
-            .err()
-            .expect("no machine has 1000 devices")
-            .to_string();
-        assert!(error.contains("1000") || error.contains("driver"), "{error}");
-    }
-
-    /// Runs a check with an emulated device, and with a real one if there is one.
-    fn with_devices(check: impl Fn(&Device)) {
-        check(&Device::emulated(Emulation::default()));
-        on_device::with(check);
-    }
-
-    #[test]
-    fn written_bytes_are_read_back_and_invalid_sizes_are_errors() {
-        with_devices(|device| {
-            let mut buffer = device.zeroed(1000).unwrap();
-            let mut bytes = vec![7; 1000];
-            buffer.read(&mut bytes).unwrap();
-            assert_eq!(bytes, vec![0; 1000]);
-            let written: Vec<u8> = (0..1000).map(|i| i as u8).collect();
-            buffer.write(&written).unwrap();
-            buffer.read(&mut bytes).unwrap();
-            assert_eq!(bytes, written);
-            assert!(buffer.write(&written[1..]).is_err());
-            let free = device.memory().unwrap().free as usize;
-            assert!(matches!(device.zeroed(free + (1 << 30)), Err(KernelError::DeviceMemory { .. })));
-            assert_eq!(device.zeroed(0).unwrap().bytes(), 0);
-            assert!(buffer.slice().part(900..1001).is_err());
-        });
-    }
-
-    #[test]
-    fn invalid_launches_are_errors() {
-        on_device::with(|device| {
-            let launch = Launch::new("no_such_kernel".to_owned(), [1, 1, 1], 32);
-            // SAFETY: both launches are rejected before the kernel runs.
-            let unknown = unsafe { device.launch(&launch, &0u64) };
-            assert!(matches!(unknown, Err(KernelError::NoKernel { .. })));
-            let launch = Launch { shared_bytes: 1 << 30, kernel: "embedding".to_owned(), ..launch };
-            let too_much = unsafe { device.launch(&launch, &0u64) };
-            assert!(too_much.unwrap_err().to_string().contains("shared memory"));
-        });
-        let device = Device::emulated(Emulation::default());
-        let launch = Launch::new("no_such_kernel".to_owned(), [1, 1, 1], 32);
-        // SAFETY: there is no such kernel to run.
-        unsafe { device.launch(&launch, &0u64) }.expect("the failure is reported later");
-        assert!(device.synchronize().unwrap_err().to_string().contains("no kernel of this name"));
-    }
-
-    #[test]
-    fn copies_events_and_recordings_keep_their_order() {
-        with_devices(|device| {
-            let mut host = device.host_buffer(8).unwrap();
-            let buffers = [0, 1, 2].map(|_| Arc::new(device.zeroed(8).unwrap()));
-            let copy = || device.copy(buffers[0].slice(), buffers[1].slice());
-            let recording = device.record(buffers.to_vec(), copy).unwrap();
-            let begun = device.event().unwrap();
-            begun.record().unwrap();
-            for value in [3, 4] {
-                device.synchronize().unwrap();
-                host.bytes_mut().fill(value);
-                device.upload(&host, 0, buffers[0].slice()).unwrap();
-                recording.replay().unwrap();
-            }
-            let event = device.event().unwrap();
-            event.record().unwrap();
-            device.wait(&event).unwrap();
-            let half = |buffer: usize, range| buffers[buffer].slice().part(range).unwrap();
-            device.copy(half(1, 0..4), half(2, 4..8)).unwrap();
-            device.download(buffers[2].slice(), &mut host, 0).unwrap();
-            device.synchronize().unwrap();
-            assert_eq!(host.bytes(), [0, 0, 0, 0, 4, 4, 4, 4]);
-            assert!(begun.milliseconds_until(&event).unwrap() >= 0.0);
-            assert!(device.copy(buffers[0].slice(), half(1, 0..4)).is_err());
-            assert!(device.upload(&host, 4, buffers[0].slice()).is_err());
-        });
-    }
-
-    #[test]
-    fn one_device_waits_for_another() {
-        let [first, second] = [0, 1].map(|_| Device::emulated(Emulation::default()));
-        let mut host = first.host_buffer(4).unwrap();
-        host.bytes_mut().fill(9);
-        let (from, to) = (first.zeroed(4).unwrap(), second.zeroed(4).unwrap());
-        second.enable_peer_access(&first).unwrap();
-        let event = first.event().unwrap();
-        first.upload(&host, 0, from.slice()).unwrap();
-        event.record().unwrap();
-        second.wait(&event).unwrap();
-        second.copy(from.slice(), to.slice()).unwrap();
-        let mut bytes = [0; 4];
-        to.read(&mut bytes).unwrap();
-        assert_eq!(bytes, [9; 4]);
-    }
-}
+#[path = "device_tests.rs"]
+mod tests;

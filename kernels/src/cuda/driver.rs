@@ -5,28 +5,33 @@
 
 use std::collections::HashMap;
 use std::ffi::CString;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 
 use cudarc::driver::{result, sys};
 use result::DriverError;
 
 use super::Launch;
+use super::architecture::Architecture;
 use super::backend::{Backend, CopyKind, Loaded, Memory};
-use super::compile::{Module, Origin};
+use super::compile::{Compiler, Module};
+use super::loading::{self, Sourced};
 use crate::KernelError;
 
 pub(super) struct DriverStream {
     code: OnceLock<Result<Code, KernelError>>,
     /// The thread that compiles the kernels, until they are loaded.
     compiling: Mutex<Option<Compiling>>,
+    /// Compiles modules that the driver rejects.
+    compiler: Arc<Compiler>,
+    architecture: Architecture,
     name: String,
     multiprocessors: u32,
     /// Declared last, so that it is dropped after everything that lives in its context.
     queue: Queue,
 }
 
-type Compiling = JoinHandle<Result<Vec<Module>, KernelError>>;
+type Compiling = JoinHandle<Result<Vec<Sourced>, KernelError>>;
 
 /// The modules loaded into the context, and their kernels.
 struct Code {
@@ -55,13 +60,24 @@ unsafe impl Send for DriverStream {}
 unsafe impl Sync for DriverStream {}
 
 impl DriverStream {
-    /// Opens a device. `compiling` returns the modules.
-    pub(super) fn open(ordinal: usize, name: String, compiling: Compiling) -> Result<Self, KernelError> {
+    /// Opens a device, and finds or compiles its modules on another thread.
+    pub(super) fn open(
+        ordinal: usize,
+        name: String,
+        compiler: Arc<Compiler>,
+        architecture: Architecture,
+    ) -> Result<Self, KernelError> {
+        let on_thread = compiler.clone();
+        let compiling = std::thread::Builder::new()
+            .name("skep-kernel-compiler".to_owned())
+            .spawn(move || loading::modules(&on_thread, architecture))
+            .map_err(|error| KernelError::Thread { reason: error.to_string() })?;
         let queue = Queue::new(ordinal)?;
         let multiprocessors =
             queue.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         let compiling = Mutex::new(Some(compiling));
-        Ok(DriverStream { code: OnceLock::new(), compiling, name, multiprocessors, queue })
+        let code = OnceLock::new();
+        Ok(DriverStream { code, compiling, compiler, architecture, name, multiprocessors, queue })
     }
 
     /// Returns the kernels, and waits until they are compiled and loaded.
@@ -74,15 +90,16 @@ impl DriverStream {
         let ended =
             || KernelError::Thread { reason: "the thread that compiles kernels has terminated".to_owned() };
         let modules = compiling.ok_or_else(ended)?.join().map_err(|_| ended())??;
-        let count = |origin: Origin| modules.iter().filter(|module| module.origin == origin).count();
-        let (shipped, cached) = (count(Origin::Shipped), count(Origin::Cache));
-        let loaded = Loaded { shipped, cached, compiled: modules.len() - shipped - cached };
-        let mut code = Code { kernels: HashMap::new(), modules: Vec::new(), loaded };
-        let read = modules.iter().try_for_each(|module| self.load(module, &mut code));
-        if read.is_err() {
-            unload(&mut code.modules);
+        let mut code = Code { kernels: HashMap::new(), modules: Vec::new(), loaded: Loaded::default() };
+        let loaded =
+            loading::load(&self.compiler, self.architecture, &modules, |module| self.load(module, &mut code));
+        match loaded {
+            Ok(loaded) => Ok(Code { loaded, ..code }),
+            Err(error) => {
+                unload(&mut code.modules);
+                Err(error)
+            }
         }
-        read.map(|()| code)
     }
 
     fn load(&self, module: &Module, code: &mut Code) -> Result<(), KernelError> {
@@ -150,9 +167,10 @@ impl Backend for DriverStream {
 
     fn allocate_host(&self, bytes: usize) -> Result<*mut u8, KernelError> {
         self.queue.bind()?;
-        // Portable memory, because other contexts copy from and to it as well.
+        // Portable, because other contexts copy from and to it as well; mapped, because kernels write to it.
+        let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
         // SAFETY: the context is current.
-        unsafe { result::malloc_host(bytes, sys::CU_MEMHOSTALLOC_PORTABLE) }
+        unsafe { result::malloc_host(bytes, flags) }
             .map(<*mut _>::cast)
             .map_err(|error| failed("cuMemHostAlloc", error))
     }
@@ -172,16 +190,37 @@ impl Backend for DriverStream {
     unsafe fn copy(&self, kind: CopyKind, to: u64, from: u64, bytes: usize) -> Result<(), KernelError> {
         self.queue.bind()?;
         let stream = self.queue.stream;
-        // SAFETY: the caller guarantees the addresses. With unified addressing, the driver finds the device of each address.
+        let call = match kind {
+            CopyKind::HostToDevice => "cuMemcpyHtoDAsync",
+            CopyKind::DeviceToHost => "cuMemcpyDtoHAsync",
+            CopyKind::DeviceToDevice => "cuMemcpyDtoDAsync",
+        };
+        // SAFETY: the caller guarantees the addresses, which are in the memory of this device or of the host.
         unsafe {
             match kind {
                 CopyKind::HostToDevice => sys::cuMemcpyHtoDAsync_v2(to, from as *const _, bytes, stream),
                 CopyKind::DeviceToHost => sys::cuMemcpyDtoHAsync_v2(to as *mut _, from, bytes, stream),
-                CopyKind::DeviceToDevice => sys::cuMemcpyAsync(to, from, bytes, stream),
+                CopyKind::DeviceToDevice => sys::cuMemcpyDtoDAsync_v2(to, from, bytes, stream),
             }
             .result()
         }
-        .map_err(|error| failed("cuMemcpyAsync", error))
+        .map_err(|error| failed(call, error))
+    }
+
+    unsafe fn copy_from_peer(
+        &self,
+        peer: &dyn Backend,
+        to: u64,
+        from: u64,
+        bytes: usize,
+    ) -> Result<(), KernelError> {
+        self.queue.bind()?;
+        let (here, theirs) = (self.queue.context, peer.address_space() as sys::CUcontext);
+        // SAFETY: the caller guarantees the addresses. The peer has a backend of this kind, whose context lives as long as its
+        // buffer. Without access from one device to the other, the driver copies through the host.
+        unsafe { sys::cuMemcpyPeerAsync(to, here, from, theirs, bytes, self.queue.stream) }
+            .result()
+            .map_err(|error| failed("cuMemcpyPeerAsync", error))
     }
 
     unsafe fn launch(&self, launch: &Launch, params: *const u8, _bytes: usize) -> Result<(), KernelError> {
@@ -208,11 +247,14 @@ impl Backend for DriverStream {
         self.queue.synchronize()
     }
 
-    fn event(&self) -> Result<u64, KernelError> {
+    fn event(&self, times: bool) -> Result<u64, KernelError> {
         self.queue.bind()?;
-        result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT)
-            .map(|event| event as u64)
-            .map_err(|error| failed("cuEventCreate", error))
+        // A queue passes an event sooner if the device does not store the time.
+        let flags = match times {
+            true => sys::CUevent_flags::CU_EVENT_DEFAULT,
+            false => sys::CUevent_flags::CU_EVENT_DISABLE_TIMING,
+        };
+        result::event::create(flags).map(|event| event as u64).map_err(|error| failed("cuEventCreate", error))
     }
 
     unsafe fn free_event(&self, event: u64) {
@@ -322,6 +364,10 @@ impl Backend for DriverStream {
 
     fn ordinal(&self) -> Option<usize> {
         Some(self.queue.ordinal)
+    }
+
+    fn address_space(&self) -> u64 {
+        self.queue.context as u64
     }
 
     fn stream(&self) -> Option<sys::CUstream> {

@@ -6,6 +6,7 @@
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -14,7 +15,13 @@ use std::time::Instant;
 use skep_cuda_host::Order;
 
 use super::Launch;
+#[cfg(test)]
+use super::architecture::Architecture;
 use super::backend::{Backend, CopyKind, Loaded, Memory};
+#[cfg(test)]
+use super::compile::{Compiler, Module};
+#[cfg(test)]
+use super::loading;
 use crate::KernelError;
 
 /// The properties of an emulated device.
@@ -22,11 +29,13 @@ use crate::KernelError;
 pub struct Emulation {
     pub memory_bytes: u64,
     pub multiprocessors: u32,
+    /// Device memory that each launch of a recording takes.
+    pub recorded_launch_bytes: u64,
 }
 
 impl Default for Emulation {
     fn default() -> Self {
-        Emulation { memory_bytes: 1 << 30, multiprocessors: 4 }
+        Emulation { memory_bytes: 1 << 30, multiprocessors: 4, recorded_launch_bytes: 1 << 10 }
     }
 }
 
@@ -35,7 +44,11 @@ pub(super) struct EmulatedStream {
     /// The size of each allocation by address.
     allocated: Mutex<BTreeMap<u64, usize>>,
     recording: Mutex<Option<Vec<Job>>>,
+    /// Number of launches in all recordings that exist.
+    recorded_launches: AtomicU64,
     failure: Arc<Mutex<Option<KernelError>>>,
+    /// The outcome of loading modules, if it loads any. Its own kernels do not come from there.
+    loaded: Option<Result<Loaded, KernelError>>,
     jobs: Option<Sender<Job>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -53,6 +66,7 @@ enum Job {
 /// An event, which counts how often it was recorded and how many of the recordings the queue has reached.
 #[derive(Default)]
 struct Event {
+    times: bool,
     state: Mutex<EventState>,
     reached: Condvar,
 }
@@ -97,10 +111,21 @@ impl EmulatedStream {
             emulation,
             allocated: Mutex::default(),
             recording: Mutex::default(),
+            recorded_launches: AtomicU64::new(0),
             failure,
+            loaded: None,
             jobs: Some(jobs),
             thread: Some(thread.expect("tests can start threads")),
         }
+    }
+
+    /// Loads modules as a driver does, which rejects those that are not complete.
+    #[cfg(test)]
+    pub(super) fn with_modules(mut self, compiler: &Compiler, architecture: Architecture) -> Self {
+        let loaded = loading::modules(compiler, architecture)
+            .and_then(|modules| loading::load(compiler, architecture, &modules, check_module));
+        self.loaded = Some(loaded);
+        self
     }
 
     fn put(&self, job: Job) -> Result<(), KernelError> {
@@ -117,6 +142,27 @@ impl EmulatedStream {
             reason: "the device's thread has terminated".to_owned(),
         };
         self.jobs.as_ref().ok_or_else(ended)?.send(job).map_err(|_| ended())
+    }
+}
+
+/// Checks that a module is a file for NVIDIA's devices whose tables lie within it.
+#[cfg(test)]
+fn check_module(module: &Module) -> Result<(), KernelError> {
+    const CUDA: u64 = 190;
+    let number = |at: usize, bytes: usize| -> u64 {
+        let field = module.cubin.get(at..at + bytes).unwrap_or_default();
+        field.iter().rev().fold(0, |number, byte| (number << 8) | u64::from(*byte))
+    };
+    // For each table: the offsets in the header of its start, of the size of an entry, and of the number of entries.
+    let is_within = [[0x20, 0x36, 0x38], [0x28, 0x3a, 0x3c]].map(|[start, size, count]| {
+        number(start, 8).saturating_add(number(size, 2) * number(count, 2)) <= module.cubin.len() as u64
+    });
+    match module.cubin.starts_with(b"\x7fELF\x02\x01") && number(18, 2) == CUDA && is_within == [true; 2] {
+        true => Ok(()),
+        false => Err(KernelError::Driver {
+            call: "cuModuleLoadData",
+            reason: "this is not a complete module".to_owned(),
+        }),
     }
 }
 
@@ -137,7 +183,7 @@ fn run(job: Job, broken: bool) -> Result<(), KernelError> {
         Job::Record { event, number } => {
             let mut state = lock(&event.state);
             state.reached = number;
-            state.at = Some(Instant::now());
+            state.at = event.times.then(Instant::now);
             event.reached.notify_all();
         }
         Job::Wait { event, number } => {
@@ -151,7 +197,7 @@ fn run(job: Job, broken: bool) -> Result<(), KernelError> {
 
 impl Backend for EmulatedStream {
     fn ready(&self) -> Result<Loaded, KernelError> {
-        Ok(Loaded::default())
+        self.loaded.clone().unwrap_or(Ok(Loaded::default()))
     }
 
     fn name(&self) -> String {
@@ -163,9 +209,10 @@ impl Backend for EmulatedStream {
     }
 
     fn memory(&self) -> Result<Memory, KernelError> {
-        let used: usize = lock(&self.allocated).values().sum();
-        let total = self.emulation.memory_bytes;
-        Ok(Memory { free: total.saturating_sub(used as u64), total })
+        let Emulation { memory_bytes: total, recorded_launch_bytes, .. } = self.emulation;
+        let allocated = lock(&self.allocated).values().sum::<usize>() as u64;
+        let recorded = self.recorded_launches.load(Ordering::Relaxed) * recorded_launch_bytes;
+        Ok(Memory { free: total.saturating_sub(allocated + recorded), total })
     }
 
     fn allocate(&self, bytes: usize) -> Result<u64, KernelError> {
@@ -211,6 +258,16 @@ impl Backend for EmulatedStream {
         self.put(Job::Copy { to, from, bytes })
     }
 
+    unsafe fn copy_from_peer(
+        &self,
+        _peer: &dyn Backend,
+        to: u64,
+        from: u64,
+        bytes: usize,
+    ) -> Result<(), KernelError> {
+        self.put(Job::Copy { to, from, bytes })
+    }
+
     unsafe fn launch(&self, launch: &Launch, params: *const u8, bytes: usize) -> Result<(), KernelError> {
         let mut copy = vec![0u64; bytes.div_ceil(8)];
         // SAFETY: the caller guarantees the bytes, and there is room for them.
@@ -228,8 +285,8 @@ impl Backend for EmulatedStream {
         lock(&self.failure).clone().map_or(Ok(()), Err)
     }
 
-    fn event(&self) -> Result<u64, KernelError> {
-        Ok(Arc::into_raw(Arc::<Event>::default()) as u64)
+    fn event(&self, times: bool) -> Result<u64, KernelError> {
+        Ok(Arc::into_raw(Arc::new(Event { times, ..Event::default() })) as u64)
     }
 
     unsafe fn free_event(&self, event: u64) {
@@ -268,7 +325,7 @@ impl Backend for EmulatedStream {
             [Some(from), Some(to)] => Ok(to.duration_since(from).as_secs_f32() * 1e3),
             _ => Err(KernelError::Driver {
                 call: "elapsed",
-                reason: "the queue has not reached both events".to_owned(),
+                reason: "the queue has not reached both events, or one has no time".to_owned(),
             }),
         }
     }
@@ -280,12 +337,14 @@ impl Backend for EmulatedStream {
 
     fn end_recording(&self) -> Result<u64, KernelError> {
         let recorded = lock(&self.recording).take().unwrap_or_default();
+        self.recorded_launches.fetch_add(recorded.len() as u64, Ordering::Relaxed);
         Ok(Box::into_raw(Box::new(recorded)) as u64)
     }
 
     unsafe fn free_recording(&self, recording: u64) {
         // SAFETY: created above, and freed once.
-        drop(unsafe { Box::from_raw(recording as *mut Vec<Job>) });
+        let recorded = unsafe { Box::from_raw(recording as *mut Vec<Job>) };
+        self.recorded_launches.fetch_sub(recorded.len() as u64, Ordering::Relaxed);
     }
 
     unsafe fn replay(&self, recording: u64) -> Result<(), KernelError> {
@@ -300,6 +359,11 @@ impl Backend for EmulatedStream {
 
     fn ordinal(&self) -> Option<usize> {
         None
+    }
+
+    fn address_space(&self) -> u64 {
+        // The failure is the same object as long as the device exists, and every device has its own.
+        Arc::as_ptr(&self.failure) as u64
     }
 
     fn stream(&self) -> Option<cudarc::driver::sys::CUstream> {

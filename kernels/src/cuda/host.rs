@@ -134,7 +134,7 @@ impl Context {
         kv_heads: usize,
         head_size: usize,
     ) -> Self {
-        let page_size = 16;
+        let page_size = super::PAGE_POSITIONS as usize;
         let pages_of = |context: &u32| (*context as usize).div_ceil(page_size);
         let table_stride = contexts.iter().map(pages_of).max().unwrap_or(0);
         let pages: usize = contexts.iter().map(pages_of).sum();

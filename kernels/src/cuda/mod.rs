@@ -10,13 +10,14 @@ mod backend;
 pub mod blas;
 pub mod ceilings;
 pub mod compile;
-mod cubin_cache;
+pub mod cubin_cache;
 pub mod cublas_lt;
 pub mod device;
 mod driver;
 #[cfg(any(test, feature = "emulated"))]
 mod emulated;
 mod library;
+mod loading;
 pub mod nvrtc;
 pub mod operation;
 pub mod shipped;
@@ -49,6 +50,9 @@ use crate::{KernelError, device_constants::device_constant};
 
 /// Number of threads per warp.
 const WARP: u32 = device_constant!("device.cuh", "WARP");
+
+/// Number of positions per page of keys and values.
+pub const PAGE_POSITIONS: u32 = device_constant!("device.cuh", "PAGE_POSITIONS");
 
 /// Attention processes half as many query heads or keys at a time if heads have more values than this.
 const WIDE_HEAD: u32 = device_constant!("device.cuh", "WIDE_HEAD");

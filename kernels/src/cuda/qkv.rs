@@ -32,13 +32,13 @@ pub struct QkvParams {
     pub k_norm: Address,
     /// u32 `[rows]`.
     pub positions: Address,
-    /// u64 `[rows]`: page · page_size + offset in the page.
+    /// u64 `[rows]`: page · PAGE_POSITIONS + offset in the page.
     pub slots: Address,
     /// f32 `[head_size / 2]`: radians per position.
     pub frequencies: Address,
-    /// `[pages · page_size, kv_heads, head_size]`.
+    /// `[pages · PAGE_POSITIONS, kv_heads, head_size]`.
     pub keys: Address,
-    /// `[pages · page_size, kv_heads, head_size]`.
+    /// `[pages · PAGE_POSITIONS, kv_heads, head_size]`.
     pub values: Address,
     pub rows: u32,
     pub heads: u32,

@@ -18,7 +18,7 @@ const MAX_VOCABULARY: u32 = 1 << 18;
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct SampleParams {
-    /// `[.., vocabulary]`.
+    /// `[.., logits_stride]`. Each row starts with the vocabulary.
     pub logits: Address,
     /// An array of [`SampleRow`], `[rows]`.
     pub rows: Address,
@@ -33,6 +33,7 @@ pub struct SampleParams {
     /// u32 `[rows]`, the results. [`NONE`] where no token is allowed.
     pub tokens: Address,
     pub vocabulary: u32,
+    pub logits_stride: u32,
     pub mask_words: u32,
 }
 
@@ -96,6 +97,10 @@ pub fn launch(params: &SampleParams, rows: u32, logits: Logits) -> Result<Launch
     let vocabulary = params.vocabulary;
     super::require(vocabulary > 0, "sample", "vocabulary", 0, || "at least 1".to_owned())?;
     super::at_most("sample", "vocabulary", vocabulary, MAX_VOCABULARY)?;
+    let stride = params.logits_stride;
+    super::require(stride >= vocabulary, "sample", "logits_stride", stride, || {
+        format!("at least the vocabulary of {vocabulary}")
+    })?;
     let format = match logits {
         Logits::F32 => "f32",
         Logits::Bf16 => "bf16",
@@ -250,8 +255,11 @@ mod tests {
         let mask_words = cases.iter().filter_map(|case| case.mask.as_ref().map(Vec::len)).max().unwrap_or(0);
         let (mut rows, mut adjustments) = (Vec::new(), Vec::<Adjustment>::new());
         let (mut masks, mut pending) = (Vec::<u32>::new(), Vec::<u32>::new());
-        // The rows of logits are stored in reverse order of the sampled rows.
-        let logits: Vec<f32> = cases.iter().rev().flat_map(|case| case.logits.clone()).collect();
+        // The rows of logits are stored in reverse order of the sampled rows, each before values that are no logits.
+        let stride = vocabulary.next_multiple_of(8);
+        let padding = std::iter::repeat_n(f32::MAX, stride - vocabulary);
+        let padded = |case: &Case| case.logits.clone().into_iter().chain(padding.clone());
+        let logits: Vec<f32> = cases.iter().rev().flat_map(padded).collect();
         for (index, case) in cases.iter().enumerate() {
             let first = adjustments.len() as u32;
             adjustments.extend(&case.adjustments);
@@ -289,6 +297,7 @@ mod tests {
             adjusted: host::address(&adjusted),
             tokens: host::address(&tokens),
             vocabulary: vocabulary as u32,
+            logits_stride: stride as u32,
             mask_words: mask_words as u32,
         };
         let launch = launch(&params, rows.len() as u32, format).expect("good shapes");
@@ -433,8 +442,15 @@ mod tests {
             adjusted: none,
             tokens: none,
             vocabulary: (1 << 18) + 1,
+            logits_stride: 1 << 19,
             mask_words: 0,
         };
         assert!(launch(&params, 1, Logits::F32).expect_err("too many").to_string().contains("262145"));
+        let params = SampleParams { vocabulary: 100, logits_stride: 96, ..params };
+        let error = launch(&params, 1, Logits::F32).expect_err("rows would overlap").to_string();
+        assert!(
+            error.contains("logits_stride is 96") && error.contains("at least the vocabulary"),
+            "{error}"
+        );
     }
 }

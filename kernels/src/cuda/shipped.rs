@@ -83,7 +83,7 @@ pub(super) fn read(folder: &Path, source: Source, architecture: Architecture) ->
     cubin_cache::read(folder, key(source, architecture))
 }
 
-fn write(
+pub(super) fn write(
     folder: &Path,
     source: Source,
     architecture: Architecture,
@@ -93,6 +93,12 @@ fn write(
         folder: folder.display().to_string(),
         reason: error.to_string(),
     })
+}
+
+/// Returns the path of a module in a set.
+#[cfg(test)]
+pub(super) fn path(folder: &Path, source: Source, architecture: Architecture) -> std::path::PathBuf {
+    folder.join(key(source, architecture).file_name())
 }
 
 fn key(source: Source, architecture: Architecture) -> Key {

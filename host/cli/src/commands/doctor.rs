@@ -5,7 +5,8 @@ use std::process::Command;
 
 use anyhow::{Result, bail};
 use serde::Serialize;
-use skep_kernels::cuda::{architecture::Architecture, nvrtc::Nvrtc, shipped};
+use skep_kernels::cuda::cubin_cache::{self, CacheSize};
+use skep_kernels::cuda::{architecture::Architecture, blas, nvrtc::Nvrtc, shipped};
 use skep_kernels::gpu::GpuInfo;
 
 use super::out;
@@ -59,6 +60,8 @@ pub fn run(args: &Args) -> Result<()> {
         default_model(),
         accelerator(),
         kernel_compiler(),
+        dense_products(),
+        compiled_kernels(),
     ];
     let missing = checks.iter().filter(|check| check.state == State::Missing).count();
     if args.json {
@@ -260,6 +263,55 @@ fn kernel_compiler() -> Check {
     }
 }
 
+/// Checks for cuBLASLt, which multiplies dense weights on a GPU.
+fn dense_products() -> Check {
+    const NAME: &str = "cuBLASLt";
+    match blas::find() {
+        Ok((version, path)) => ok(NAME, format!("{version} ({})", path.display())),
+        Err(why) => lacking(
+            NAME,
+            State::Note,
+            why.to_string(),
+            "useful on a machine with a GPU: prompts are computed faster with dense weights",
+        ),
+    }
+}
+
+/// Checks the folder that caches kernels which were compiled on this machine.
+fn compiled_kernels() -> Check {
+    match paths::cubin_cache() {
+        Ok(folder) => compiled_kernels_in(&folder),
+        Err(error) => unusable_cache(&format!("{error:#}")),
+    }
+}
+
+fn compiled_kernels_in(folder: &Path) -> Check {
+    let size = match cubin_cache::size(folder) {
+        Ok(size) => size,
+        Err(error) => return unusable_cache(&format!("{}: {error}", folder.display())),
+    };
+    if folder.exists()
+        && let Err(error) = tempfile::NamedTempFile::new_in(folder)
+    {
+        return unusable_cache(&error.to_string());
+    }
+    let found = match size {
+        CacheSize { modules: 0, .. } => "none compiled yet".to_owned(),
+        CacheSize { modules, bytes } => {
+            let plural = if modules == 1 { "" } else { "s" };
+            format!("{modules} module{plural}, {:.1} MiB", bytes as f64 / f64::from(1 << 20))
+        }
+    };
+    ok(KERNEL_CACHE, format!("{found} ({})", folder.display()))
+}
+
+const KERNEL_CACHE: &str = "CUDA kernels";
+
+fn unusable_cache(found: &str) -> Check {
+    let hint = "kernels for a GPU are compiled at every start; set SKEP_HOME to a writable folder";
+    lacking(KERNEL_CACHE, State::Note, found, hint)
+}
+
 /// Returns whether nothing has to be compiled for these devices.
 fn is_enough(shipped: &[Architecture], devices: &[GpuInfo]) -> bool {
     let is_shipped = |device: &GpuInfo| {
@@ -295,6 +347,21 @@ mod tests {
             assert_eq!(is_enough(&shipped, &devices), expected, "{devices:?}");
         }
         assert!(!is_enough(&[], &[]));
+    }
+
+    #[test]
+    fn the_cache_of_kernels_is_counted_and_may_be_missing_but_not_unusable() {
+        let dir = tempfile::tempdir().expect("temporary folder");
+        let cache = dir.path().join("cubins");
+        let check = compiled_kernels_in(&cache);
+        assert!(check.state == State::Ok && check.found.starts_with("none compiled yet"), "{check:?}");
+        std::fs::create_dir(&cache).expect("a folder");
+        std::fs::write(cache.join("a.cubin"), vec![0; 3 << 19]).expect("a file");
+        std::fs::write(cache.join("a.cubin.7-1.new"), "").expect("a file");
+        let check = compiled_kernels_in(&cache);
+        assert!(check.state == State::Ok && check.found.starts_with("1 module, 1.5 MiB"), "{check:?}");
+        let check = compiled_kernels_in(&cache.join("a.cubin"));
+        assert!(check.state == State::Note && check.hint.is_some(), "{check:?}");
     }
 
     #[test]

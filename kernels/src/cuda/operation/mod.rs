@@ -141,7 +141,7 @@ impl Device {
     pub fn qkv(&self, of: &Qkv<'_>, pages: &Pages<'_>, activation: Activation) -> Result<(), KernelError> {
         const OP: &str = "qkv";
         let Qkv { qkv, bias, q_norm, k_norm, positions, slots, frequencies, rows, pairing, epsilon } = *of;
-        let Pages { keys, values, heads, kv_heads, head_size, .. } = *pages;
+        let Pages { keys, values, heads, kv_heads, head_size } = *pages;
         let width = (heads as usize + 2 * kv_heads as usize) * head_size as usize;
         let count = rows as usize;
         holds(OP, "qkv", qkv, &[count, width, ACTIVATION_BYTES])?;
@@ -199,7 +199,7 @@ impl Device {
             table_stride,
             scale,
         } = *of;
-        let Pages { keys, values, page_size, heads, kv_heads, head_size } = *pages;
+        let Pages { keys, values, heads, kv_heads, head_size } = *pages;
         let (count, heads_wide, size) = (rows as usize, heads as usize, head_size as usize);
         let q_stride = (heads + 2 * kv_heads) * head_size;
         holds(OP, "q", q, &[count, q_stride as usize, ACTIVATION_BYTES])?;
@@ -217,7 +217,6 @@ impl Device {
             states: states.address(),
             q_stride,
             table_stride,
-            page_size,
             heads,
             kv_heads,
             scale,
@@ -246,7 +245,7 @@ impl Device {
     ) -> Result<(), KernelError> {
         const OP: &str = "attention_prefill";
         let Prefill { q, out, page_tables, tiles, tile_count, table_stride, window, scale, splits } = *of;
-        let Pages { keys, values, page_size, heads, kv_heads, head_size } = *pages;
+        let Pages { keys, values, heads, kv_heads, head_size } = *pages;
         holds(OP, "tiles", tiles, &[tile_count as usize, size_of::<QueryTile>()])?;
         if let Some(splits) = splits {
             holds(OP, "joins", splits.joins, &[splits.join_count as usize, size_of::<Join>()])?;
@@ -261,7 +260,6 @@ impl Device {
             states: address(splits.map(|splits| splits.states)),
             q_stride: (heads + 2 * kv_heads) * head_size,
             table_stride,
-            page_size,
             heads,
             kv_heads,
             window,
@@ -305,7 +303,8 @@ impl Device {
     /// Queues this rank's part of a sum over all ranks. Every rank has to queue its part.
     pub fn all_reduce(&self, of: &AllReduce<'_>, activation: Activation) -> Result<(), KernelError> {
         const OP: &str = "all_reduce";
-        let AllReduce { input, shares, signals, out, failure, values, max_polls, most_blocks, rank } = *of;
+        let AllReduce { input, shares, signals, out, failure, report, values, max_polls, most_blocks, rank } =
+            *of;
         super::require(values.is_multiple_of(8), OP, "values", values as u32, || {
             "a multiple of 8".to_owned()
         })?;
@@ -321,6 +320,7 @@ impl Device {
         }
         holds(OP, "out", out, &[values, ACTIVATION_BYTES])?;
         holds(OP, "failure", failure, &[4])?;
+        crate::error::expect_len(OP, "report", 4, report.bytes().len())?;
         let all = |of: &[Slice<'_>]| {
             let mut addresses = [Address::NONE; MAX_RANKS];
             addresses.iter_mut().zip(of).for_each(|(address, slice)| *address = slice.address());
@@ -332,6 +332,7 @@ impl Device {
             signals: all(signals),
             out: out.address(),
             failure: failure.address(),
+            report: report.address(),
             chunks: (values / 8) as u64,
             max_polls,
             rank: rank as u32,
@@ -346,7 +347,8 @@ impl Device {
     /// Chooses a token for each row of logits.
     pub fn sample(&self, of: &Sample<'_>) -> Result<(), KernelError> {
         const OP: &str = "sample";
-        let Sample { logits, rows, adjustments, masks, drawn, adjusted, tokens, row_count, vocabulary } = *of;
+        let Sample { logits, rows, adjustments, masks, drawn, adjusted, tokens, row_count, .. } = *of;
+        let Sample { vocabulary, logits_stride, .. } = *of;
         let count = row_count as usize;
         holds(OP, "rows", rows, &[count, size_of::<SampleRow>()])?;
         holds(OP, "adjusted", adjusted, &[count, vocabulary as usize, 4])?;
@@ -361,6 +363,7 @@ impl Device {
             adjusted: adjusted.address(),
             tokens: tokens.address(),
             vocabulary,
+            logits_stride,
             mask_words: vocabulary.div_ceil(32),
         };
         let launch = sample::launch(&params, row_count, Logits::F32)?;

@@ -4,7 +4,7 @@
 
 use crate::KernelError;
 use crate::cuda::blas::Blas;
-use crate::cuda::device::Slice;
+use crate::cuda::device::{HostBuffer, Slice};
 use crate::cuda::embedding::Table;
 use crate::cuda::matmul::{OutputFormat, Weights};
 use crate::cuda::qkv::Pairing;
@@ -77,12 +77,11 @@ pub struct RmsNorm<'a> {
     pub epsilon: f32,
 }
 
-/// The keys and values of a layer, each `[pages, page_size, kv_heads, head_size]`.
+/// The keys and values of a layer, each `[pages, PAGE_POSITIONS, kv_heads, head_size]`.
 #[derive(Clone, Copy)]
 pub struct Pages<'a> {
     pub keys: Slice<'a>,
     pub values: Slice<'a>,
-    pub page_size: u32,
     pub heads: u32,
     pub kv_heads: u32,
     pub head_size: u32,
@@ -159,7 +158,9 @@ pub struct AllReduce<'a> {
     pub shares: &'a [Slice<'a>],
     pub signals: &'a [Slice<'a>],
     pub out: Slice<'a>,
+    /// u32 that names a rank which did not arrive, and a word of the host's memory that gets the same.
     pub failure: Slice<'a>,
+    pub report: &'a HostBuffer,
     pub values: usize,
     pub max_polls: u64,
     /// Maximum number of blocks. It must be the same on all ranks.
@@ -170,7 +171,7 @@ pub struct AllReduce<'a> {
 /// The choice of one token for each row of logits.
 #[derive(Clone, Copy)]
 pub struct Sample<'a> {
-    /// f32 `[.., vocabulary]`.
+    /// f32 `[.., logits_stride]`. Each row starts with the vocabulary.
     pub logits: Slice<'a>,
     pub rows: Slice<'a>,
     pub adjustments: Slice<'a>,
@@ -180,6 +181,7 @@ pub struct Sample<'a> {
     pub tokens: Slice<'a>,
     pub row_count: u32,
     pub vocabulary: u32,
+    pub logits_stride: u32,
 }
 
 impl Matrix<'_> {

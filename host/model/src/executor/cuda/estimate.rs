@@ -6,7 +6,7 @@ use skep_kernels::cuda::attention_decode::blocks_per_split;
 
 use super::layout::{LayerOffsets, Layout, activation_of};
 use super::step::{Attention, Cuts};
-use super::workspace::{Sizes, Widths, WorkspaceOffsets};
+use super::workspace::{Sizes, Widths, WorkspaceOffsets, logits_stride};
 use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
 use crate::error::ModelError;
@@ -76,8 +76,13 @@ pub(super) fn workspace_of_rank(
 
 /// Returns the size of a rank's buffers in bytes, with the logits of the rank that draws.
 pub(super) fn workspace_bytes(sizes: &Sizes, offsets: &WorkspaceOffsets, config: &ModelConfig) -> usize {
-    let logits = sizes.logit_rows.saturating_mul(config.vocabulary_size) * 4;
+    let logits = logits_bytes(sizes, config.vocabulary_size);
     offsets.bytes.saturating_add(if offsets.draw.is_some() { logits } else { 0 })
+}
+
+/// Returns the size of the logits of a step in bytes.
+pub(super) fn logits_bytes(sizes: &Sizes, vocabulary: usize) -> usize {
+    sizes.logit_rows.saturating_mul(logits_stride(vocabulary)).saturating_mul(4)
 }
 
 pub(super) fn attention(options: &ExecutorOptions, config: &ModelConfig) -> Attention {
@@ -145,6 +150,6 @@ pub(crate) fn workspace_of_widths(
         attention: Attention::Split,
     };
     let offsets = WorkspaceOffsets::new(&sizes, &cuts, widths, ranks, draws);
-    let logits = if draws { sizes.logit_rows.saturating_mul(widths.vocabulary).saturating_mul(4) } else { 0 };
+    let logits = if draws { logits_bytes(&sizes, widths.vocabulary) } else { 0 };
     offsets.bytes.saturating_add(logits) as u64
 }

@@ -10,6 +10,7 @@ use skep_kernels::cuda::Activation;
 use skep_kernels::cuda::matmul::{Weights, reads_blocks};
 use skep_kernels::cuda::operation::ACTIVATION_BYTES;
 
+use super::workspace::LOGIT_UNIT;
 use crate::checkpoint::{Checkpoint, Tensor};
 use crate::config::ModelConfig;
 use crate::error::ModelError;
@@ -237,12 +238,20 @@ impl Planner<'_> {
     }
 
     fn tokens(&mut self, config: &ModelConfig, name: &str) -> Result<TokenOffsets, ModelError> {
-        let own = self.shard.part(config.vocabulary_size, 1);
+        let own = self.shard.part(config.vocabulary_size, LOGIT_UNIT);
         let plan = &ShardPlan::Rows(vec![own.clone()]);
         let (prefix, name) =
             name.strip_suffix(".weight").and_then(|name| name.rsplit_once('.')).unwrap_or(("", "lm_head"));
         let part = Part { name, rows: config.vocabulary_size, plan };
-        let matrix = self.matrices(prefix, &[part], config.hidden_size)?.remove(0);
+        let mut matrix = self.matrices(prefix, &[part], config.hidden_size)?.remove(0);
+        // The last part may end within a unit. Rows of zeros follow it, whose products are never read.
+        let padding = matrix.outputs.next_multiple_of(LOGIT_UNIT) - matrix.outputs;
+        if padding > 0 {
+            let bytes = padding * (matrix.data.len() / matrix.outputs);
+            matrix.outputs += padding;
+            matrix.data.end += bytes;
+            self.bytes = matrix.data.end;
+        }
         Ok(TokenOffsets { matrix, first: own.start })
     }
 
@@ -366,4 +375,52 @@ fn runs(found: &[(Form, String)]) -> Vec<Range<usize>> {
         }
     }
     runs
+}
+
+#[cfg(test)]
+mod tests {
+    use skep_kernels::cuda::Address;
+    use skep_kernels::cuda::blas::ProductLayout;
+    use skep_kernels::cuda::matmul::{MatmulParams, OutputFormat};
+
+    use super::super::workspace::logits_stride;
+    use super::*;
+
+    /// Checks that cuBLASLt writes the logits of each rank, that the parts cover the vocabulary, and that none overlaps the
+    /// next one.
+    fn check_parts(vocabulary: usize, ranks: usize) {
+        let config = ModelConfig { vocabulary_size: vocabulary, ..ModelConfig::shape("tiny").unwrap() };
+        let (layers, hidden) = (config.layer_count, config.hidden_size);
+        let checkpoint = Checkpoint::synthetic(config, DType::BF16).unwrap();
+        let stride = logits_stride(vocabulary);
+        let mut end = 0;
+        for rank in 0..ranks {
+            let shard = Shard { rank, ranks };
+            let layout = Layout::new(&checkpoint, shard, 0..layers, Activation::Bf16).unwrap();
+            let head = layout.exit.unwrap().head;
+            assert_eq!(head.first, end, "rank {rank} of {ranks}, {vocabulary} tokens");
+            assert_eq!(head.matrix.data.len(), head.matrix.outputs * hidden * ACTIVATION_BYTES);
+            end += head.matrix.outputs;
+            let (weights, y) = (head.matrix.data.start as u64, (head.first * 4) as u64);
+            let addresses = [1 << 30, (1 << 31) + weights, (1 << 20) + y].map(Address);
+            let sizes = [16, hidden, head.matrix.outputs].map(|size| size as u32);
+            let params = MatmulParams {
+                y_stride: stride as u32,
+                output_format: OutputFormat::F32,
+                ..MatmulParams::dense(addresses, sizes)
+            };
+            let product = ProductLayout::of(&params, Activation::Bf16);
+            assert!(product.is_ok(), "rank {rank} of {ranks}, {vocabulary} tokens: {product:?}");
+        }
+        assert_eq!(end, stride, "{ranks} ranks, {vocabulary} tokens");
+    }
+
+    #[test]
+    fn the_library_for_dense_weights_writes_the_logits_of_every_vocabulary() {
+        for vocabulary in [320, 1000, 1001, 1003, 1007] {
+            for ranks in [1, 2, 4] {
+                check_parts(vocabulary, ranks);
+            }
+        }
+    }
 }

@@ -10,6 +10,7 @@ mod layout;
 mod rank;
 mod start;
 mod step;
+mod warm_up;
 mod weights;
 pub(crate) mod workspace;
 
@@ -32,6 +33,7 @@ use draw::Draw;
 use rank::{Peers, Rank};
 pub(crate) use start::CudaModel;
 use step::{Cuts, DecodeShape, Step};
+use workspace::logits_stride;
 
 /// Minimum number of rows per micro-batch; this many are worth a pass over the weights of a stage.
 const MICRO_BATCH_ROWS: usize = 256;
@@ -52,7 +54,7 @@ pub struct CudaExecutor {
     step: Batch,
     /// A step that was started with the tokens drawn before it. By now it contains these tokens.
     ahead: Option<Batch>,
-    /// The logits of the last step, read when the host first needs them.
+    /// The logits of the last step with their padding, read when the host first needs them.
     logits: OnceCell<Vec<f32>>,
     isa: Isa,
     limits: ExecutorLimits,
@@ -241,20 +243,13 @@ impl CudaExecutor {
         for rank in self.stages.iter().flatten() {
             rank.device.synchronize()?;
         }
-        let mut words = Vec::new();
-        for rank in meeting(&self.stages) {
-            let mut bytes = [0; 4];
-            rank.device.read(rank.failure()?, &mut bytes)?;
-            words.push(word(&bytes));
-        }
-        self.check_meetings(words)
+        self.check_meetings()
     }
 
-    /// Checks the failure words of the ranks that meet others. A word is 0, or 1 + the number of the rank that did
-    /// not arrive.
-    fn check_meetings(&self, words: impl IntoIterator<Item = u32>) -> Result<(), ModelError> {
-        let Some(missing) = words.into_iter().find(|word| *word > 0) else { return Ok(()) };
-        let rank = missing as usize - 1;
+    /// Checks that the ranks of the finished step met all others. A failure of a step that was started since is an error
+    /// as well.
+    fn check_meetings(&self) -> Result<(), ModelError> {
+        let Some(rank) = meeting(&self.stages).find_map(Rank::missing_peer) else { return Ok(()) };
         self.stalled.set(Some(rank));
         let deadline = std::time::Duration::from_micros(self.leader().shape.rank_deadline_us);
         Err(ModelError::Rank { rank, fault: RankFault::TimedOut { deadline } })
@@ -303,12 +298,10 @@ impl CudaExecutor {
                 tokens,
                 row_count: weights::size(count)?,
                 vocabulary: weights::size(vocabulary)?,
+                logits_stride: weights::size(logits_stride(vocabulary))?,
             };
             leader.device.sample(&sample)?;
             leader.device.download(tokens, &mut self.draws.output, 0)?;
-            for (at, rank) in meeting(&self.stages).enumerate() {
-                leader.device.download(rank.failure()?, &mut self.draws.output, (count + at) * 4)?;
-            }
             leader.known.record()?;
         }
         self.inputs.packed = packed;
@@ -324,10 +317,9 @@ impl CudaExecutor {
         }
         self.leader().known.synchronize()?;
         self.draws.is_pending = false;
-        let words: Vec<u32> = self.draws.output.bytes().chunks_exact(4).map(word).collect();
-        let (tokens, failures) = words.split_at(count);
-        self.check_meetings(failures.iter().copied().take(meeting(&self.stages).count()))?;
-        Ok(draw.rows.into_iter().zip(tokens.iter().copied()).collect())
+        self.check_meetings()?;
+        let tokens = self.draws.output.bytes().chunks_exact(4).map(word);
+        Ok(draw.rows.into_iter().zip(tokens).collect())
     }
 }
 
@@ -400,11 +392,12 @@ impl Executor for CudaExecutor {
             return Err(no_row(row, self.logit_rows));
         }
         let width = self.limits.vocabulary_size;
+        let stride = logits_stride(width);
         let all = match self.logits.get() {
             Some(all) => all,
             None => {
                 self.finish()?;
-                let mut bytes = vec![0; self.logit_rows * width * 4];
+                let mut bytes = vec![0; self.logit_rows * stride * 4];
                 let leader = self.leader();
                 if let Some(logits) = &leader.logits {
                     leader.device.read(logits.slice().part(0..bytes.len())?, &mut bytes)?;
@@ -415,7 +408,7 @@ impl Executor for CudaExecutor {
                 self.logits.get_or_init(|| values.collect())
             }
         };
-        Ok(&all[row * width..][..width])
+        Ok(&all[row * stride..][..width])
     }
 
     fn sample(&mut self, rows: &[LogitRow<'_>]) -> Result<Vec<RowOutput>, ModelError> {

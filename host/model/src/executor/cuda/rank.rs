@@ -7,19 +7,19 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use skep_kernels::KernelError;
-use skep_kernels::cuda::Activation;
 use skep_kernels::cuda::blas::Blas;
-use skep_kernels::cuda::device::{Device, DeviceBuffer, Event, Slice};
+use skep_kernels::cuda::device::{Device, DeviceBuffer, Event, HostBuffer, Slice};
 use skep_kernels::cuda::matmul::OutputFormat;
 use skep_kernels::cuda::operation::{
     ACTIVATION_BYTES, AllReduce, Decode, Embedding, Pages, Prefill, Product, Products, Qkv, RmsNorm, Splits,
 };
 use skep_kernels::cuda::qkv::Pairing;
+use skep_kernels::cuda::{Activation, PAGE_POSITIONS};
 
 use super::layout::{LayerOffsets, MatrixOffsets, TokenOffsets};
 use super::step::Step;
 use super::weights::{DeviceWeights, size, table_format};
-use super::workspace::{Sizes, WorkspaceOffsets};
+use super::workspace::{Sizes, WorkspaceOffsets, logits_stride};
 use crate::batch::PAGE_TOKENS;
 use crate::config::{ModelConfig, RopePairing};
 use crate::error::ModelError;
@@ -28,6 +28,7 @@ use crate::models::parts::{Completion, Input, Output, Part, parts};
 /// Number of times that a rank polls for the others before it fails, per microsecond that it may wait. A poll goes
 /// through the memory of another device.
 const POLLS_PER_US: u64 = 1;
+const _: () = assert!(PAGE_TOKENS == PAGE_POSITIONS as usize, "kernels have pages of another size");
 
 pub(super) struct Rank {
     pub(super) device: Device,
@@ -39,8 +40,10 @@ pub(super) struct Rank {
     pub(super) offsets: WorkspaceOffsets,
     pub(super) workspace: Arc<DeviceBuffer>,
     pub(super) pages: Arc<DeviceBuffer>,
-    /// The logits, f32 `[logit rows, vocabulary]`, on the rank that draws.
+    /// The logits, f32 `[logit rows, logits_stride]`, on the rank that draws.
     pub(super) logits: Option<Arc<DeviceBuffer>>,
+    /// The failure word in the memory of the host.
+    pub(super) report: HostBuffer,
     /// Marks the end of everything enqueued for this rank's part of a step.
     pub(super) done: Event,
     /// Marks that tokens are drawn; `known` marks that the host knows them.
@@ -121,13 +124,20 @@ impl Rank {
         always.into_iter().chain(&self.logits).cloned()
     }
 
-    /// Returns the failure word: 1 + the rank that this one waited for in vain, or 0.
-    pub(super) fn failure(&self) -> Result<Slice<'_>, ModelError> {
+    /// Returns the failure word, which the device reads while it waits: 1 + the rank that this one waited for in vain, or 0.
+    fn failure(&self) -> Result<Slice<'_>, ModelError> {
         self.workspace_slice(&self.offsets.failure, 4)
     }
 
-    /// Resets the signals and the failure word, so that no rank counts as waiting or as arrived.
+    /// Returns the rank that this one waited for in vain, if the device has finished the step.
+    pub(super) fn missing_peer(&self) -> Option<usize> {
+        self.report.word(0).checked_sub(1).map(|rank| rank as usize)
+    }
+
+    /// Resets the signals and the failure words, so that no rank counts as waiting or as arrived. The queue must have been
+    /// waited for.
     pub(super) fn forget_meetings(&self) -> Result<(), ModelError> {
+        self.report.set_word(0, 0);
         let signals = self.workspace_slice(&self.offsets.signals, self.offsets.signals.len())?;
         self.device.clear(signals)?;
         Ok(self.device.clear(self.failure()?)?)
@@ -259,6 +269,7 @@ impl<'a> Peers<'a> {
             signals: &signals,
             out: rank.rows(to, rows, shape.hidden)?,
             failure: rank.failure()?,
+            report: &rank.report,
             values,
             max_polls: shape.rank_deadline_us.saturating_mul(POLLS_PER_US),
             most_blocks: shape.meeting_blocks,
@@ -351,9 +362,11 @@ impl<'a> Peers<'a> {
     /// the leader's logits.
     pub(super) fn exit(self, step: &Step, logits: Slice<'_>, first: usize) -> Result<(), ModelError> {
         let rank = self.rank();
-        let Some(exit) = rank.weights.layout.exit.as_ref().filter(|_| step.logit_rows > 0) else {
+        let Some(exit) = &rank.weights.layout.exit else { return Ok(()) };
+        // A small vocabulary has fewer parts than there are ranks.
+        if step.logit_rows == 0 || exit.head.matrix.outputs == 0 {
             return Ok(());
-        };
+        }
         let Shape { hidden, vocabulary, activation, .. } = rank.shape;
         // A step with a shape has its logits in the order of its rows, including the padding rows.
         let (residual, adds, rows) = match &step.wanted {
@@ -380,10 +393,11 @@ impl<'a> Peers<'a> {
             }
         };
         let normed = rank.norm(Some(adds), residual, &exit.norm, rows)?;
-        let begin = (first * vocabulary + exit.head.first) * 4;
-        let length = ((rows - 1) * vocabulary + exit.head.matrix.outputs) * 4;
+        let stride = logits_stride(vocabulary);
+        let begin = (first * stride + exit.head.first) * 4;
+        let length = ((rows - 1) * stride + exit.head.matrix.outputs) * 4;
         let y = logits.part(begin..begin + length)?;
-        rank.multiply(&exit.head.matrix, normed, rows, y, vocabulary, OutputFormat::F32)
+        rank.multiply(&exit.head.matrix, normed, rows, y, stride, OutputFormat::F32)
     }
 }
 
@@ -489,7 +503,6 @@ impl Rank {
         Ok(Pages {
             keys: keys?,
             values: values?,
-            page_size: PAGE_TOKENS as u32,
             heads: size(layer.heads)?,
             kv_heads: size(layer.kv_heads)?,
             head_size: size(self.shape.head_size)?,

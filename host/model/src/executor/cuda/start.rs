@@ -1,7 +1,7 @@
 //! Creates an executor on devices from a checkpoint: decides which rank holds what, and how much memory that takes.
 //!
 //! Invariant: what a device cannot run or hold is rejected here, before the first step. The largest shapes are
-//! planned, and a step of each kind is tried.
+//! planned, and a step of each kind is tried; then steps of all sizes are prepared.
 
 use std::cell::{Cell, OnceCell};
 use std::collections::{HashMap, HashSet};
@@ -15,21 +15,20 @@ use skep_kernels::cuda::matmul::Weights;
 use skep_kernels::{Isa, KernelError};
 
 use super::estimate::{
-    STEP_TOKENS, attention, check_kv, cuts, device_options, layout_of_rank, spare, workspace_bytes,
-    workspace_of_rank,
+    STEP_TOKENS, attention, check_kv, cuts, device_options, layout_of_rank, logits_bytes, spare,
+    workspace_bytes, workspace_of_rank,
 };
 use super::layout::Layout;
 use super::rank::{Rank, Shape};
 use super::weights::DeviceWeights;
 use super::workspace::{Sizes, WorkspaceOffsets};
-use super::{CudaExecutor, DrawBuffers, Recordings, StepInputs};
-use crate::batch::{Batch, BatchSequence, LogitsWanted, PAGE_TOKENS, PageId};
+use super::{CudaExecutor, DrawBuffers, Recordings, StepInputs, warm_up};
+use crate::batch::{Batch, PAGE_TOKENS};
 use crate::checkpoint::Checkpoint;
 use crate::error::ModelError;
 use crate::executor::limits::limits;
 use crate::executor::{ExecutorOptions, Ordinals, option};
 use crate::memory_plan::{MemoryPlan, RankMemory};
-use crate::sampling::{LogitRow, SampleRow, Sampling};
 use crate::shard;
 
 /// Maximum number of queues that a device processes at the same time.
@@ -49,6 +48,8 @@ pub(crate) struct CudaModel<'a> {
     ordinals: Vec<usize>,
     open: Open<'a>,
     loaded: HashMap<RankPosition, Arc<DeviceWeights>>,
+    /// Whether executors prepare steps of all sizes before they are returned.
+    warms_up: bool,
 }
 
 /// The part of a model that a rank holds, and its device.
@@ -131,7 +132,8 @@ impl<'a> CudaModel<'a> {
             return Err(option("device", problem));
         }
         let ordinals = devices.iter().collect();
-        let model = CudaModel { checkpoint, options, replicas, ordinals, open, loaded: HashMap::new() };
+        let loaded = HashMap::new();
+        let model = CudaModel { checkpoint, options, replicas, ordinals, open, loaded, warms_up: true };
         let positions = model.max_ranks_per_device();
         if tensor > 1 && positions > MAX_RANKS_PER_DEVICE {
             let problem = format!(
@@ -140,6 +142,12 @@ impl<'a> CudaModel<'a> {
             return Err(option("device", problem));
         }
         Ok(model)
+    }
+
+    /// Leaves out the preparation of steps, which takes an emulated device seconds.
+    #[cfg(test)]
+    pub(super) fn without_warm_up(self) -> Self {
+        CudaModel { warms_up: false, ..self }
     }
 
     /// Creates the executor of a replica. Executors must be created in the order of the replicas.
@@ -151,7 +159,7 @@ impl<'a> CudaModel<'a> {
                     .collect()
             })
             .collect::<Result<_, ModelError>>()?;
-        // Ranks of a stage add up in each other's memory; between stages, the driver copies.
+        // Ranks of a stage add up in each other's memory.
         for ranks in &stages {
             for (prepared, other) in
                 ranks.iter().flat_map(|prepared| ranks.iter().map(move |other| (prepared, other)))
@@ -159,10 +167,29 @@ impl<'a> CudaModel<'a> {
                 prepared.device.enable_peer_access(&other.device)?;
             }
         }
+        // Ranks of a stage copy from those of the stage before.
+        for (ranks, before) in stages.iter().skip(1).zip(&stages) {
+            for (prepared, from) in ranks.iter().zip(before) {
+                match prepared.device.enable_peer_access(&from.device) {
+                    Err(KernelError::NoPeer { device, peer }) => {
+                        tracing::info!(device, peer, "the driver copies between stages through the host");
+                    }
+                    enabled => enabled?,
+                }
+            }
+        }
         for prepared in stages.iter().flatten() {
             // Kernels take memory too, so they are loaded before the pages are counted.
-            let Loaded { shipped, cached, compiled } = prepared.device.ready()?;
-            tracing::debug!(device = prepared.device.name(), shipped, cached, compiled, "loaded kernels");
+            let Loaded { shipped, cached, compiled, rejected } = prepared.device.ready()?;
+            let device = prepared.device.name();
+            tracing::debug!(device, shipped, cached, compiled, "loaded kernels");
+            if rejected > 0 {
+                tracing::warn!(
+                    device,
+                    rejected,
+                    "the driver rejects compiled kernels that were found; they were compiled here"
+                );
+            }
         }
         let pages = self.page_count(replica, &stages)?;
         let options = ExecutorOptions { kv_tokens: Some(pages * PAGE_TOKENS), ..self.options.clone() };
@@ -194,7 +221,7 @@ impl<'a> CudaModel<'a> {
         let buffers = [leader.device.host_buffer(most_inputs)?, leader.device.host_buffer(most_inputs)?];
         let draws = DrawBuffers {
             input: leader.device.host_buffer(draw)?,
-            output: leader.device.host_buffer((leader.sizes.logit_rows + ranks) * 4)?,
+            output: leader.device.host_buffer(leader.sizes.logit_rows * 4)?,
             is_pending: false,
         };
         let mut executor = CudaExecutor {
@@ -213,11 +240,18 @@ impl<'a> CudaModel<'a> {
             plan,
             memory,
         };
-        if let Err(error) = executor.try_steps(pages as u32) {
+        let prepare = |executor: &mut CudaExecutor| {
+            let free = executor.free_bytes()?;
+            executor.try_steps()?;
+            if self.warms_up { executor.warm_up(&free, &warm_up::report()) } else { Ok(()) }
+        };
+        if let Err(error) = prepare(&mut executor) {
             let ModelError::Kernel(KernelError::Cublas { .. }) = &error else { return Err(error) };
             tracing::warn!(%error, "falling back to Skep's kernels for dense weights");
+            executor.recordings.made.clear();
+            executor.recordings.launched.clear();
             executor.stages.iter_mut().flatten().for_each(|rank| rank.blas = None);
-            executor.try_steps(pages as u32)?;
+            prepare(&mut executor)?;
         }
         Ok(executor)
     }
@@ -333,7 +367,7 @@ impl<'a> CudaModel<'a> {
         let kv = Arc::new(device.zeroed(kv_bytes)?);
         let config = self.checkpoint.config();
         let logits = match draws {
-            true => Some(Arc::new(device.uninitialized(sizes.logit_rows * config.vocabulary_size * 4)?)),
+            true => Some(Arc::new(device.uninitialized(logits_bytes(&sizes, config.vocabulary_size))?)),
             false => None,
         };
         memory.push(RankMemory {
@@ -358,6 +392,7 @@ impl<'a> CudaModel<'a> {
                 meeting_blocks,
                 self.options.deterministic,
             ),
+            report: device.host_buffer(4)?,
             done: device.event()?,
             drawn: device.event()?,
             known: device.event()?,
@@ -386,25 +421,6 @@ impl CudaExecutor {
             }
         }
         names.join(", ")
-    }
-
-    /// Runs steps of each kind on a page that is never read, and draws, so that anything a kernel does not support
-    /// fails here.
-    fn try_steps(&mut self, spare_page: u32) -> Result<(), ModelError> {
-        let most = self.leader().sizes.logit_rows;
-        let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
-        // Many rows, few rows, and one row, which is launched, recorded and replayed.
-        for tokens in [PAGE_TOKENS, 2, 1, 1, 1] {
-            let logits = LogitsWanted::Tail(tokens.min(most));
-            let pages = vec![PageId(spare_page)];
-            let sequence = BatchSequence { tokens: vec![0; tokens], start: 0, pages, logits };
-            self.logit_rows = self.put(&Batch { sequences: vec![sequence] }, None)?;
-            self.finish()?;
-            let row = SampleRow::plain(0, &greedy);
-            self.draw(&[LogitRow::Sample(row)], None)?;
-        }
-        self.logit_rows = 0;
-        Ok(())
     }
 }
 

@@ -258,7 +258,7 @@ impl Cuts {
     }
 
     /// Packs the plan of one window. A step with a shape always has the maximum number of splits; the excess splits
-    /// see no keys.
+    /// are spare ones.
     fn put_plan(
         &self,
         packing: &mut Packing<'_>,
@@ -275,11 +275,8 @@ impl Cuts {
             .collect();
         let Plan { mut splits, mut first_state } = Plan::new(&seen, self.blocks_per_split, self.blocks);
         if let Some(DecodeShape { rows, .. }) = shape {
-            let end = splits.len() as u32;
-            first_state.resize(rows + 1, end);
-            let spare =
-                (end..self.max_splits(rows) as u32).map(|state| Split { row: 0, first: 0, last: 0, state });
-            splits.extend(spare);
+            first_state.resize(rows + 1, splits.len() as u32);
+            splits.resize(self.max_splits(rows).max(splits.len()), Split::SPARE);
         }
         let words = splits.iter().flat_map(|split| [split.row, split.first, split.last, split.state]);
         let range = packing.put(words.map(u32::to_le_bytes));

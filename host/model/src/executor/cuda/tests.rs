@@ -8,18 +8,21 @@ use std::sync::{Arc, OnceLock};
 use skep_kernels::cuda::Activation;
 use skep_kernels::cuda::compile::Compiler;
 use skep_kernels::cuda::device::{Device, Emulation};
-use skep_kernels::{DType, gpu};
+use skep_kernels::gpu;
 
 use super::*;
 use crate::batch::{LogitsWanted, PAGE_TOKENS};
 use crate::checkpoint::Checkpoint;
-use crate::config::ModelConfig;
 use crate::executor::fixture::{expected, folder, options, relative_error, sequence};
 use crate::executor::{CpuExecutor, ExecutorOptions, KvDtype, Ordinals};
 use crate::sampling::{SampleRow, Sampling, ScoreRow};
 
+#[path = "processor_tests.rs"]
+mod beside_processor;
 #[path = "deterministic_tests.rs"]
 mod deterministic;
+#[path = "warm_up_tests.rs"]
+mod preparation;
 
 /// Models whose head size the kernels support.
 const MODELS: [&str; 4] = ["llama-gqa", "llama-tied-rope3", "qwen2-bias", "mistral-window"];
@@ -27,8 +30,6 @@ const MODELS: [&str; 4] = ["llama-gqa", "llama-tied-rope3", "qwen2-bias", "mistr
 const BOUND: f32 = 1e-2;
 /// Maximum error of activations with eight bits.
 const BF16_BOUND: f32 = 16e-2;
-/// Maximum error where the CPU rounds as well.
-const FORMAT_BOUND: f32 = 4e-2;
 
 thread_local! {
     /// Whether the tests on this thread run on a real device rather than on an emulated one.
@@ -51,13 +52,26 @@ fn model<'a>(
     devices: &str,
     replicas: usize,
 ) -> Result<CudaModel<'a>, ModelError> {
-    let emulation = Emulation { memory_bytes: 64 << 20, multiprocessors: 3 };
-    let open = move |_| match ON_A_DEVICE.get() {
-        // All ranks share one device.
-        true => Ok(Device::open(0, &compiler())?),
-        false => Ok(Device::emulated(emulation)),
+    let open = |ordinal| match ON_A_DEVICE.get() {
+        true => Ok(Device::open(ordinal, &compiler())?),
+        false => Ok(Device::emulated(emulation(64 << 20, 3))),
     };
-    CudaModel::new(checkpoint, options, devices.parse::<Ordinals>().unwrap(), replicas, Box::new(open))
+    let devices = match ON_A_DEVICE.get() {
+        true => real_devices(options.tensor_parallel * options.pipeline_parallel),
+        false => devices.parse::<Ordinals>().unwrap(),
+    };
+    Ok(CudaModel::new(checkpoint, options, devices, replicas, Box::new(open))?.without_warm_up())
+}
+
+fn emulation(memory_bytes: u64, multiprocessors: u32) -> Emulation {
+    Emulation { memory_bytes, multiprocessors, ..Emulation::default() }
+}
+
+/// Returns as many of the devices of this machine as the ranks can share evenly.
+fn real_devices(ranks: usize) -> Ordinals {
+    let there = gpu::probe().map_or(1, |devices| devices.len());
+    let count = (1..=ranks.min(there)).rev().find(|count| ranks.is_multiple_of(*count)).unwrap_or(1);
+    Ordinals::first(count).expect("at least one device")
 }
 
 /// Returns the compiler that all tests share.
@@ -77,8 +91,10 @@ fn the_tests_of_this_module_pass_on_a_real_device() {
     }
     ON_A_DEVICE.set(true);
     every_architecture_and_chunking_gives_the_exact_logits_up_to_rounding();
-    weights_of_every_format_give_the_logits_of_the_cpu();
-    stages_apply_the_windows_of_their_layers();
+    beside_processor::weights_of_every_format_give_the_logits_of_the_cpu();
+    beside_processor::stages_apply_the_windows_of_their_layers();
+    beside_processor::a_vocabulary_that_no_ranks_share_evenly_gives_the_logits_of_the_cpu();
+    preparation::every_shape_is_prepared_before_the_first_request();
     ranks_that_share_layers_and_stages_give_the_same_logits();
     a_sequence_gets_the_same_logits_in_any_batch();
     tokens_are_drawn_as_on_the_cpu();
@@ -133,44 +149,10 @@ fn every_architecture_and_chunking_gives_the_exact_logits_up_to_rounding() {
 }
 
 #[test]
-fn weights_of_every_format_give_the_logits_of_the_cpu() {
-    let mut config = ModelConfig::shape("tiny").unwrap();
-    config.qk_norm = true;
-    for dtype in DType::ALL.into_iter().filter(|dtype| *dtype != DType::F16) {
-        check_beside_processor(config.clone(), dtype, cuda_options());
-    }
-}
-
-#[test]
-fn stages_apply_the_windows_of_their_layers() {
-    for windows in [vec![None, Some(4)], vec![Some(4), None]] {
-        let config = ModelConfig { windows, ..ModelConfig::shape("tiny").unwrap() };
-        let options = ExecutorOptions { pipeline_parallel: 2, ..cuda_options() };
-        check_beside_processor(config, DType::BF16, options);
-    }
-}
-
-/// Checks that random weights of this shape give the logits of the CPU, for a prompt and for a token after it.
-fn check_beside_processor(config: ModelConfig, dtype: DType, options: ExecutorOptions) {
-    let checkpoint = Checkpoint::synthetic(config, dtype).unwrap();
-    let mut cuda = model(&checkpoint, options.clone(), "0", 1).unwrap().executor(0).unwrap();
-    // The portable tier does not round to eight bits before multiplying, unlike the fast tiers.
-    let (kv, isa) = (KvDtype::F32, Some(Isa::Portable));
-    let mut cpu =
-        CpuExecutor::load(&checkpoint, ExecutorOptions { kv, isa, pipeline_parallel: 1, ..options }).unwrap();
-    for (start, tokens) in [(0, &[7, 300, 11, 999, 5, 64, 2, 8, 1, 77, 31][..]), (11, &[12])] {
-        let batch = Batch { sequences: vec![sequence(tokens, start, 9, LogitsWanted::Last)] };
-        cuda.forward(&batch).unwrap();
-        cpu.forward(&batch).unwrap();
-        let error = relative_error(cuda.logits(0).unwrap(), cpu.logits(0).unwrap());
-        assert!(error < FORMAT_BOUND, "{dtype} at {start}: {error}");
-    }
-}
-
-#[test]
 fn ranks_that_share_layers_and_stages_give_the_same_logits() {
-    for (tensor_parallel, pipeline_parallel, devices) in [(2, 1, "0"), (1, 3, "0"), (2, 2, "0,1,2,3")] {
-        for name in ["llama-gqa", "qwen2-bias"].into_iter().take(if devices == "0" { 2 } else { 1 }) {
+    for (tensor_parallel, pipeline_parallel, devices) in [(2, 1, "0,1"), (1, 3, "0"), (2, 2, "0,1,2,3")] {
+        let is_last = tensor_parallel * pipeline_parallel == 4;
+        for name in ["llama-gqa", "qwen2-bias"].into_iter().take(if is_last { 1 } else { 2 }) {
             let options = ExecutorOptions { tensor_parallel, pipeline_parallel, ..cuda_options() };
             let mut executor = load(name, options, devices);
             for chunk in [64, 1] {
@@ -388,10 +370,11 @@ fn replicas_share_the_weights_of_a_device_and_divide_the_remaining_memory() {
     let checkpoint = open("llama-gqa");
     let options = ExecutorOptions { kv_tokens: None, ..cuda_options() };
     // Both replicas get the same device, as if it were opened twice.
-    let device = Device::emulated(Emulation { memory_bytes: 32 << 20, multiprocessors: 2 });
+    let device = Device::emulated(emulation(32 << 20, 2));
     let shared = device.clone();
     let opened = Box::new(move |_| Ok(shared.clone()));
-    let mut model = CudaModel::new(&checkpoint, options, Ordinals::FIRST, 2, opened).unwrap();
+    let model = CudaModel::new(&checkpoint, options, Ordinals::FIRST, 2, opened).unwrap();
+    let mut model = model.without_warm_up();
     let mut executors = [model.executor(0).unwrap(), model.executor(1).unwrap()];
     let buffers = executors.each_ref().map(|executor| executor.leader().weights.buffer.address());
     assert_eq!(buffers[0], buffers[1]);
@@ -411,12 +394,13 @@ fn replicas_share_the_weights_of_a_device_and_divide_the_remaining_memory() {
 fn memory_that_others_have_or_get_later_is_left_to_them_and_a_refusal_has_the_numbers() {
     const OTHERS: u64 = 16 << 20;
     let checkpoint = open("llama-gqa");
-    let device = Device::emulated(Emulation { memory_bytes: 64 << 20, multiprocessors: 3 });
+    let device = Device::emulated(emulation(64 << 20, 3));
     let start = |kv_tokens: Option<usize>, reserved_bytes: u64| {
         let options = ExecutorOptions { kv_tokens, reserved_bytes, ..cuda_options() };
         let shared = device.clone();
         let opened = Box::new(move |_| Ok(shared.clone()));
-        CudaModel::new(&checkpoint, options, Ordinals::FIRST, 1, opened).unwrap().executor(0)
+        let model = CudaModel::new(&checkpoint, options, Ordinals::FIRST, 1, opened).unwrap();
+        model.without_warm_up().executor(0)
     };
     let pages = |reserved_bytes: u64| {
         let executor = start(None, reserved_bytes).unwrap();

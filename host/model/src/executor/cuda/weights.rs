@@ -29,7 +29,8 @@ pub(super) struct DeviceWeights {
 
 impl DeviceWeights {
     pub(super) fn load(device: &Device, checkpoint: &Checkpoint, layout: Layout) -> Result<Self, ModelError> {
-        let buffer = device.uninitialized(layout.bytes)?;
+        // Most of it is overwritten; what separates and pads matrices stays zero.
+        let buffer = device.zeroed(layout.bytes)?;
         let mut stages = Stages::new(device)?;
         let config = checkpoint.config();
         let frequencies = config.rope.inverse_frequencies(config.head_size);

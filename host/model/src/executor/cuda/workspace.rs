@@ -17,6 +17,14 @@ const ALIGNMENT: usize = 256;
 /// limit.
 pub(super) const MOST_ADJUSTMENTS: usize = 64 << 10;
 
+/// Number of logits of which the parts of a row, and whole rows, are multiples. cuBLASLt writes no others.
+pub(super) const LOGIT_UNIT: usize = 8;
+
+/// Returns the number of values between two rows of logits.
+pub(super) fn logits_stride(vocabulary: usize) -> usize {
+    vocabulary.next_multiple_of(LOGIT_UNIT)
+}
+
 /// The maximum sizes of a step.
 #[derive(Clone, Debug)]
 pub(super) struct Sizes {

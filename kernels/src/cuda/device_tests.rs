@@ -1,0 +1,143 @@
+//! Tests of devices and their buffers, on emulated devices and on real ones if there are some.
+
+use super::*;
+use crate::cuda::on_device;
+
+#[test]
+fn a_missing_device_is_an_error() {
+    let error = Device::open(1000, &Arc::new(on_device::compiler()))
+        .err()
+        .expect("no machine has 1000 devices")
+        .to_string();
+    assert!(error.contains("1000") || error.contains("driver"), "{error}");
+}
+
+/// Runs a check with an emulated device, and with a real one if there is one.
+fn with_devices(check: impl Fn(&Device)) {
+    check(&Device::emulated(Emulation::default()));
+    on_device::with(check);
+}
+
+#[test]
+fn written_bytes_are_read_back_and_invalid_sizes_are_errors() {
+    with_devices(|device| {
+        let mut buffer = device.zeroed(1000).unwrap();
+        let mut bytes = vec![7; 1000];
+        buffer.read(&mut bytes).unwrap();
+        assert_eq!(bytes, vec![0; 1000]);
+        let written: Vec<u8> = (0..1000).map(|i| i as u8).collect();
+        buffer.write(&written).unwrap();
+        buffer.read(&mut bytes).unwrap();
+        assert_eq!(bytes, written);
+        assert!(buffer.write(&written[1..]).is_err());
+        let free = device.memory().unwrap().free as usize;
+        assert!(matches!(device.zeroed(free + (1 << 30)), Err(KernelError::DeviceMemory { .. })));
+        assert_eq!(device.zeroed(0).unwrap().bytes(), 0);
+        assert!(buffer.slice().part(900..1001).is_err());
+    });
+}
+
+#[test]
+fn invalid_launches_are_errors() {
+    on_device::with(|device| {
+        let launch = Launch::new("no_such_kernel".to_owned(), [1, 1, 1], 32);
+        // SAFETY: both launches are rejected before the kernel runs.
+        let unknown = unsafe { device.launch(&launch, &0u64) };
+        assert!(matches!(unknown, Err(KernelError::NoKernel { .. })));
+        let launch = Launch { shared_bytes: 1 << 30, kernel: "embedding".to_owned(), ..launch };
+        let too_much = unsafe { device.launch(&launch, &0u64) };
+        assert!(too_much.unwrap_err().to_string().contains("shared memory"));
+    });
+    let device = Device::emulated(Emulation::default());
+    let launch = Launch::new("no_such_kernel".to_owned(), [1, 1, 1], 32);
+    // SAFETY: there is no such kernel to run.
+    unsafe { device.launch(&launch, &0u64) }.expect("the failure is reported later");
+    assert!(device.synchronize().unwrap_err().to_string().contains("no kernel of this name"));
+}
+
+#[test]
+fn copies_events_and_recordings_keep_their_order() {
+    with_devices(|device| {
+        let mut host = device.host_buffer(8).unwrap();
+        let buffers = [0, 1, 2].map(|_| Arc::new(device.zeroed(8).unwrap()));
+        let copy = || device.copy(buffers[0].slice(), buffers[1].slice());
+        let recording = device.record(buffers.to_vec(), copy).unwrap();
+        let begun = device.timed_event().unwrap();
+        begun.record().unwrap();
+        for value in [3, 4] {
+            device.synchronize().unwrap();
+            host.bytes_mut().fill(value);
+            device.upload(&host, 0, buffers[0].slice()).unwrap();
+            recording.replay().unwrap();
+        }
+        let event = device.timed_event().unwrap();
+        event.record().unwrap();
+        device.wait(&event).unwrap();
+        let half = |buffer: usize, range| buffers[buffer].slice().part(range).unwrap();
+        device.copy(half(1, 0..4), half(2, 4..8)).unwrap();
+        device.download(buffers[2].slice(), &mut host, 0).unwrap();
+        device.synchronize().unwrap();
+        assert_eq!(host.bytes(), [0, 0, 0, 0, 4, 4, 4, 4]);
+        assert!(begun.milliseconds_until(&event).unwrap() >= 0.0);
+        let untimed = device.event().unwrap();
+        untimed.record().unwrap();
+        device.synchronize().unwrap();
+        assert!(begun.milliseconds_until(&untimed).is_err(), "the event has no time");
+        assert!(device.copy(buffers[0].slice(), half(1, 0..4)).is_err());
+        assert!(device.upload(&host, 4, buffers[0].slice()).is_err());
+    });
+}
+
+#[test]
+fn one_device_waits_for_another() {
+    let [first, second] = [0, 1].map(|_| Device::emulated(Emulation::default()));
+    let mut host = first.host_buffer(4).unwrap();
+    host.bytes_mut().fill(9);
+    let (from, to) = (first.zeroed(4).unwrap(), second.zeroed(4).unwrap());
+    second.enable_peer_access(&first).unwrap();
+    let event = first.event().unwrap();
+    first.upload(&host, 0, from.slice()).unwrap();
+    event.record().unwrap();
+    second.wait(&event).unwrap();
+    second.copy(from.slice(), to.slice()).unwrap();
+    let mut bytes = [0; 4];
+    to.read(&mut bytes).unwrap();
+    assert_eq!(bytes, [9; 4]);
+}
+
+#[test]
+fn only_copies_between_devices_take_slices_of_another_device() {
+    check_two_devices(&[0, 1].map(|_| Device::emulated(Emulation::default())));
+    if let Ok(2..) = gpu::probe().map(|devices| devices.len()) {
+        let compiler = Arc::new(on_device::compiler());
+        check_two_devices(&[0, 1].map(|ordinal| Device::open(ordinal, &compiler).unwrap()));
+    }
+}
+
+fn check_two_devices([first, second]: &[Device; 2]) {
+    let (theirs, own) = (first.copied(&[7; 8]).unwrap(), second.zeroed(8).unwrap());
+    let mut host = second.host_buffer(8).unwrap();
+    let mut bytes = [0; 8];
+    let refusals = [
+        second.upload(&host, 0, theirs.slice()),
+        second.download(theirs.slice(), &mut host, 0),
+        second.read(theirs.slice(), &mut bytes),
+        second.clear(theirs.slice()),
+        second.copy(own.slice(), theirs.slice()),
+    ];
+    for refused in refusals {
+        let error = refused.expect_err("the memory of another device").to_string();
+        assert!(error.contains(&first.name()) && error.contains("another device"), "{error}");
+    }
+    second.copy(theirs.slice(), own.slice()).unwrap();
+    own.read(&mut bytes).unwrap();
+    assert_eq!(bytes, [7; 8]);
+    // A recording copies, too.
+    own.device.clear(own.slice()).unwrap();
+    let buffers = vec![Arc::new(own)];
+    let copy = || second.copy(theirs.slice(), buffers[0].slice());
+    let recording = second.record(buffers.clone(), copy).unwrap();
+    recording.replay().unwrap();
+    buffers[0].read(&mut bytes).unwrap();
+    assert_eq!(bytes, [7; 8]);
+}
