@@ -15,7 +15,7 @@ export const PAGES = [
   page('/sessions/:agent/:session/turns/:turn', 'turn', 'Turn', { nav: 'sessions' }),
   page('/inbox', 'inbox', 'Inbox'),
   page('/engine', 'engine', 'Engine'),
-  page('/cluster', 'cluster', 'Cluster', { need: 'admin' }),
+  page('/cluster', 'cluster', 'Cluster'),
   page('/usage', 'usage', 'Usage'),
   page('/requests', 'requests', 'Requests'),
   page('/requests/:id', 'requests', 'Request', { nav: 'requests' }),
@@ -23,14 +23,14 @@ export const PAGES = [
   page('/docs/*page', 'docs', 'Docs'),
 ];
 
-/** The navigation, in its order; `key` is the second key of its shortcut, after `g`. The cluster is left out where the host has none. */
+/** The navigation, in its order; `key` is the second key of its shortcut, after `g`. The cluster is left out where the host is in none. */
 export const NAVIGATION = [
   { id: 'playground', label: 'Playground', path: `${BASE}/playground`, key: 'p', need: 'invoke' },
   { id: 'agents', label: 'Agents', path: `${BASE}/agents`, key: 'a', need: 'read' },
   { id: 'sessions', label: 'Sessions', path: `${BASE}/sessions`, key: 's', need: 'read' },
   { id: 'inbox', label: 'Inbox', path: `${BASE}/inbox`, key: 'i', need: 'read' },
   { id: 'engine', label: 'Engine', path: `${BASE}/engine`, key: 'e', need: 'read' },
-  { id: 'cluster', label: 'Cluster', path: `${BASE}/cluster`, key: 'c', need: 'admin' },
+  { id: 'cluster', label: 'Cluster', path: `${BASE}/cluster`, key: 'c', need: 'read' },
   { id: 'usage', label: 'Usage', path: `${BASE}/usage`, key: 'u', need: 'read' },
   { id: 'requests', label: 'Requests', path: `${BASE}/requests`, key: 'r', need: 'read' },
   { id: 'docs', label: 'Docs', path: `${BASE}/docs`, key: 'd', need: 'read' },

@@ -1,68 +1,69 @@
-// The hosts that share a database: what each has loaded, how many sessions it owns, and when it was last heard.
-import { api } from '../lib/api.js';
-import { hasCluster } from '../lib/cluster.js';
+// The hosts that share a database: what each has loaded, how many sessions it owns, and when it was last heard. An admin drains them.
+import { api, url } from '../lib/api.js';
+import { may } from '../lib/caller.js';
+import { hasCluster, isCluster } from '../lib/cluster.js';
 import { count, duration, number } from '../lib/format.js';
 import { usePolled } from '../lib/hooks.js';
-import { html, useEffect } from '../lib/html.js';
+import { html, useEffect, useState } from '../lib/html.js';
 import { paths } from '../lib/router.js';
-import { Badge, Button, Empty, Figure, Loaded, Note, Page, Section, Table, Time } from '../parts/index.js';
+import { Badge, Button, Confirm, Empty, Figure, Loaded, Note, Page, Section, Table, Time, toast } from '../parts/index.js';
 
 const AGAIN_MS = 2000;
-const STATES = { serving: ['ok', 'Serving'], draining: ['warn', 'Draining'], gone: ['bad', 'Gone'] };
+const STATES = { serving: ['ok', 'Serving'], draining: ['warn', 'Draining'] };
 
-const sum = (hosts, member) => hosts.reduce((all, host) => all + (host[member] ?? 0), 0);
-const most = (hosts) => Math.max(1, ...hosts.map(({ sessions }) => sessions ?? 0));
-const keyOf = ({ number: id, name, url }) => String(id ?? url ?? name);
-const isAddress = (url) => /^https?:\/\//.test(url ?? '');
+const sum = (hosts, member) => hosts.reduce((all, host) => all + host[member], 0);
 
-export default function Cluster() {
-  const isKnown = hasCluster.use();
-  const cluster = usePolled((signal) => api.get('/v1/cluster', { signal }), [], { everyMs: AGAIN_MS, when: isKnown !== false });
-  const { data, error } = cluster;
-  const isMissing = !data && error?.status === 404;
-  useEffect(() => { if (data) hasCluster.set(true); else if (isMissing) hasCluster.set(false); }, [!data, isMissing]);
+export default function Cluster({ caller }) {
+  const cluster = usePolled((signal) => api.get('/v1/cluster', { signal }), [], { everyMs: AGAIN_MS });
+  const { data } = cluster;
+  useEffect(() => { if (data) hasCluster.set(isCluster(data)); }, [data]);
   return html`<${Page} title="Cluster" wide about="The hosts that share this host’s database, and the work of each.">
-    ${isMissing ? html`<div class="card"><${Empty} icon="cluster" title="This host is not part of a cluster" action=${html`<${Button} href=${paths.docs('host/databases')}>Read about databases<//>`}>Hosts that share a PostgreSQL database show up here.<//></div>`
-      : html`<${Loaded} resource=${cluster} lines=${6}>${({ hosts, unowned_sessions: unowned }) => html`<${Hosts} hosts=${hosts ?? []} unowned=${unowned ?? 0} />`}<//>`}
+    <${Loaded} resource=${cluster} lines=${6}>${(answer) => html`<${Hosts} hosts=${answer.hosts} isAlone=${!isCluster(answer)} caller=${caller} onDrained=${cluster.reload} />`}<//>
   <//>`;
 }
 
-function Hosts({ hosts, unowned }) {
-  const here = hosts.filter(({ state }) => state !== 'gone');
+function Hosts({ hosts, isAlone, caller, onDrained }) {
+  const [doomed, drain] = useState(null);
   const serving = hosts.filter(({ state }) => state === 'serving').length;
-  const versions = [...new Set(here.map(({ version }) => version).filter(Boolean))].sort();
-  const top = most(hosts);
+  const versions = [...new Set(hosts.map(({ version }) => version))].sort();
+  const top = Math.max(1, ...hosts.map(({ sessions }) => sessions));
+  const mayDrain = !isAlone && may(caller, 'admin');
   const columns = [
     { key: 'name', label: 'Host', render: (host) => html`<${Name} host=${host} />` },
     { key: 'state', label: 'State', width: '7rem', render: ({ state }) => html`<${State} state=${state} />` },
-    { key: 'version', label: 'Version', width: '6rem', optional: true, render: ({ version }) => version ?? '–' },
-    { key: 'models', label: 'Models', optional: true, render: ({ models }) => (models?.length ? html`<span title=${models.join(', ')}>${models.join(', ')}</span>` : html`<span class="muted">none loaded</span>`) },
+    { key: 'version', label: 'Version', width: '6rem', optional: true },
+    { key: 'models', label: 'Models', optional: true, render: ({ models }) => (models.length ? html`<span title=${models.join(', ')}>${models.join(', ')}</span>` : html`<span class="muted">none loaded</span>`) },
     { key: 'sessions', label: 'Sessions', width: '24%', render: ({ sessions }) => html`<${Share} value=${sessions} top=${top} />` },
     { key: 'turns', label: 'Turns', align: 'right', width: '5rem', render: ({ running_turns: turns }) => html`<span title="Turns that run">${number(turns)}</span>` },
-    { key: 'heard', label: 'Heard', align: 'right', width: '7rem', render: ({ seen_ms_ago: ms }) => (ms < 2000 ? 'now' : typeof ms === 'number' ? `${duration(ms)} ago` : '–') },
-    { key: 'started', label: 'Started', align: 'right', width: '8rem', optional: true, render: ({ started_at: at }) => html`<${Time} ms=${Date.parse(at ?? '') || null} relative />` },
+    { key: 'heard', label: 'Heard', align: 'right', width: '7rem', optional: mayDrain, render: ({ seen_ms_ago: ms }) => (ms < 2000 ? 'now' : `${duration(ms)} ago`) },
+    { key: 'started', label: 'Started', align: 'right', width: '8rem', optional: true, render: ({ started_at: at }) => html`<${Time} ms=${Date.parse(at)} relative />` },
+    ...(mayDrain ? [{ key: 'do', label: html`<span class="sr-only">Actions</span>`, align: 'right', width: '6rem', render: (host) => host.state === 'serving' && html`<${Button} small label=${`Drain ${host.name}`} onClick=${() => drain(host)}>Drain<//>` }] : []),
   ];
   return html`<div class="figures">
       <${Figure} label="Hosts that serve" value=${number(serving)} unit=${hosts.length > serving ? `of ${number(hosts.length)}` : undefined} tone=${serving ? '' : 'bad'} />
-      <${Figure} label="Sessions" value=${number(sum(hosts, 'sessions'))} hint="Sessions that a host owns" />
-      <${Figure} label="Without a host" value=${number(unowned)} tone=${unowned > 0 ? 'warn' : ''} hint="Sessions that no host owns: the next message to one finds it a host" />
+      <${Figure} label="Sessions" value=${number(sum(hosts, 'sessions'))} hint=${isAlone ? 'Sessions that are loaded' : 'Sessions that a host owns'} />
       <${Figure} label="Turns that run" value=${number(sum(hosts, 'running_turns'))} />
     </div>
+    ${isAlone && html`<${Note} action=${html`<${Button} small href=${paths.docs('host/cluster')}>Read about clusters<//>`}>This host is not part of a cluster. Hosts that share a PostgreSQL database show up here.<//>`}
     ${versions.length > 1 && html`<${Note} tone="warn">The hosts run ${count(versions.length, 'version')}: ${versions.join(', ')}. That is as it should be only during an upgrade.<//>`}
-    <${Section} title="Hosts" flush><${Table} label="Hosts" columns=${columns} rows=${hosts} rowKey=${keyOf} height=${44}
-      empty=${html`<${Empty} icon="cluster" title="No host is known">A host shows up here once it has written to the database.<//>`} /><//>`;
+    <${Section} title="Hosts" flush><${Table} label="Hosts" columns=${columns} rows=${hosts} rowKey=${({ number: id }) => id} height=${44}
+      empty=${html`<${Empty} icon="cluster" title="No host is known">A host shows up here once it has written to the database.<//>`} /><//>
+    ${doomed && html`<${Confirm} title=${`Drain ${doomed.name}?`} action="Drain" onClose=${() => drain(null)} confirm=${async () => { await api.post(url`/v1/cluster/hosts/${doomed.number}/drain`); toast(`${doomed.name} drains`); onDrained(); }}>
+      <p>It hands its sessions over to the other hosts, waits for turns that run, and then its process ends. Nothing is lost.</p>
+      ${doomed.this && html`<p>It is the host that shows you this page: open the console of another one to see the rest.</p>`}
+      ${serving < 2 && html`<${Note} tone="warn">No other host serves. Its sessions wait in the database until one does.<//>`}<//>`}`;
 }
 
-function Name({ host: { name, url, this: isThis, number: id } }) {
-  const text = name ?? url ?? (id === undefined ? 'unknown' : `host ${id}`);
-  return html`${isAddress(url) && !isThis ? html`<a href=${`${url.replace(/\/+$/, '')}/ui/cluster`} target="_blank" rel="noreferrer" title=${`Open the console of ${text}`}>${text}</a>` : html`<strong title=${url}>${text}</strong>`}
-    ${isThis && html` <${Badge} tone="accent">this host<//>`}`;
-}
+const Name = ({ host: { name, url: address, this: isThis } }) => html`${isThis || !isAddress(address) ? html`<strong title=${address}>${name || 'This host'}</strong>`
+  : html`<a href=${`${address.replace(/\/+$/, '')}/ui/cluster`} target="_blank" rel="noreferrer" title=${`Open the console of ${name}`}>${name}</a>`}
+  ${isThis && name && html` <${Badge} tone="accent">this host<//>`}`;
+
+const isAddress = (text) => /^https?:\/\//.test(text);
 
 function State({ state }) {
-  const [tone, text] = STATES[state] ?? [null, state ?? '–'];
+  const [tone, text] = STATES[state] ?? [null, state];
   return html`<${Badge} tone=${tone} dot>${text}<//>`;
 }
 
 /** A number with a bar, whose whole length is the largest number of all hosts. */
-const Share = ({ value, top }) => html`<span class="host-share"><span class="host-track" aria-hidden="true"><span style=${{ width: `${((value ?? 0) / top) * 100}%` }}></span></span><span class="num">${number(value)}</span></span>`;
+const Share = ({ value, top }) => html`<span class="host-share"><span class="host-track" aria-hidden="true"><span style=${{ width: `${(value / top) * 100}%` }}></span></span><span class="num">${number(value)}</span></span>`;

@@ -21,6 +21,7 @@ export default function SessionPage({ params: { agent, session }, query, caller 
   const tab = ['state', 'turns', 'logs'].includes(query.tab) ? query.tab : 'messages';
   const [dialog, open] = useState(null);
   const detail = useResource((signal) => api.get(path, { signal }), [path]);
+  const owner = useResource((signal) => (detail.data ? api.get(url`/v1/agents/${agent}`, { signal }) : null), [agent, !detail.data]);
   const { data, error } = detail;
   const isNew = !data && error?.code === 'session_not_found';
   const live = useLive(path, agent, session, detail);
@@ -35,7 +36,7 @@ export default function SessionPage({ params: { agent, session }, query, caller 
       ${may(caller, 'invoke') && html`<${Button} small icon="trash" onClick=${() => open('delete')}>Delete<//>`}`}>
     <div class="session">
       ${error && !isNew && error.code !== 'session_not_found' && html`<div class="session-error"><${ErrorNote} error=${error} onRetry=${detail.reload} /></div>`}
-      ${data && html`<${Summary} data=${data} />`}
+      ${data && html`<${Summary} data=${data} limitKb=${owner.data?.limits.state_kb} />`}
       ${!data && !error && html`<div class="session-error"><${Skeleton} lines=${6} /></div>`}
       ${(data || isNew) && html`<${Tabs} label="Parts of the session" active=${tab} onSelect=${(id) => setQuery({ tab: id === 'messages' ? '' : id })}
         tabs=${[{ id: 'messages', label: 'Messages', count: data ? number(messagesOf(data)) : null }, { id: 'state', label: 'State', count: data?.state_keys.length }, { id: 'turns', label: 'Turns', count: data ? number(data.turns) : null }, { id: 'logs', label: 'Logs' }]}>
@@ -49,11 +50,11 @@ export default function SessionPage({ params: { agent, session }, query, caller 
 
 const messagesOf = ({ conversations }) => conversations.reduce((sum, { messages }) => sum + messages, 0);
 
-function Summary({ data }) {
+function Summary({ data, limitKb }) {
   const { usage, created_at_ms: created, updated_at_ms: updated, state_bytes: size, conversations } = data;
   const models = [...new Set(conversations.map(({ model }) => model))];
   return html`<div class="session-summary">
-    <p class="session-words"><span>Begun <${Time} ms=${created} relative /></span><span>last turn <${Time} ms=${updated} relative /></span>${models.length > 0 && html`<span>${models.join(', ')}</span>`}<span>${bytes(size)} of state</span></p>
+    <p class="session-words"><span>Begun <${Time} ms=${created} relative /></span><span>last turn <${Time} ms=${updated} relative /></span>${models.length > 0 && html`<span>${models.join(', ')}</span>`}<span title="The limit is state_kb of the agent">${bytes(size)} of state${limitKb > 0 && `, at most ${bytes(limitKb * 1024)}`}</span></p>
     <${TokenBar} compact prompt=${usage.prompt_tokens} cached=${usage.prompt_tokens_details.cached_tokens} completion=${usage.completion_tokens} />
   </div>`;
 }
