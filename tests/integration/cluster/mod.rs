@@ -14,6 +14,7 @@ mod nodes;
 /// Hosts that are restarted one after the other.
 mod rolling;
 
+use crate::console;
 use crate::durability::tiny_model;
 use crate::postgres_server::Server;
 use gate::Gate;
@@ -77,6 +78,7 @@ async fn a_session_is_used_through_any_host() {
 
     let metrics = a.request(Method::GET, "/metrics").send().await.unwrap().text().await.unwrap();
     crate::metrics::check_those_of_clusters(&metrics);
+    a_host_is_drained_on_a_page_of_another_one(nodes).await;
 }
 
 async fn a_turn_is_followed_and_cancelled_through_other_hosts([a, b, c]: &[Node; 3]) {
@@ -126,6 +128,14 @@ async fn an_approval_is_decided_at_another_host([a, b, c]: &[Node; 3]) {
     until(async || b.get(&turn).await.1["state"] == "done").await;
     let (_, ended, owner) = c.get(&turn).await;
     assert_eq!((&ended["text"], owner), (&json!("\"x 1\""), a.number), "{ended}");
+}
+
+async fn a_host_is_drained_on_a_page_of_another_one([a, _b, c]: [Node; 3]) {
+    let (url, number) = (a.url.clone(), c.number);
+    if tokio::task::spawn_blocking(move || console::drains(&url, number)).await.unwrap() {
+        let (status, log) = c.exited().await;
+        assert_eq!(status, Some(0), "{log}");
+    }
 }
 
 /// `SKEP_CLUSTER_SECONDS` is the duration of the faults.

@@ -8,9 +8,6 @@ export const url = process.env.CONSOLE_URL;
 const shots = process.env.CONSOLE_SHOTS;
 const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
 
-/** The host may lack these, which the browser's console reports; pages handle it. */
-const OPTIONAL = ['/v1/cluster'];
-
 export const browser = await chromium.launch({
   executablePath: process.env.CONSOLE_CHROMIUM,
   args: ['--no-sandbox', '--disable-gpu', '--disable-dev-shm-usage'],
@@ -24,15 +21,15 @@ export function check(condition, message) {
   if (!condition) fail(message);
 }
 
-/** Opens a window. Errors of its scripts, refused resources and violations of the policy end the scenario. */
-export async function open({ theme = 'light', width = 1280, height = 840, expected = [] } = {}) {
-  const context = await browser.newContext({ viewport: { width, height }, colorScheme: theme });
+/** Opens a window, whose person is in the time zone `zone`. Errors of its scripts, refused resources and violations of the policy end the scenario. */
+export async function open({ theme = 'light', width = 1280, height = 840, zone, expected = [] } = {}) {
+  const context = await browser.newContext({ viewport: { width, height }, colorScheme: theme, timezoneId: zone });
   const page = await context.newPage();
   page.problems = [];
   page.on('pageerror', (error) => page.problems.push(`script: ${error.message}`));
   page.on('console', (message) => {
     const text = `${message.text()} ${message.location().url}`;
-    if (message.type() === 'error' && ![...OPTIONAL, ...expected].some((part) => text.includes(part))) page.problems.push(text);
+    if (message.type() === 'error' && !expected.some((part) => text.includes(part))) page.problems.push(text);
   });
   page.on('request', (request) => {
     if (!request.url().startsWith(url) && !request.url().startsWith('data:') && !request.url().startsWith('blob:')) {

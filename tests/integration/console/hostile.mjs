@@ -57,6 +57,12 @@ await scenario(async () => {
   await page.locator('.chat-figures').getByText('total').first().waitFor();
   // The message, and the answer.
   await page.getByText('onerror=alert(1)').filter({ visible: true }).nth(1).waitFor();
+  // The reasoning before the answer is folded.
+  const fold = page.getByRole('button', { name: /^Reasoning/ });
+  const shownBefore = await page.getByText('onerror=alert(1)').filter({ visible: true }).count();
+  check(await fold.getAttribute('aria-expanded') === 'false', 'the reasoning is not folded');
+  await fold.click();
+  await page.getByText('onerror=alert(1)').filter({ visible: true }).nth(shownBefore).waitFor();
   check(await page.locator('img[src="x"], a[href^="javascript"]').count() === 0, 'the playground made HTML of a text');
   healthy(page);
 });

@@ -4,16 +4,16 @@ use super::Browser;
 use crate::{
     config_host::{Up, skep},
     durability::{Process, tiny_model},
-    harness::{Host, guest},
+    harness::{Host, client, guest},
     scripted_upstream::{ScriptedUpstream, answered},
     upstreams::options,
 };
 use serde_json::json;
 use std::{
-    io::{Read, Write},
+    io::{BufRead, BufReader, Read, Write},
     net::TcpListener,
     num::NonZeroUsize,
-    process::Stdio,
+    process::{Child, Command, Stdio},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -154,6 +154,22 @@ async fn a_person_chats_deploys_forks_and_approves() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_agent_is_dropped_rolled_back_and_deleted() {
+    let Some(browser) = blocking(Browser::install).await else { return };
+    let component = tempfile::NamedTempFile::with_suffix(".wasm").unwrap();
+    std::fs::write(component.path(), blocking(|| guest("noop")).await).unwrap();
+    let up = Up::start(
+        "[[model]]\nname = \"small\"\nsource = \".\"\n[grants]\nhosts = [\"https://api.example.com\"]\n",
+    );
+    let url = up.host.url.clone();
+    blocking(move || {
+        let environment = [("COMPONENT", component.path().to_str().unwrap()), ("HOSTILE", HOSTILE)];
+        browser.run("agent", &url, &environment, |_| String::new());
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn tenants_sign_in_and_do_not_see_each_other() {
     let Some(browser) = blocking(Browser::install).await else { return };
     blocking(move || {
@@ -179,6 +195,44 @@ async fn tenants_sign_in_and_do_not_see_each_other() {
         browser.run("tenants", &process.url, &environment, |_| String::new());
     })
     .await;
+}
+
+/// A process that is killed when its test ends, however it ends.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_prints_the_address_of_its_console_unless_it_has_none() {
+    let model = tempfile::tempdir().unwrap();
+    tiny_model(model.path());
+    for (flags, has_console) in [(&[][..], true), (&["--no-ui"][..], false)] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_skep"));
+        command.args(["up", "--ephemeral", "--listen", "127.0.0.1:0", "--threads", "1"]).args(flags);
+        command.args(["--log-level", "error", "--model"]).arg(model.path());
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut process = Killed(command.spawn().unwrap());
+        // The pipe stays open, because a host that cannot print ends.
+        let mut lines = BufReader::new(process.0.stdout.take().unwrap()).lines().map(|line| line.unwrap());
+        let printed: Vec<String> = lines.by_ref().take_while(|line| line != "next:").collect();
+        let mut words = printed.iter().flat_map(|line| line.split_whitespace());
+        let url = words.find(|word| word.starts_with("http://")).unwrap().trim_end_matches('/');
+        let console = printed.iter().map(|line| line.trim()).find(|line| line.starts_with("console "));
+        assert_eq!(console.is_some(), has_console, "{printed:?}");
+        assert!(console.is_none_or(|line| line == format!("console {url}/ui")), "{printed:?}");
+        // The root leads to the console.
+        for path in ["/", "/ui", "/ui/engine"] {
+            let status = client().get(format!("{url}{path}")).send().await.unwrap().status().as_u16();
+            assert_eq!(status, if has_console { 200 } else { 404 }, "{path}");
+        }
+        let ready = client().get(format!("{url}/healthz")).send().await.unwrap();
+        assert_eq!(ready.status(), 200);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

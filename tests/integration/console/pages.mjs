@@ -1,47 +1,162 @@
 // Visits every page in both themes and on a phone, with a session that has tool calls and a call that waits.
-import { api, healthy, inspect, open, scenario, settled, visit } from './browser.mjs';
+import { api, check, healthy, inspect, open, scenario, settled, visit } from './browser.mjs';
 
 const { LONG } = process.env;
 const HOUR_MS = 3_600_000;
 const ago = (ms) => new Date(Date.now() - ms).toISOString();
 
-/** Hosts as a host of a cluster describes them. One of another version leaves members out. */
+/** Hosts as a host of a cluster describes them. */
 const CLUSTER = {
   hosts: [
     { number: 3, name: '10.0.0.2:8080', url: 'http://10.0.0.2:8080', version: '0.2.0', state: 'serving', this: true, started_at: ago(HOUR_MS), seen_ms_ago: 120, models: ['smollm2-135m'], sessions: 12, running_turns: 2 },
     { number: 4, name: 'hives_of_the_north_rack_17.example.internal:8080', url: 'http://10.0.0.3:8080', version: '0.2.1', state: 'draining', this: false, started_at: ago(90 * HOUR_MS), seen_ms_ago: 900, models: ['smollm2-135m', 'another_model_with_a_long_name'], sessions: 40, running_turns: 0 },
-    { number: 5, state: 'gone', seen_ms_ago: 75_000 },
+    { number: 5, name: '10.0.0.4:8080', url: 'http://10.0.0.4:8080', version: '0.2.0', state: 'serving', this: false, started_at: ago(HOUR_MS / 60), seen_ms_ago: 7_500, models: [], sessions: 0, running_turns: 0 },
   ],
-  unowned_sessions: 7,
 };
 
-/** Answers for the host with several hosts, one of which changes, and then as a host that knows nothing of clusters. */
+/** Answers for the host with several hosts, one of which changes; then the host itself answers, which is in no cluster. */
 async function cluster(windows) {
   for (const [name, options] of windows) {
     const page = await open(options);
     const answer = structuredClone(CLUSTER);
-    let status = 200;
-    await page.route('**/v1/cluster', (route) => route.fulfill({ status, json: status === 200 ? answer : { error: { message: 'no such route', code: 'not_found' } } }));
+    await page.route('**/v1/cluster', (route) => route.fulfill({ json: answer }));
     await visit(page, '/ui/cluster');
     await page.getByText('Draining', { exact: true }).waitFor();
     await inspect(page, `cluster-hosts-${name}`);
-    for (const [row, text] of [['10.0.0.2:8080', 'this host'], ['hives_of_the_north', '40'], ['host 5', 'Gone']]) {
-      await page.getByRole('row').filter({ hasText: row }).getByText(text).first().waitFor();
+    for (const [row, text] of [['10.0.0.2:8080', 'this host'], ['hives_of_the_north', '40'], ['10.0.0.4:8080', 'none loaded']]) {
+      await page.getByRole('row').filter({ hasText: row }).getByText(text).first().waitFor({ state: 'attached' });
     }
     await page.getByText('The hosts run 2 versions: 0.2.0, 0.2.1.').waitFor();
     // It is read again by itself.
     answer.hosts[1].state = 'serving';
-    answer.unowned_sessions = 0;
     await page.getByText('Draining', { exact: true }).waitFor({ state: 'detached' });
     const link = page.locator('nav[aria-label=Console] a[href="/ui/cluster"]');
     await link.waitFor({ state: 'attached' });
-    status = 404;
+    await page.unroute('**/v1/cluster');
     await page.reload();
     await page.getByText('This host is not part of a cluster').waitFor();
     await link.waitFor({ state: 'detached' });
+    const { hosts: [own] } = await api('GET', '/v1/cluster');
+    const row = page.getByRole('row').filter({ hasText: 'This host' });
+    for (const text of ['Serving', own.version, own.models.join(', ')]) await row.getByText(text, { exact: true }).first().waitFor({ state: 'attached' });
+    check(await page.getByRole('button', { name: /^Drain/ }).count() === 0, 'a host without others can be drained');
     await inspect(page, `cluster-none-${name}`);
     await page.context().close();
   }
+}
+
+/** The KV pages are a map of squares, and a table that names their owners. */
+async function owners(page) {
+  await visit(page, '/ui/engine');
+  const table = page.getByRole('group', { name: 'Owners of pages' });
+  await table.getByText('room-service').first().waitFor();
+  const squares = page.locator('.pages-squares i');
+  const [all, free] = [await squares.count(), await page.locator('.pages-squares i.free').count()];
+  check(all > 1 && all <= 400 && free < all, `${free} of ${all} squares are free`);
+}
+
+/** A request is in the log as soon as it has ended, without a reload. */
+async function follows(page) {
+  await visit(page, '/ui/requests');
+  await page.getByRole('status').filter({ hasText: /^Live$/ }).waitFor();
+  const newest = async () => (await api('GET', '/v1/requests?limit=1')).data[0].id;
+  const before = await newest();
+  await api('POST', '/v1/completions', { prompt: 'Bees', max_tokens: 1 });
+  let id = before;
+  for (let tries = 0; tries < 200 && id === before; tries += 1) {
+    await page.waitForTimeout(50);
+    id = await newest();
+  }
+  await page.locator(`a[href="/ui/requests/${encodeURIComponent(id)}"]`).waitFor();
+}
+
+/** The keyboard leads to every page, to the search, to the content and to the list of shortcuts; a theme that a person chose is kept. */
+async function keyboard(page) {
+  await page.keyboard.press('g');
+  await page.keyboard.press('s');
+  await page.waitForURL('**/ui/sessions');
+  await page.getByRole('heading', { level: 1, name: 'Sessions' }).waitFor();
+  await page.keyboard.press('/');
+  const focused = () => page.evaluate(() => document.activeElement.getAttribute('aria-label') ?? document.activeElement.id);
+  check(await focused() === 'Search by id', `“/” leads to ${await focused()}`);
+  await page.getByLabel('Search by id').blur();
+  await page.keyboard.press('?');
+  const help = page.getByRole('dialog', { name: 'Shortcuts' });
+  await help.getByText('Search in the page').waitFor();
+  await inspect(page, 'shortcuts');
+  await page.keyboard.press('Escape');
+  await help.waitFor({ state: 'detached' });
+  await page.reload();
+  await page.getByRole('heading', { level: 1, name: 'Sessions' }).waitFor();
+  await page.keyboard.press('Tab');
+  await page.keyboard.press('Enter');
+  check(await focused() === 'main', `the first link leads to ${await focused()}`);
+  const shown = () => page.evaluate(() => document.documentElement.dataset.theme);
+  check(await shown() === 'light', `the theme is ${await shown()}`);
+  await page.locator('label[title=Dark]').click();
+  check(await shown() === 'dark', `the theme is ${await shown()}`);
+  // The theme is there before anything is drawn.
+  await page.goto(page.url(), { waitUntil: 'commit' });
+  await page.locator('.sidebar').first().waitFor({ state: 'attached' });
+  check(await shown() === 'dark', `a new page begins ${await shown()}`);
+  await page.getByRole('heading', { level: 1 }).first().waitFor();
+}
+
+/** Times are those of the person's zone. */
+async function zone(path) {
+  const timeZone = 'Pacific/Kiritimati';
+  const page = await open({ zone: timeZone });
+  await visit(page, path);
+  const time = page.locator('.table-box td time').last();
+  await time.waitFor();
+  const [shown, here, utc] = await time.evaluate((element, name) => {
+    const inZone = (zoneName) => new Intl.DateTimeFormat(undefined, { dateStyle: 'medium', timeStyle: 'medium', timeZone: zoneName }).format(Date.parse(element.dateTime));
+    return [element.textContent, inZone(name), inZone('UTC')];
+  }, timeZone);
+  check(shown === here && shown !== utc, `${shown} is shown, ${here} is the time there, ${utc} that of UTC`);
+  healthy(page);
+  await page.context().close();
+}
+
+/** A call is denied with a reason, which the page of its turn shows while the turn runs. */
+async function deny() {
+  const { data: [waiting] } = await api('GET', '/v1/agents/approval/sessions/c1/turns');
+  const page = await open();
+  await visit(page, `/ui/sessions/approval/c1/turns/${waiting.turn_id}`);
+  await page.getByText('This turn waits for a person').waitFor();
+  const inbox = await open();
+  await visit(inbox, '/ui/inbox');
+  const approval = inbox.getByRole('article', { name: 'Approval of refund' });
+  await approval.getByLabel('Reason').fill('Order 11 was never paid.');
+  await approval.getByRole('button', { name: 'Deny' }).click();
+  await inbox.getByText('Nothing waits for you').waitFor();
+  await page.getByText('“Order 11 was never paid.”').waitFor();
+  await page.locator('h1').getByText('Done').waitFor();
+  await page.locator('.turn-output').getByText(/may not refund/).first().waitFor();
+  const { data: messages } = await api('GET', '/v1/agents/approval/sessions/c1/messages');
+  check(messages.some(({ role, content }) => role === 'tool' && content.includes('never paid')), JSON.stringify(messages));
+  for (const each of [page, inbox]) {
+    healthy(each);
+    await each.context().close();
+  }
+}
+
+/** The best of some loads is drawn for the first time within FIRST_PAINT_MS, which a machine that does nothing else keeps far lower. */
+async function paint() {
+  const limit = Number(process.env.FIRST_PAINT_MS ?? 1000);
+  const page = await open();
+  const times = [];
+  for (let n = 0; n < 4; n += 1) {
+    await visit(page, '/ui/agents');
+    times.push(await page.evaluate(() => new Promise((done) => {
+      setTimeout(() => done(Infinity), 5_000);
+      new PerformanceObserver((list) => { const first = list.getEntriesByName('first-contentful-paint')[0]; if (first) done(Math.round(first.startTime)); }).observe({ type: 'paint', buffered: true });
+    })));
+  }
+  console.log(`first paint after ${times.join(', ')} ms`);
+  check(Math.min(...times) <= limit, `the first paint came after ${times} ms, and not within ${limit} ms`);
+  healthy(page);
+  await page.context().close();
 }
 
 await scenario(async () => {
@@ -55,6 +170,9 @@ await scenario(async () => {
     ['playground', '/ui/playground'],
     ['agents', '/ui/agents'],
     ['agent', '/ui/agents/room-service'],
+    ['agent-tools', '/ui/agents/room-service?tab=tools'],
+    ['agent-triggers', '/ui/agents/room-service?tab=triggers'],
+    ['agent-versions', '/ui/agents/room-service?tab=versions'],
     ['sessions', '/ui/sessions'],
     ['sessions-found', '/ui/sessions?text=TEA'],
     ['sessions-not-found', '/ui/sessions?text=nobody_said_this'],
@@ -78,6 +196,8 @@ await scenario(async () => {
     ['request', `/ui/requests/${request.id}`],
     ['docs', '/ui/docs'],
     ['guide', '/ui/docs/host/models'],
+    ['api', '/ui/docs/api'],
+    ['api-secrets', '/ui/docs/api/secrets'],
     ['not-found', '/ui/nowhere'],
   ];
   const windows = [
@@ -101,9 +221,14 @@ await scenario(async () => {
   for (const part of ['generate', 'order_food', 'Commit', 'prompt tokens cached']) {
     await page.locator('main').getByText(part).first().waitFor();
   }
-  // The keyboard leads to every page.
-  await page.keyboard.press('g');
-  await page.keyboard.press('e');
-  await page.waitForURL('**/ui/engine');
+  // A session says how much of its state it may still write.
+  await visit(page, session);
+  await page.getByText('of state, at most 64 KiB').waitFor();
+  await owners(page);
+  await follows(page);
+  await keyboard(page);
   healthy(page);
+  await zone(`${session}?tab=turns`);
+  await deny();
+  await paint();
 });
