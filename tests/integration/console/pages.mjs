@@ -118,47 +118,6 @@ async function zone(path) {
   await page.context().close();
 }
 
-/** A call is denied with a reason, which the page of its turn shows while the turn runs. */
-async function deny() {
-  const { data: [waiting] } = await api('GET', '/v1/agents/approval/sessions/c1/turns');
-  const page = await open();
-  await visit(page, `/ui/sessions/approval/c1/turns/${waiting.turn_id}`);
-  await page.getByText('This turn waits for a person').waitFor();
-  const inbox = await open();
-  await visit(inbox, '/ui/inbox');
-  const approval = inbox.getByRole('article', { name: 'Approval of refund' });
-  await approval.getByLabel('Reason').fill('Order 11 was never paid.');
-  await approval.getByRole('button', { name: 'Deny' }).click();
-  await inbox.getByText('Nothing waits for you').waitFor();
-  await page.getByText('“Order 11 was never paid.”').waitFor();
-  await page.locator('h1').getByText('Done').waitFor();
-  await page.locator('.turn-output').getByText(/may not refund/).first().waitFor();
-  const { data: messages } = await api('GET', '/v1/agents/approval/sessions/c1/messages');
-  check(messages.some(({ role, content }) => role === 'tool' && content.includes('never paid')), JSON.stringify(messages));
-  for (const each of [page, inbox]) {
-    healthy(each);
-    await each.context().close();
-  }
-}
-
-/** The best of some loads is drawn for the first time within FIRST_PAINT_MS, which a machine that does nothing else keeps far lower. */
-async function paint() {
-  const limit = Number(process.env.FIRST_PAINT_MS ?? 1000);
-  const page = await open();
-  const times = [];
-  for (let n = 0; n < 4; n += 1) {
-    await visit(page, '/ui/agents');
-    times.push(await page.evaluate(() => new Promise((done) => {
-      setTimeout(() => done(Infinity), 5_000);
-      new PerformanceObserver((list) => { const first = list.getEntriesByName('first-contentful-paint')[0]; if (first) done(Math.round(first.startTime)); }).observe({ type: 'paint', buffered: true });
-    })));
-  }
-  console.log(`first paint after ${times.join(', ')} ms`);
-  check(Math.min(...times) <= limit, `the first paint came after ${times} ms, and not within ${limit} ms`);
-  healthy(page);
-  await page.context().close();
-}
-
 await scenario(async () => {
   // The turn waits for a person, and this page does not wait for the turn.
   await api('POST', '/v1/agents/approval/sessions/c1/messages', { text: 'Please refund 20 euros for order 11.' }, undefined, { prefer: 'respond-async' });
@@ -229,6 +188,4 @@ await scenario(async () => {
   await keyboard(page);
   healthy(page);
   await zone(`${session}?tab=turns`);
-  await deny();
-  await paint();
 });
