@@ -353,7 +353,9 @@ impl Deployments {
 
     /// Returns the active version of an agent, with its code.
     pub(crate) fn deployed(&self, name: &str) -> Result<Arc<Deployed>, RuntimeError> {
-        match self.read().get(name).cloned() {
+        // The lock is free again when the error lists the agents: a deployment that waits for it lets no second reader in.
+        let slot = self.read().get(name).cloned();
+        match slot {
             Some(Slot::Ready(agent)) => Ok(agent),
             Some(Slot::Failed(failed)) => Err(failed.error(name)),
             None => Err(self.not_found(name)),
