@@ -52,11 +52,12 @@ struct Allowance {
 }
 
 /// The kernels that may use local memory, as NVRTC 13 compiles them. All others keep everything in registers.
-static ALLOWANCES: [Allowance; 16] = [
+static ALLOWANCES: [Allowance; 17] = [
     // Four values of a row, which an index selects that the compiler does not know.
     allowance("qkv_", None, 0, 32),
     allowance("attention_decode_64_", Some(Architecture::Sm100), 12, 8),
     allowance("attention_decode_64_", Some(Architecture::Sm120), 12, 8),
+    allowance("attention_decode_16_", Some(Architecture::Sm100), 12, 8),
     allowance("attention_decode_16_", Some(Architecture::Sm120), 12, 8),
     allowance("attention_decode_32_", Some(Architecture::Sm100), 4, 8),
     allowance("attention_decode_32_", Some(Architecture::Sm120), 4, 8),

@@ -21,7 +21,7 @@ use crate::progress::{Progress, Silent, Terminal};
 #[command(after_help = "\
 Formats:
   bf16, f32  safetensors
-  int4       safetensors in BF16, with experts in 4-bit integers in groups of 32 (compressed-tensors)
+  int4       safetensors in BF16, with experts in INT4, groups of 32 (compressed-tensors)
   fp8        safetensors in BF16, with experts and attention in FP8 in blocks of 128 × 128
   gguf       a GGUF file in the formats of the source, which has to be one, too; nothing is rounded
 
