@@ -109,7 +109,7 @@ struct Inner {
     store_health: StoreHealth,
     courier: Courier,
     /// The tasks that wait for the turns of responses.
-    following: Following,
+    following: Arc<Following>,
     started_at_ms: u64,
     /// Aborted with the host.
     _background: JoinSet<()>,
@@ -238,9 +238,10 @@ impl AgentHost {
         // The courier starts after the turns that it requested earlier have been resumed.
         let courier = Courier::start(Arc::new(courier), Arc::downgrade(&dispatch));
         batches.start(&dispatch).await?;
+        let following = Arc::<Following>::default();
         // The first host follows them for all.
         if dispatch.host.cluster.is_first() {
-            background.spawn(responses::follow_open(Arc::downgrade(&dispatch)));
+            background.spawn(responses::follow_open(Arc::downgrade(&dispatch), following.clone()));
         }
         let started_at_ms = dispatch.host.clock.now_ms();
         let inner = Inner {
@@ -256,7 +257,7 @@ impl AgentHost {
             expiry,
             store_health,
             courier,
-            following: Following::default(),
+            following,
             started_at_ms,
             _background: background,
             cluster_tasks: std::sync::Mutex::default(),
@@ -318,9 +319,7 @@ impl AgentHost {
         if !host.deployments.remove(name) {
             return Err(host.deployments.not_found(name));
         }
-        self.inner.dispatch.sessions.end_agent(name).await;
-        host.reach.requests.forget(Askers::Agent(name.to_owned())).await;
-        host.reach.disk.erase(EraseScope::Agent(name.to_owned())).await;
+        self.inner.forget_agent(name).await;
         host.store.delete_agent(name).await?;
         host.outbox.router.set_agent(name, &[]);
         tracing::info!(agent = name, "deleted");
@@ -428,5 +427,15 @@ impl AgentHost {
                 "cannot record an orderly shutdown, so the interrupted turns will count as lost: {error}"
             );
         }
+    }
+}
+
+impl Inner {
+    /// Ends the sessions of an agent that is being removed, and forgets what this host holds of them.
+    async fn forget_agent(&self, name: &str) {
+        let reach = &self.dispatch.host.reach;
+        self.dispatch.sessions.end_agent(name).await;
+        reach.requests.forget(Askers::Agent(name.to_owned())).await;
+        reach.disk.erase(EraseScope::Agent(name.to_owned())).await;
     }
 }

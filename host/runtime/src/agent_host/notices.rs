@@ -4,8 +4,7 @@
 //! read by a task of its own, because agents take long to compile.
 
 use super::Inner;
-use crate::{RuntimeError, deployment::StoredChanges, requests::Askers};
-use skep_engine::EraseScope;
+use crate::{RuntimeError, deployment::StoredChanges};
 use skep_store::{NoticeKind, Notices};
 use std::{
     collections::BTreeMap,
@@ -80,9 +79,7 @@ impl Inner {
         let StoredChanges { removed, rows } = host.deployments.stored_changes().await?;
         for name in &removed {
             host.deployments.remove(name);
-            self.dispatch.sessions.end_agent(name).await;
-            host.reach.requests.forget(Askers::Agent(name.clone())).await;
-            host.reach.disk.erase(EraseScope::Agent(name.clone())).await;
+            self.forget_agent(name).await;
             host.outbox.router.set_agent(name, &[]);
             tracing::info!(agent = name, "deleted by another host");
         }

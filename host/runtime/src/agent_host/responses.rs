@@ -42,7 +42,7 @@ impl Following {
         });
     }
 
-    /// Follows all open responses, because the host that followed some of them is gone.
+    /// Follows all open responses that this host does not follow yet, because the host that followed them is gone.
     pub(super) async fn take_over(&self, dispatch: &Arc<Dispatch>) -> Result<(), RuntimeError> {
         for row in dispatch.host.store.open_responses_of_turns().await? {
             if let Some(turn) = row.turn {
@@ -174,19 +174,11 @@ impl AgentHost {
 }
 
 /// Follows the turns of responses whose host stopped before they ended.
-pub(super) async fn follow_open(dispatch: Weak<Dispatch>) {
+pub(super) async fn follow_open(dispatch: Weak<Dispatch>, following: Arc<Following>) {
     let Some(dispatch) = dispatch.upgrade() else { return };
-    let open = match dispatch.host.store.open_responses_of_turns().await {
-        Ok(open) => open,
-        Err(error) => return tracing::error!("cannot look for open responses: {error}"),
-    };
-    let mut following = JoinSet::new();
-    for row in open {
-        if let Some(turn) = row.turn {
-            following.spawn(follow(dispatch.clone(), row.id, turn));
-        }
+    if let Err(error) = following.take_over(&dispatch).await {
+        tracing::error!("cannot look for open responses: {error}");
     }
-    following.join_all().await;
 }
 
 /// Waits for the end of a turn, and stores it as the end of the response.
