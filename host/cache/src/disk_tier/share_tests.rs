@@ -4,6 +4,15 @@ use std::os::unix::fs::FileExt;
 
 use super::tests::{BYTES, layout, options, pages_file, read, tokens, write};
 use super::*;
+use std::path::Path;
+
+/// Opens a tier whose pages are encrypted with a key.
+fn sealed(folder: &Path, key: u8) -> (DiskTier, LayoutId) {
+    let key = Some(SealingSecret([key; 32]));
+    let tier = DiskTier::open(TierOptions { key, ..options(folder) }).unwrap();
+    let form = layout(&tier, "form");
+    (tier, form)
+}
 
 #[test]
 fn a_tenant_beyond_its_share_makes_room_among_its_own_pages() {
@@ -127,12 +136,7 @@ fn reads_take_as_long_as_their_rate_says_and_are_expected_to() {
 #[test]
 fn sealed_pages_cannot_be_read_in_the_files_and_open_only_with_their_key() {
     let folder = tempfile::tempdir().unwrap();
-    let sealed = |key: u8| {
-        let key = Some(SealingSecret([key; 32]));
-        let tier = DiskTier::open(TierOptions { key, ..options(folder.path()) }).unwrap();
-        let form = layout(&tier, "form");
-        (tier, form)
-    };
+    let sealed = |key: u8| sealed(folder.path(), key);
     let page = |at: u8| vec![b'a' + at; BYTES];
     let in_files = |part: &[u8]| {
         let files = std::fs::read_dir(folder.path()).unwrap();
@@ -178,12 +182,7 @@ fn sealed_pages_cannot_be_read_in_the_files_and_open_only_with_their_key() {
 #[test]
 fn pages_of_another_key_are_damaged_pages() {
     let folder = tempfile::tempdir().unwrap();
-    let sealed = |key: u8| {
-        let key = Some(SealingSecret([key; 32]));
-        let tier = DiskTier::open(TierOptions { key, ..options(folder.path()) }).unwrap();
-        let form = layout(&tier, "form");
-        (tier, form)
-    };
+    let sealed = |key: u8| sealed(folder.path(), key);
     let (tier, form) = sealed(1);
     let prefixes = write(&tier, form, "t", "s", &tokens(1, 2));
     drop(tier);

@@ -5,6 +5,19 @@ use skep_api::{SessionPin, WarmedConversation};
 
 use super::{HostArgs, out};
 
+#[derive(Debug, clap::Args)]
+struct OneSession {
+    /// Name of the agent
+    agent: String,
+    /// Id of the session
+    session: String,
+    /// Print as JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    host: HostArgs,
+}
+
 /// Read the KV pages of a session from the disk before its next turn needs them
 ///
 /// Computes nothing, and takes only memory that running requests leave. MISSING is what the next turn has to
@@ -15,15 +28,8 @@ Examples:
   skep session warm concierge room-7
   skep session warm concierge room-7 --json | jq .conversations[0].read_tokens")]
 pub struct WarmArgs {
-    /// Name of the agent
-    agent: String,
-    /// Id of the session
-    session: String,
-    /// Print as JSON
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    host: HostArgs,
+    one: OneSession,
 }
 
 /// Evict the KV pages of a session last from the disk, as far as pin_percent in [kv] allows
@@ -34,7 +40,7 @@ Examples:
   skep kv status                                            lists the pinned sessions")]
 pub struct PinArgs {
     #[command(flatten)]
-    pinned: PinnedSession,
+    one: OneSession,
 }
 
 /// Undo a pin
@@ -44,26 +50,14 @@ Examples:
   skep session unpin concierge room-7")]
 pub struct UnpinArgs {
     #[command(flatten)]
-    pinned: PinnedSession,
-}
-
-#[derive(Debug, clap::Args)]
-struct PinnedSession {
-    /// Name of the agent
-    agent: String,
-    /// Id of the session
-    session: String,
-    /// Print as JSON
-    #[arg(long)]
-    json: bool,
-    #[command(flatten)]
-    host: HostArgs,
+    one: OneSession,
 }
 
 /// Reads the KV pages of a session into memory, and prints what was found.
-pub async fn warm(args: WarmArgs) -> Result<()> {
-    let warmed = args.host.client()?.warm_session(&args.agent, &args.session).await?;
-    if args.json {
+pub async fn warm(WarmArgs { one }: WarmArgs) -> Result<()> {
+    let OneSession { agent, session, json, host } = one;
+    let warmed = host.client()?.warm_session(&agent, &session).await?;
+    if json {
         return out::json(&warmed);
     }
     if warmed.conversations.is_empty() {
@@ -91,17 +85,17 @@ pub async fn warm(args: WarmArgs) -> Result<()> {
 }
 
 /// Pins the KV pages of a session.
-pub async fn pin(PinArgs { pinned }: PinArgs) -> Result<()> {
-    set(pinned, true).await
+pub async fn pin(PinArgs { one }: PinArgs) -> Result<()> {
+    set(one, true).await
 }
 
 /// Removes the pin of a session.
-pub async fn unpin(UnpinArgs { pinned }: UnpinArgs) -> Result<()> {
-    set(pinned, false).await
+pub async fn unpin(UnpinArgs { one }: UnpinArgs) -> Result<()> {
+    set(one, false).await
 }
 
-async fn set(pinned: PinnedSession, is_pinned: bool) -> Result<()> {
-    let PinnedSession { agent, session, json, host } = pinned;
+async fn set(one: OneSession, is_pinned: bool) -> Result<()> {
+    let OneSession { agent, session, json, host } = one;
     let pin = host.client()?.pin_session(&agent, &session, is_pinned).await?;
     if json {
         return out::json(&pin);
