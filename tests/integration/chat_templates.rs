@@ -1,7 +1,10 @@
 //! Published chat templates: what Skep renders with them is what `transformers` renders, and has the tokens that `tokenizers`
 //! makes of it. `tests/fixtures/chat-templates/render.py` made the expected texts, and `tokens.py` their tokens.
 
-use crate::harness::{repository, skipped};
+use crate::{
+    clients::{installed, made},
+    harness::{repository, skipped},
+};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use skep_engine::chat::{ChatMessage, Markup, Opening, Reasoning, ToolCall, ToolSpec, prompt_text};
@@ -299,42 +302,21 @@ fn message(json: &Value) -> ChatMessage {
 
 /// Returns the folder of the templates, which is fetched once; `None` if it cannot be had.
 pub fn templates() -> Option<PathBuf> {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("chat-templates");
-    let found = folder.join("templates");
-    if found.exists() {
-        return Some(found);
-    }
-    let _ = fs::remove_dir_all(&folder);
-    fs::create_dir_all(&folder).unwrap();
-    let download = Command::new("python3")
-        .args(["-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", "llama-cpp-python", "--dest"])
-        .arg(&folder)
-        .arg(PACKAGE)
-        .output();
-    if !download.as_ref().is_ok_and(|output| output.status.success()) {
-        let why = download.map_or_else(
-            |error| error.to_string(),
-            |output| String::from_utf8_lossy(&output.stderr).into_owned(),
-        );
-        skipped(&format!("the chat templates cannot be fetched: {why}"));
-        return None;
-    }
-    let archive = fs::read_dir(&folder)
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .find(|path| path.extension().is_some_and(|ext| ext == "gz"));
-    let unpacked = Command::new("tar")
-        .arg("-xzf")
-        .arg(archive.expect("pip downloaded an archive"))
-        .arg("-C")
-        .arg(&folder)
-        .args(["--wildcards", &format!("*/{FOLDER}/*")])
-        .output();
-    assert!(unpacked.is_ok_and(|output| output.status.success()), "the archive cannot be unpacked");
-    let inside = fs::read_dir(&folder)
-        .unwrap()
-        .map(|entry| entry.unwrap().path().join(FOLDER))
-        .find(|path| path.exists());
-    fs::rename(inside.expect("the archive has templates"), &found).unwrap();
-    Some(found)
+    let folder = made("chat-templates", &[PACKAGE], fetch_templates)?;
+    Some(folder.join("templates"))
+}
+
+/// Puts the templates of the source distribution into a new folder.
+fn fetch_templates(folder: &Path) -> Result<(), String> {
+    fs::create_dir_all(folder).unwrap();
+    let arguments = ["-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", "llama-cpp-python"];
+    installed(Command::new("python3").args(arguments).arg("--dest").arg(folder).arg(PACKAGE))?;
+    let entries = || fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let archive = entries().find(|path| path.extension().is_some_and(|ext| ext == "gz"));
+    let mut unpack = Command::new("tar");
+    unpack.arg("-xzf").arg(archive.expect("pip downloaded an archive")).arg("-C").arg(folder);
+    installed(unpack.args(["--wildcards", &format!("*/{FOLDER}/*")]))?;
+    let inside = entries().map(|path| path.join(FOLDER)).find(|path| path.exists());
+    fs::rename(inside.expect("the archive has templates"), folder.join("templates")).unwrap();
+    Ok(())
 }

@@ -15,6 +15,9 @@ use tokio::runtime::{Builder, Runtime};
 
 /// Time for which a test waits for what happens after seconds.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// Time for which a host hangs: longer than others take until they judge it (see `cluster::SETTLED`), and less than a write is
+/// tried.
+const HANG: Duration = Duration::from_secs(8);
 /// Time between two meetings.
 const PAUSE: Duration = Duration::from_millis(100);
 const CALLED: &str = "call ";
@@ -267,7 +270,7 @@ async fn a_host_that_hangs_loses_its_sessions_and_writes_nothing_when_it_wakes_u
     let mut hung = Some(hung);
     hanging.faults().choose(move |moment| {
         let hung = hung.take_if(|_| moment == Moment::Begin)?;
-        hung.send(()).ok().map(|()| Fault::Slow(Duration::from_secs(6)))
+        hung.send(()).ok().map(|()| Fault::Slow(HANG))
     });
     let late = tokio::spawn({
         let hanging = hanging.clone();

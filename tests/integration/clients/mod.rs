@@ -171,7 +171,7 @@ pub fn run(command: &mut Command) {
 
 /// Runs a program of an installation. Returns its first error message if it is missing or fails, as it does without a
 /// network.
-fn installed(command: &mut Command) -> Result<(), String> {
+pub fn installed(command: &mut Command) -> Result<(), String> {
     let program = command.get_program().to_string_lossy().into_owned();
     let output = command.stdin(Stdio::null()).output().map_err(|error| format!("{program}: {error}"))?;
     let said = String::from_utf8_lossy(&output.stderr);

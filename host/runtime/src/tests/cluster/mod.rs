@@ -91,6 +91,13 @@ impl Cluster {
     }
 }
 
+impl Drop for Cluster {
+    /// Hosts and the way to reach them own each other, and would keep their connections of the server.
+    fn drop(&mut self) {
+        self.calls.hosts().clear();
+    }
+}
+
 fn number(host: &Host) -> i64 {
     host.store().host_number().expect("a host of a cluster has a number")
 }
