@@ -11,7 +11,7 @@ use serde_json::Value;
 use skep_api::{ErrorBody, ErrorDetail};
 
 use super::events::EventParser;
-use super::{address, http_client, send, under};
+use super::{address, build, client_builder, send, under};
 use crate::failure::Refused;
 
 const EXAMPLE: &str = "http://127.0.0.1:8080/v1";
@@ -89,7 +89,9 @@ impl ChatUsage {
 impl ChatClient {
     /// Creates a client of the server at a base URL, such as `http://127.0.0.1:8080/v1`.
     pub fn new(base: &str) -> Result<Self> {
-        Ok(Self { base: address(base, EXAMPLE)?, http: http_client(None)? })
+        // Some servers close idle connections, and a request that is sent just then would count as failed.
+        let client = client_builder(None)?.pool_max_idle_per_host(0);
+        Ok(Self { base: address(base, EXAMPLE)?, http: build(client)? })
     }
 
     /// Sends a request whose body has `"stream": true`; `session` names the session whose cache holds its

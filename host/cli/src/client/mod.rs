@@ -69,7 +69,7 @@ impl Client {
     pub fn with_key(url: Option<&str>, key: Option<&str>) -> Result<Self> {
         let from_environment = std::env::var(URL_VARIABLE).ok().filter(|url| !url.is_empty());
         let url = url.map(str::to_owned).or(from_environment).unwrap_or_else(|| DEFAULT_URL.to_owned());
-        Ok(Self { base: address(&url, DEFAULT_URL)?, http: http_client(key)? })
+        Ok(Self { base: address(&url, DEFAULT_URL)?, http: build(client_builder(key)?)? })
     }
 
     /// Deploys a component with the text of its `agent.toml`.
@@ -241,8 +241,8 @@ fn under(base: &Url, path: &[&str]) -> Result<Url> {
     Ok(url)
 }
 
-/// Builds an HTTP client that sends an API key with every request: the given one, or `$SKEP_API_KEY`.
-fn http_client(key: Option<&str>) -> Result<reqwest::Client> {
+/// Returns the builder of an HTTP client that sends an API key with every request: the given one, or `$SKEP_API_KEY`.
+fn client_builder(key: Option<&str>) -> Result<reqwest::ClientBuilder> {
     let from_environment = std::env::var(KEY_VARIABLE).ok().filter(|key| !key.is_empty());
     let mut headers = header::HeaderMap::new();
     if let Some(key) = key.map(str::to_owned).or(from_environment) {
@@ -255,13 +255,15 @@ fn http_client(key: Option<&str>) -> Result<reqwest::Client> {
         headers.insert(header::AUTHORIZATION, value);
     }
     skep_outbound::tls::install_provider();
-    reqwest::Client::builder()
+    Ok(reqwest::Client::builder()
         .default_headers(headers)
         .connect_timeout(Duration::from_secs(5))
         .tcp_nodelay(true)
-        .no_proxy()
-        .build()
-        .context("cannot set up the HTTP client")
+        .no_proxy())
+}
+
+fn build(client: reqwest::ClientBuilder) -> Result<reqwest::Client> {
+    client.build().context("cannot set up the HTTP client")
 }
 
 /// Sends a request and returns any response. An error means that nobody listens at `base`, or that the

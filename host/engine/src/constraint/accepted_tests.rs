@@ -163,23 +163,18 @@ fn numbers_follow_the_syntax_of_json() {
 }
 
 #[test]
-fn an_integer_may_have_a_zero_fraction() {
+fn an_integer_has_no_fraction_or_exponent() {
     let compiler = compiler();
     let bounded = schema(json!({"type": "integer", "minimum": -3, "exclusiveMaximum": 120}));
-    check(
-        &compiler,
-        &bounded,
-        &["-3", "0", "119", "7.0", "-1.0"],
-        &["120", "120.0", "-4", "1.5", "1.", "01", "1e1"],
-    );
-    let draft4 = schema(json!({"$schema": "http://json-schema.org/draft-04/schema#", "type": "integer"}));
-    check(&compiler, &draft4, &["1"], &["1.0"]);
+    // JSON Schema accepts 7.0, but a program that reads an integer often does not.
+    check(&compiler, &bounded, &["-3", "0", "119"], &["120", "-4", "7.0", "1.5", "1.", "01", "1e1"]);
     let nested = schema(json!({
         "type": "object",
         "properties": {
             "list": {"type": "array", "items": {"$ref": "#/$defs/n"}, "minItems": 1, "maxItems": 3},
             "maybe": {"type": ["integer", "null"], "minimum": 0},
             "any": {"anyOf": [{"type": "integer"}, {"type": "string", "maxLength": 2}]},
+            "number": {"type": ["integer", "number"]},
             "next": {"$ref": "#"},
         },
         "required": ["list"],
@@ -190,18 +185,20 @@ fn an_integer_may_have_a_zero_fraction() {
         &compiler,
         &nested,
         &[
-            r#"{"list": [1.0, 2,3]}"#,
-            "{\n  \"list\":[ -4.0 ] ,\n  \"maybe\": null, \"any\": \"ab\"\n}",
-            r#"{"list":[9],"maybe":3.0,"any":4.0,"next":{"list":[0.0],"maybe":1}, "more\n": 1.0, "x":2}"#,
+            r#"{"list": [1, 2,3]}"#,
+            "{\n  \"list\":[ -4 ] ,\n  \"maybe\": null, \"any\": \"ab\"\n}",
+            r#"{"list":[9],"maybe":3,"any":4,"number":1.0,"next":{"list":[0],"maybe":1}, "more\n": 1, "x":2}"#,
         ],
         &[
             r#"{"list": []}"#,
-            r#"{"list": [10.0]}"#,
+            r#"{"list": [1.0]}"#,
+            r#"{"list": [10]}"#,
             r#"{"list": [1,2,3,4]}"#,
-            r#"{"list": [1], "maybe": -1.0}"#,
-            r#"{"list": [1], "any": 1.5}"#,
+            r#"{"list": [1], "maybe": -1}"#,
+            r#"{"list": [1], "maybe": 1.0}"#,
+            r#"{"list": [1], "any": 1.0}"#,
             r#"{"list": [1], "list": 1}"#,
-            r#"{"list": [1], "x": 1,  "y": 2}"#,
+            r#"{"list": [1], "x": 1.0}"#,
             r#"{"maybe": 1, "list": [1]}"#,
             r#"{"list": [1],}"#,
         ],

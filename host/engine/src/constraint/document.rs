@@ -12,7 +12,6 @@ use llguidance::api::ParserLimits;
 use llguidance::{GrammarBuilder, JsonCompileOptions};
 use serde_json::{Map, Value, json};
 
-use super::drafts::Draft;
 use super::relaxed::{CompilerSupport, Relaxations, RelaxedSchema, relaxed};
 use super::schema_keywords::Members;
 use super::spelling::AcceptedSpelling;
@@ -33,7 +32,6 @@ const MAX_CHECKED_PATTERN_BYTES: usize = 4096;
 /// A schema, and the parts of it that have been relaxed so far.
 pub(super) struct Document {
     canonical: Value,
-    draft: Draft,
     relaxations: Relaxations,
     warnings: Vec<String>,
     limits: ParserLimits,
@@ -54,7 +52,6 @@ impl Document {
         schema_bounds::check_size(schema)?;
         let mut document = Document {
             canonical: Value::Null,
-            draft: Draft::of(schema),
             relaxations: Relaxations::default(),
             warnings: Vec::new(),
             limits: limits.clone(),
@@ -81,7 +78,7 @@ impl Document {
 
     /// Returns the schema for the compiler.
     pub fn relaxed(&self) -> RelaxedSchema {
-        RelaxedSchema { pointed_integers: self.draft > Draft::Draft4, ..self.relax(&self.canonical) }
+        self.relax(&self.canonical)
     }
 
     /// Returns the values that `relaxed`, a form of this document, accepts although the schema may not.

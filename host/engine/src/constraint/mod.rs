@@ -18,7 +18,6 @@ mod document;
 mod drafts;
 mod error_location;
 mod form;
-mod integers;
 mod multiples;
 mod one_of;
 mod references;

@@ -47,8 +47,6 @@ pub(super) struct RelaxedSchema {
     /// Whether strings may have `\u` escapes. They may not where an additional property has a schema of its
     /// own, because the compiler does not see that `"\u0061"` is the `a` that is described.
     pub unicode_escapes: bool,
-    /// Whether `1.0` is an integer, as it is since draft 6.
-    pub pointed_integers: bool,
     /// Whether rules may replace what the compiler cannot write.
     pub as_rules: bool,
 }
@@ -68,13 +66,7 @@ pub(super) fn relaxed(
         lost: HashSet::new(),
     };
     let schema = relaxer.schema(document, "");
-    RelaxedSchema {
-        schema,
-        lost: relaxer.lost,
-        unicode_escapes: relaxer.unicode_escapes,
-        pointed_integers: true,
-        as_rules: true,
-    }
+    RelaxedSchema { schema, lost: relaxer.lost, unicode_escapes: relaxer.unicode_escapes, as_rules: true }
 }
 
 /// Returns the references of a canonical document that lead back to themselves.

@@ -1,6 +1,6 @@
-//! Grammar rules for the parts of a document that the JSON Schema compiler cannot write: integers spelled
-//! `1.0`, and objects whose properties come in any order. These parts are written as rules, together with
-//! everything that contains them; the rest stays `%json`.
+//! Grammar rules for the parts of a document that the JSON Schema compiler cannot write: objects whose properties
+//! come in any order. These parts are written as rules, together with everything that contains them; the rest
+//! stays `%json`.
 //!
 //! Invariant: the rules accept what the schema accepts, in more spellings. If the structure on the path to such
 //! a part is not plain (`allOf`, patterns, counts of properties), there are no rules, and the compiler's own
@@ -12,7 +12,6 @@ use std::fmt::Write;
 use serde_json::{Map, Value, json};
 
 use super::canonical::{children, standing_alone, target};
-use super::integers;
 use super::relaxed::RelaxedSchema;
 use super::schema_keywords::Members;
 use super::spelling::{AcceptedSpelling, Spelling, WHITE_SPACE};
@@ -40,7 +39,6 @@ pub(super) fn rules(part: &RelaxedSchema, written: AcceptedSpelling) -> Option<S
     let mut rule_grammar = RuleGrammar {
         document: schema,
         unicode_escapes: part.unicode_escapes,
-        pointed_integers: part.pointed_integers,
         written,
         rules: String::new(),
         count: 0,
@@ -64,8 +62,6 @@ pub(super) fn rules(part: &RelaxedSchema, written: AcceptedSpelling) -> Option<S
 struct RuleGrammar<'a> {
     document: &'a Value,
     unicode_escapes: bool,
-    /// Whether `1.0` is an integer.
-    pointed_integers: bool,
     written: AcceptedSpelling,
     rules: String,
     count: usize,
@@ -88,7 +84,7 @@ impl<'a> RuleGrammar<'a> {
             return seen.insert(reference.to_string())
                 && leads_to().is_some_and(|schema| self.is_wanted(schema, seen, depth + 1));
         }
-        if self.pointed_integers && has_integer(members) || is_in_any_order(members) {
+        if is_in_any_order(members) {
             return true;
         }
         let mut any = |schemas: Vec<&Value>| schemas.into_iter().any(|s| self.is_wanted(s, seen, depth + 1));
@@ -116,9 +112,6 @@ impl<'a> RuleGrammar<'a> {
         if let Some(reference) = lone_reference(members) {
             return self.reference(reference);
         }
-        if self.pointed_integers && has_integer(members) {
-            return self.integer(members);
-        }
         if let Some(alternatives) = lone_alternatives(members) {
             let alternatives: Option<Vec<String>> =
                 alternatives.iter().map(|schema| self.value(schema)).collect();
@@ -139,17 +132,6 @@ impl<'a> RuleGrammar<'a> {
         let body = self.value(self.document.pointer(target(reference))?)?;
         writeln!(self.rules, "{name}: {body}").ok()?;
         Some(name)
-    }
-
-    fn integer(&mut self, members: &Members) -> Option<String> {
-        let range = integers::range_of(members)?;
-        let integer = format!("/{range}(\\.0)?/");
-        let Some(Value::Array(kinds)) = members.get("type") else { return self.rule(&integer) };
-        let others: Vec<Value> = kinds.iter().filter(|kind| *kind != "integer").cloned().collect();
-        let mut rest = members.clone();
-        rest.insert("type".to_string(), others.into());
-        let rest = self.leaf(&rest.into())?;
-        self.rule(&format!("{integer} | {rest}"))
     }
 
     fn array(&mut self, members: &'a Members) -> Option<String> {
@@ -316,13 +298,6 @@ impl<'a> RuleGrammar<'a> {
     }
 }
 
-fn says(members: &Members, kind: &str) -> bool {
-    match members.get("type") {
-        Some(Value::Array(kinds)) => kinds.iter().any(|said| said == kind),
-        said => said.is_some_and(|said| said == kind),
-    }
-}
-
 fn only_has(members: &Members, keys: &[&str]) -> bool {
     members.keys().all(|key| keys.contains(&key.as_str()) || key == "$defs" || key == "$schema")
 }
@@ -333,19 +308,6 @@ fn lone_reference(members: &Members) -> Option<&str> {
 
 fn lone_alternatives(members: &Members) -> Option<&Vec<Value>> {
     only_has(members, &["anyOf"]).then(|| members.get("anyOf")?.as_array()).flatten()
-}
-
-/// Returns whether the schema describes an integer by its range alone. Alternatives to the integer may have
-/// more keywords.
-fn has_integer(members: &Members) -> bool {
-    let bounds = ["type", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"];
-    let said = members.get("type").is_some_and(Value::is_array);
-    says(members, "integer")
-        && !says(members, "number")
-        && !["$ref", "allOf", "anyOf", "oneOf", "enum", "const", "multipleOf", KEY_ORDER]
-            .iter()
-            .any(|key| members.contains_key(*key))
-        && (said || only_has(members, &bounds))
 }
 
 fn is_in_any_order(members: &Members) -> bool {
