@@ -131,6 +131,7 @@ impl Connection {
     }
 
     /// Returns the connection to an SQLite file; `None` if the database is another one.
+    #[cfg(any(test, feature = "faults"))]
     pub(crate) fn sqlite_mut(&mut self) -> Option<&mut SqliteConnection> {
         match &mut self.driver {
             Driver::Sqlite(connection) => Some(&mut ***connection),
