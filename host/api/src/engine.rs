@@ -85,6 +85,44 @@ pub struct ModelSample {
     pub each_replica: Vec<BTreeMap<String, Option<f64>>>,
 }
 
+/// The work of a model's experts and ranks since the model was loaded.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct EngineLoad {
+    #[schema(inline)]
+    pub object: marker::EngineLoad,
+    pub model: String,
+    /// The layers that have experts, in the order of the model, with the tokens of all replicas together. Empty for a model
+    /// without experts.
+    pub experts: Vec<ExpertLayer>,
+    /// The ranks of all replicas. Empty for a model that is not divided, and for one whose device does not measure them.
+    pub ranks: Vec<RankTime>,
+}
+
+/// The tokens of the experts of a layer.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct ExpertLayer {
+    /// Index of the layer, from 0.
+    pub layer: u64,
+    /// Number of tokens that each expert computed, in the order of the experts. Each token passes through several.
+    pub tokens: Vec<u64>,
+}
+
+/// The time of a rank in steps.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct RankTime {
+    /// Index of the replica, from 0.
+    pub replica: u64,
+    /// Index of the pipeline stage, from 0.
+    pub stage: u64,
+    /// Index of the part that the rank holds of each weight of the stage, from 0.
+    pub shard: u64,
+    pub steps: u64,
+    /// Time in steps that the rank did not wait.
+    pub computing_us: u64,
+    /// Time in steps that the rank waited for other ranks.
+    pub waiting_us: u64,
+}
+
 /// The owners of a model's KV pages.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct KvPageOwners {

@@ -71,8 +71,8 @@ pub use cluster::{ClusterHost, ClusterHostState, ClusterHosts};
 pub use completion::{Completion, CompletionChoice, CompletionLogprobs};
 pub use config::{Config, ConfigReload, Setting, SettingChange};
 pub use engine::{
-    EngineFigures, EngineSample, KvPageOwner, KvPageOwners, MemoryUse, ModelFigures, ModelSample, RankMemory,
-    ReplicaMemory,
+    EngineFigures, EngineLoad, EngineSample, ExpertLayer, KvPageOwner, KvPageOwners, MemoryUse, ModelFigures,
+    ModelSample, RankMemory, RankTime, ReplicaMemory,
 };
 pub use error::{ErrorBody, ErrorDetail};
 pub use event::{CloudEvent, Event, NewEvent, PublishedEvent, PublishedState};

@@ -113,6 +113,7 @@ pub mod marker {
         DeadLetter = "dead_letter",
         DeletedTenant = "tenant.deleted",
         Engine = "engine",
+        EngineLoad = "engine.load",
         Error = "error",
         Event = "event",
         File = "file",

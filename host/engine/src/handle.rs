@@ -22,7 +22,7 @@ use crate::stream::{self, EventReceiver, SpentTokens, TokenStream};
 use crate::submission::Submission;
 use crate::{
     Affinity, Constraint, EngineError, EngineOptions, EngineStats, EngineTimes, EraseScope, GenerateRequest,
-    ModelInfo, PageOwner, Priority, ReplicaMemory, Warmed,
+    LayerLoad, ModelInfo, PageOwner, Priority, RankTime, ReplicaMemory, Warmed,
 };
 
 /// Replaces default deadlines that are too far away to be a point in time.
@@ -258,6 +258,25 @@ impl Engine {
     /// Returns the statistics of all replicas together.
     pub fn stats(&self) -> EngineStats {
         self.replica_stats().into_iter().fold(EngineStats::default(), EngineStats::plus)
+    }
+
+    /// Returns the number of tokens that each expert of each layer has computed on all replicas together. It is empty for a
+    /// model without experts.
+    pub fn expert_load(&self) -> Vec<LayerLoad> {
+        let mut loads = self.shared.replicas.iter().map(Replica::expert_load);
+        let first = loads.next().unwrap_or_default();
+        // All replicas have the same layers and experts, in the same order.
+        loads.fold(first, |mut sum, more| {
+            for (sum, more) in sum.iter_mut().zip(more) {
+                sum.tokens.iter_mut().zip(more.tokens).for_each(|(sum, more)| *sum += more);
+            }
+            sum
+        })
+    }
+
+    /// Returns the time of each rank of each replica. The ranks are empty for a model that is not divided.
+    pub fn rank_times(&self) -> Vec<Vec<RankTime>> {
+        self.shared.replicas.iter().map(Replica::rank_times).collect()
     }
 
     /// Returns the number of tokens in a page of the KV cache.

@@ -89,7 +89,7 @@ pub use skep_cache::{
     DiskTier, EraseFilter, Pin, PinError, PinStatus, SealingSecret, TierError, TierOptions, TierShares,
     TierStatus,
 };
-pub use skep_model::{MemoryPlan, ModelDigest, RankMemory, Sampling, SpecialTokens};
+pub use skep_model::{LayerLoad, MemoryPlan, ModelDigest, RankMemory, RankTime, Sampling, SpecialTokens};
 pub use stats::{EngineStats, EngineTimes, PageOwner};
 pub use stream::TokenStream;
 pub use timeline::{Phase, StepRecord, StepWork, Timeline};

@@ -6,7 +6,7 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use skep_model::{Executor, Tokenizer};
+use skep_model::{Executor, ExpertLoad, RankTimes, Tokenizer};
 use tokio::sync::oneshot;
 
 use crate::disk_pages::{DiskPages, Warming};
@@ -22,8 +22,8 @@ use crate::submission::Submission;
 use crate::telemetry::Telemetry;
 use crate::timeline::StepTimer;
 use crate::{
-    Affinity, EngineError, EngineOptions, EngineStats, EngineTimes, EraseScope, ModelInfo, PageOwner,
-    Priority, Warmed,
+    Affinity, EngineError, EngineOptions, EngineStats, EngineTimes, EraseScope, LayerLoad, ModelInfo,
+    PageOwner, Priority, RankTime, Warmed,
 };
 
 /// The reason that a request did not reach the loop.
@@ -35,6 +35,8 @@ pub(crate) enum SendError {
 
 pub(crate) struct Replica {
     view: ReplicaView,
+    experts: Option<Arc<ExpertLoad>>,
+    times: Option<Arc<RankTimes>>,
     /// `None` only while dropping: closing the channel stops the thread.
     commands: Option<mpsc::SyncSender<Command>>,
     thread: Option<JoinHandle<()>>,
@@ -67,13 +69,14 @@ impl Replica {
         let disk = options.disk.as_ref();
         let disk = disk.and_then(|tier| DiskPages::of(tier, &info.digest.weights, &*executor, &info.name));
         let around = (masks, disk);
+        let (experts, times) = (executor.expert_load(), executor.rank_times());
         let engine_loop =
             EngineLoop::new(executor, scheduler, speculator, around, timer, (info, tokenizer), &view);
         let thread = std::thread::Builder::new()
             .name(format!("engine-{index}-{}", info.name))
             .spawn(move || engine_loop.run(queue))
             .map_err(unstartable)?;
-        Ok(Replica { view, commands: Some(commands), thread: Some(thread) })
+        Ok(Replica { view, experts, times, commands: Some(commands), thread: Some(thread) })
     }
 
     /// Returns the state that the router sees.
@@ -89,6 +92,16 @@ impl Replica {
     /// Returns the distributions of times since the start, without waiting for the loop.
     pub fn times(&self) -> EngineTimes {
         self.view.telemetry.times()
+    }
+
+    /// Returns the tokens of each expert since the start, without waiting for the loop. A model without experts has none.
+    pub fn expert_load(&self) -> Vec<LayerLoad> {
+        self.experts.as_ref().map(|experts| experts.layers()).unwrap_or_default()
+    }
+
+    /// Returns the time of each rank since the start, without waiting for the loop. A model that is not divided has none.
+    pub fn rank_times(&self) -> Vec<RankTime> {
+        self.times.as_ref().map(|times| times.of_ranks()).unwrap_or_default()
     }
 
     /// Returns the owners of the KV pages, between two steps. A loop that is gone has none.

@@ -20,6 +20,7 @@ mod console;
 mod error;
 mod figures;
 mod headers;
+mod load_figures;
 mod mcp;
 mod metered;
 mod metrics;
@@ -342,6 +343,7 @@ fn routes(options: &GatewayOptions) -> OpenApiRouter<Gateway> {
         .routes(routes!(clusters::show))
         .routes(routes!(clusters::drain))
         .routes(routes!(engine::figures))
+        .routes(routes!(engine::load))
         .routes(routes!(engine::pages))
         .routes(routes!(health::healthz))
         .routes(routes!(health::readyz))

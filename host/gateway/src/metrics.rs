@@ -28,6 +28,9 @@ pub(crate) const CPU_TIME: &str = "process_cpu_seconds_total";
 pub(crate) const OPEN_FILES: &str = "process_open_fds";
 pub(crate) const MAX_FILES: &str = "process_max_fds";
 pub(crate) const STARTED: &str = "process_start_time_seconds";
+pub(crate) const EXPERT_SHARE: &str = "skep_engine_expert_busiest_share";
+pub(crate) const EXPERT_RATIO: &str = "skep_engine_expert_peak_ratio";
+pub(crate) const RANK_WAIT_SHARE: &str = "skep_engine_rank_wait_share";
 pub(crate) const DATABASE_BYTES: &str = "skep_store_database_bytes";
 pub(crate) const WAL_BYTES: &str = "skep_store_wal_bytes";
 pub(crate) const FREE_BYTES: &str = "skep_store_free_disk_bytes";
@@ -71,6 +74,24 @@ const METRICS: &[MetricSpec] = &[
         kind: MetricKind::Gauge,
         unit: Unit::Seconds,
         help: "Start time of the process, in seconds since 1970",
+    },
+    MetricSpec {
+        name: EXPERT_SHARE,
+        kind: MetricKind::Gauge,
+        unit: Unit::Count,
+        help: "Share of the work of a layer's experts that the busiest one has done since the model was loaded",
+    },
+    MetricSpec {
+        name: EXPERT_RATIO,
+        kind: MetricKind::Gauge,
+        unit: Unit::Count,
+        help: "Tokens of the busiest expert of a layer, divided by the mean of all its experts",
+    },
+    MetricSpec {
+        name: RANK_WAIT_SHARE,
+        kind: MetricKind::Gauge,
+        unit: Unit::Count,
+        help: "Share of the time in steps that a rank has waited for others since the model was loaded",
     },
     MetricSpec {
         name: DATABASE_BYTES,

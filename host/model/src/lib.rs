@@ -20,11 +20,13 @@ pub mod tokenizer;
 pub mod batch;
 pub mod communicator;
 pub mod executor;
+mod expert_load;
 mod layers;
 pub mod loaded;
 pub mod memory_plan;
 mod models;
 pub mod planner;
+mod rank_times;
 pub mod sampling;
 mod shard;
 mod weights;
@@ -44,8 +46,10 @@ pub use executor::{
     KernelFolders, KvDtype, MemoryPlan, ModelWeights, Ordinals, PageForm, PlacedExecutor, RankMemory,
     WeightConversion, physical_cores,
 };
+pub use expert_load::{ExpertLoad, LayerLoad};
 pub use gguf::reads_weights;
 pub use loaded::LoadedModel;
+pub use rank_times::{RankTime, RankTimes};
 pub use sampling::{LogitRow, RowOutput, SampleRow, Sampling, ScoreRow};
 pub use skep_kernels::cuda::Activation;
 pub use skep_kernels::{DType, Isa, KernelError};

@@ -47,6 +47,7 @@ const ROUTES: &[(Method, &str, Role)] = &[
     (Method::GET, "/v1/webhooks/dead-letters", Admin),
     (Method::POST, "/v1/webhooks/dead-letters/{id}/redeliver", Admin),
     (Method::GET, "/v1/engine", Read),
+    (Method::GET, "/v1/engine/load", Read),
     (Method::GET, "/v1/engine/pages", Admin),
     (Method::GET, "/v1/status", Admin),
     (Method::GET, "/v1/cluster", Read),

@@ -1,4 +1,4 @@
-//! `/v1/engine`: what the engines did over the last hour, and who owns the pages of the KV cache.
+//! `/v1/engine`: what the engines did over the last hour, the work of experts and ranks, and who owns the pages of the KV cache.
 
 use crate::{
     ApiError, Gateway,
@@ -14,9 +14,9 @@ use axum::{
 };
 use futures::{StreamExt, stream};
 use serde::Deserialize;
-use skep_api::{EngineFigures, KvPageOwner, KvPageOwners, marker};
-use skep_engine::PageOwner;
-use std::sync::Arc;
+use skep_api::{EngineFigures, EngineLoad, ExpertLayer, KvPageOwner, KvPageOwners, RankTime, marker};
+use skep_engine::{Engine, PageOwner};
+use std::{sync::Arc, time::Duration};
 use tokio::sync::broadcast::error::RecvError;
 use utoipa::IntoParams;
 
@@ -88,31 +88,77 @@ impl Writer for Samples {
 
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
-pub(crate) struct PagesQuery {
+pub(crate) struct ModelQuery {
     /// The model; the default is the host's default model.
     model: Option<String>,
 }
 
+/// Shows the work of a model's experts and ranks since it was loaded.
+#[utoipa::path(get, path = "/v1/engine/load", tag = "models", operation_id = "get_engine_load", params(ModelQuery), responses(
+    (status = 200, description = "The tokens of each expert of each layer, and the time of each rank.", body = EngineLoad),
+    (status = 404, description = "`model_not_found`"),
+))]
+pub(crate) async fn load(
+    State(gateway): State<Gateway>,
+    Query(query): Query<ModelQuery>,
+) -> Result<Json<EngineLoad>, ApiError> {
+    let engine = local(&gateway, query.model.as_deref())?;
+    let experts = engine.expert_load().into_iter();
+    let experts = experts.map(|load| ExpertLayer { layer: load.layer as u64, tokens: load.tokens });
+    Ok(Json(EngineLoad {
+        object: marker::EngineLoad,
+        model: engine.info().name.clone(),
+        experts: experts.collect(),
+        ranks: rank_times(&engine),
+    }))
+}
+
+/// Returns the times of the ranks of all replicas with the places of the ranks.
+fn rank_times(engine: &Engine) -> Vec<RankTime> {
+    let mut ranks = Vec::new();
+    let replicas = engine.info().replica_memory.iter().zip(engine.rank_times());
+    for (replica, (memory, times)) in replicas.enumerate() {
+        ranks.extend(memory.ranks.iter().zip(times).map(|(place, time)| RankTime {
+            replica: replica as u64,
+            stage: place.stage as u64,
+            shard: place.shard as u64,
+            steps: time.steps,
+            computing_us: microseconds(time.computing),
+            waiting_us: microseconds(time.waiting),
+        }));
+    }
+    ranks
+}
+
+fn microseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// Returns the engine of a model, or of the first one that has an engine.
+fn local(gateway: &Gateway, model: Option<&str>) -> Result<Engine, ApiError> {
+    let models = gateway.host.models();
+    let engine = match model {
+        Some(name) => models.engines().find(|engine| engine.info().name == name),
+        None => models.engines().next(),
+    };
+    engine.ok_or_else(|| {
+        let name = model.unwrap_or("any");
+        let message = format!("no local model is loaded as {name:?}; GET /v1/models lists the models");
+        ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message)
+    })
+}
+
 /// Shows who owns the pages of a model's KV cache.
-#[utoipa::path(get, path = "/v1/engine/pages", tag = "models", operation_id = "get_kv_pages", params(PagesQuery), responses(
+#[utoipa::path(get, path = "/v1/engine/pages", tag = "models", operation_id = "get_kv_pages", params(ModelQuery), responses(
     (status = 200, description = "The owners, those with the most pages first.", body = KvPageOwners),
     (status = 404, description = "`model_not_found`"),
 ))]
 pub(crate) async fn pages(
     State(gateway): State<Gateway>,
     caller: Caller,
-    Query(query): Query<PagesQuery>,
+    Query(query): Query<ModelQuery>,
 ) -> Result<Json<KvPageOwners>, ApiError> {
-    let models = gateway.host.models();
-    let engine = match &query.model {
-        Some(name) => models.engines().find(|engine| engine.info().name == *name),
-        None => models.engines().next(),
-    };
-    let engine = engine.ok_or_else(|| {
-        let name = query.model.as_deref().unwrap_or("any");
-        let message = format!("no local model is loaded as {name:?}; GET /v1/models lists the models");
-        ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message)
-    })?;
+    let engine = local(&gateway, query.model.as_deref())?;
     let owners: Vec<PageOwner> = engine.page_owners().await.into_iter().flatten().collect();
     let owned: usize = owners.iter().map(|owner| owner.pages).sum();
     let total = engine.stats().pages_total;

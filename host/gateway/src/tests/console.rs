@@ -2,7 +2,7 @@
 
 use super::{
     access::{guarded, key},
-    fixture::{Server, TestResponse},
+    fixture::{Server, TestResponse, tiny_experts},
     turns::echo,
 };
 use crate::{ConsoleOptions, GatewayOptions};
@@ -10,7 +10,8 @@ use axum::{
     body::{Body, to_bytes},
     http::{Method, Request},
 };
-use serde_json::json;
+use serde_json::{Value, json};
+use skep_engine::{LoadProgress, LocalModel};
 use skep_runtime::{Manifest, Role};
 use tower::ServiceExt;
 
@@ -200,4 +201,37 @@ async fn owners_of_pages_are_counted_and_figures_are_bounded() {
     for seconds in ["0", "3601"] {
         assert_eq!(server.get(&format!("/v1/engine?seconds={seconds}")).await.status, 400);
     }
+}
+
+#[tokio::test]
+async fn the_work_of_experts_and_ranks_is_counted() {
+    let experts = LocalModel::new("experts", "cpu", |_: &LoadProgress| Ok(tiny_experts(2)));
+    let server = Server::with_models(vec![experts]).await;
+    assert_eq!(server.get("/v1/engine/load?model=experts").await.error()["code"], "model_not_found");
+    server.ok("/v1/models", &json!({"model": "experts", "action": "load", "wait": true})).await;
+    let load = async || server.get("/v1/engine/load?model=experts").await.json();
+    let sums = |load: &Value| -> Vec<u64> {
+        let tokens = |layer: &Value| layer["tokens"].as_array().unwrap().clone();
+        let sum = |layer: &Value| tokens(layer).iter().map(|count| count.as_u64().unwrap()).sum::<u64>();
+        load["experts"].as_array().unwrap().iter().map(sum).collect()
+    };
+    let before = sums(&load().await);
+    assert_eq!(before.len(), 3, "the model has three layers");
+    let body = json!({"model": "experts", "prompt": "a hive", "max_tokens": 4, "ignore_eos": true});
+    for _ in 0..2 {
+        server.ok("/v1/completions", &body).await;
+    }
+    let after = load().await;
+    assert_eq!(after["experts"][2]["tokens"].as_array().unwrap().len(), 8, "{after}");
+    let counted = sums(&after);
+    // Each token passes through two experts of each layer, and the two ranks of a replica do not both count it.
+    assert!(counted.iter().all(|sum| *sum == counted[0] && sum.is_multiple_of(2)), "{after}");
+    assert!(counted[0] >= before[0] + 2 * (6 + 3), "{before:?} {after}");
+    let ranks = after["ranks"].as_array().unwrap();
+    let place = |rank: &Value| ["replica", "stage", "shard"].map(|index| rank[index].as_u64().unwrap());
+    let places: Vec<_> = ranks.iter().map(place).collect();
+    assert_eq!(places, [[0, 0, 0], [0, 0, 1], [1, 0, 0], [1, 0, 1]]);
+    assert!(ranks.iter().any(|rank| rank["steps"].as_u64() > Some(0)), "{after}");
+    let dense = server.get("/v1/engine/load?model=tiny").await.json();
+    assert_eq!((&dense["experts"], &dense["ranks"]), (&json!([]), &json!([])), "{dense}");
 }

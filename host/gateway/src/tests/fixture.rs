@@ -130,18 +130,25 @@ pub fn tiny_replicas(count: usize) -> Engine {
 
 /// Starts a model that is divided among ranks.
 pub fn tiny_ranks(tensor_parallel: usize, pipeline_parallel: usize) -> Engine {
-    let model = tiny_model_of_ranks(tensor_parallel, pipeline_parallel);
+    let model = tiny_model_of_ranks("llama-gqa", tensor_parallel, pipeline_parallel);
     Engine::start(model, EngineOptions::default()).unwrap()
 }
 
+/// Starts the model `experts`, a mixture of eight experts of which each token passes through two, in three layers. Each of this
+/// many replicas is divided among two ranks.
+pub fn tiny_experts(replicas: usize) -> Engine {
+    let model = || LoadedModel { name: "experts".into(), ..tiny_model_of_ranks("qwen3-moe", 2, 1) };
+    Engine::start_replicas((0..replicas).map(|_| model()).collect(), EngineOptions::default()).unwrap()
+}
+
 fn tiny_model() -> LoadedModel {
-    tiny_model_of_ranks(1, 1)
+    tiny_model_of_ranks("llama-gqa", 1, 1)
 }
 
 /// Returns a model with random weights and a byte tokenizer, with room for prompts that describe tools.
-fn tiny_model_of_ranks(tensor_parallel: usize, pipeline_parallel: usize) -> LoadedModel {
+fn tiny_model_of_ranks(fixture: &str, tensor_parallel: usize, pipeline_parallel: usize) -> LoadedModel {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures");
-    let source = fixtures.join("tiny/llama-gqa");
+    let source = fixtures.join("tiny").join(fixture);
     let mut config: Value =
         serde_json::from_slice(&std::fs::read(source.join("config.json")).unwrap()).unwrap();
     config["max_position_embeddings"] = json!(4096);

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::ModelError;
 use crate::error::RankFault;
+use crate::rank_times::nanoseconds;
 
 /// Time that a waiting rank spins before it sleeps.
 const SPIN: Duration = Duration::from_micros(100);
@@ -24,6 +25,8 @@ pub(crate) struct World {
     progress: AtomicU64,
     /// Whether each rank has nothing to do until another rank acts.
     idle: Vec<AtomicBool>,
+    /// Time that each rank has waited for others.
+    waited_ns: Vec<AtomicU64>,
     sleepers: AtomicUsize,
     gate: Mutex<()>,
     news: Condvar,
@@ -44,6 +47,7 @@ impl World {
             failure: OnceLock::new(),
             progress: AtomicU64::new(0),
             idle: (0..ranks).map(|_| AtomicBool::new(true)).collect(),
+            waited_ns: (0..ranks).map(|_| AtomicU64::new(0)).collect(),
             sleepers: AtomicUsize::new(0),
             gate: Mutex::new(()),
             news: Condvar::new(),
@@ -77,6 +81,11 @@ impl World {
         self.idle[rank].store(idle, Ordering::SeqCst);
     }
 
+    /// Returns the time that a rank has waited for others.
+    pub(crate) fn waited(&self, rank: usize) -> Duration {
+        Duration::from_nanos(self.waited_ns[rank].load(Ordering::Relaxed))
+    }
+
     pub(crate) fn patience(&self) -> Patience {
         Patience::new(self.deadline, self.progress.load(Ordering::SeqCst))
     }
@@ -98,6 +107,17 @@ impl World {
 
     /// Waits as rank `me` until `ready`, a condition that `awaited` brings about.
     pub(super) fn wait(&self, me: usize, awaited: usize, ready: impl Fn() -> bool) -> Result<(), ModelError> {
+        // Nothing is measured where there is nothing to wait for.
+        if ready() {
+            return Ok(());
+        }
+        let started = Instant::now();
+        let result = self.spin_then_sleep(me, awaited, ready);
+        self.waited_ns[me].fetch_add(nanoseconds(started.elapsed()), Ordering::Relaxed);
+        result
+    }
+
+    fn spin_then_sleep(&self, me: usize, awaited: usize, ready: impl Fn() -> bool) -> Result<(), ModelError> {
         let started = Instant::now();
         let mut spins = 0u32;
         loop {
@@ -193,6 +213,19 @@ mod tests {
         assert!(patience.endures(100, Duration::from_secs(3600)));
         assert!((0..7).all(|_| patience.endures(100, Duration::from_secs(3600))));
         assert!(!patience.endures(100, slice));
+    }
+
+    #[test]
+    fn counts_the_time_of_waits_by_rank() {
+        let world = World::new(2, Duration::from_millis(400));
+        world.wait(0, 1, || true).unwrap();
+        assert_eq!(world.waited(0), Duration::ZERO);
+        let (began, shortest) = (Instant::now(), Duration::from_millis(20));
+        world.wait(0, 1, || began.elapsed() >= shortest).unwrap();
+        // The clock of the wait starts a moment after that of the test.
+        let waited = world.waited(0);
+        assert!(waited > shortest / 2 && waited <= began.elapsed(), "{waited:?}");
+        assert_eq!(world.waited(1), Duration::ZERO);
     }
 
     #[test]

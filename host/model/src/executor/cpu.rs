@@ -3,6 +3,8 @@
 //! Invariant: a batch is fully checked before anything is computed, and memory is planned before it is
 //! allocated.
 
+use std::sync::Arc;
+
 use skep_kernels::Isa;
 
 use super::limits::{check, limits};
@@ -15,6 +17,7 @@ use crate::batch::{Batch, PageId};
 use crate::checkpoint::Checkpoint;
 use crate::communicator::{Links, Solo};
 use crate::error::ModelError;
+use crate::expert_load::ExpertLoad;
 use crate::memory_plan::MemoryPlan;
 use crate::sampling::{LogitRow, RowOutput};
 
@@ -26,6 +29,7 @@ pub struct CpuExecutor {
     limits: ExecutorLimits,
     plan: MemoryPlan,
     pages: PageForm,
+    experts: Option<Arc<ExpertLoad>>,
 }
 
 impl CpuExecutor {
@@ -48,13 +52,15 @@ impl CpuExecutor {
         plan.activation_bytes = plan.activation_bytes.saturating_add(StepLogits::byte_len(&limits));
         let ExecutorOptions { kv, affinity, .. } = options;
         let rank_options = RankOptions { isa, threads, affinity, kv, page_count: limits.page_count };
+        let experts = ExpertLoad::new(model.experts());
         let mut rank = Rank::new(model, rank_options, Links::SOLO)?;
+        rank.workspace.load = experts.as_ref().map(|experts| experts.of_stage(0));
         if let Some(turns) = &weights.turns {
             rank.compute.pool.share_cpus(turns.clone());
         }
         let logits = StepLogits::new(config.vocabulary_size);
         let pages = PageForm::new(config, &options, isa, rank.page_bytes().iter().sum());
-        Ok(CpuExecutor { rank, isa, logits, limits, plan, pages })
+        Ok(CpuExecutor { rank, isa, logits, limits, plan, pages, experts })
     }
 }
 
@@ -85,6 +91,10 @@ impl Executor for CpuExecutor {
 
     fn plan(&self) -> &MemoryPlan {
         &self.plan
+    }
+
+    fn expert_load(&self) -> Option<Arc<ExpertLoad>> {
+        self.experts.clone()
     }
 
     fn page_form(&self) -> Option<&PageForm> {

@@ -36,7 +36,9 @@ use skep_kernels::cuda::compile::Compiler;
 
 use crate::batch::{Batch, PageId};
 use crate::error::ModelError;
+use crate::expert_load::ExpertLoad;
 pub use crate::memory_plan::{MemoryPlan, RankMemory};
+use crate::rank_times::RankTimes;
 use crate::sampling::{LogitRow, RowOutput};
 pub use crate::weights::WeightConversion;
 pub use cpu::CpuExecutor;
@@ -84,6 +86,16 @@ pub trait Executor: Send {
     /// ranks share are only in [`Executor::plan`].
     fn ranks(&self) -> &[RankMemory] {
         &[]
+    }
+
+    /// Returns the counters of the tokens of each expert, if the model has experts and the executor counts them.
+    fn expert_load(&self) -> Option<Arc<ExpertLoad>> {
+        None
+    }
+
+    /// Returns the times of the ranks, if the model is divided among several and the executor measures them.
+    fn rank_times(&self) -> Option<Arc<RankTimes>> {
+        None
     }
 
     /// Returns the form in which pages leave this executor, or `None` if they cannot leave it.

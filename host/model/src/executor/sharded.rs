@@ -25,9 +25,11 @@ use crate::batch::{Batch, PageId};
 use crate::communicator::{Communicator, Links, World, buffer_bytes};
 use crate::config::ModelConfig;
 use crate::error::{ModelError, RankFault};
+use crate::expert_load::ExpertLoad;
 use crate::memory_plan::{MemoryPlan, RankMemory};
 use crate::models::cost::Cost;
 use crate::models::transformer::Transformer;
+use crate::rank_times::RankTimes;
 use crate::sampling::{LogitRow, RowOutput};
 
 /// Time that the leader waits for a rank to copy pages.
@@ -55,6 +57,8 @@ pub(super) struct ShardedExecutor<C: Communicator> {
     plan: MemoryPlan,
     memory: Vec<RankMemory>,
     pages: JoinedPages,
+    experts: Option<Arc<ExpertLoad>>,
+    times: Arc<RankTimes>,
 }
 
 /// The pages of all ranks together.
@@ -67,6 +71,7 @@ struct JoinedPages {
 struct NumberedRank<C> {
     number: usize,
     world: Arc<World>,
+    times: Arc<RankTimes>,
     rank: Rank<C>,
 }
 
@@ -113,6 +118,10 @@ impl<C: Communicator> ShardedExecutor<C> {
             weights.parts.iter().map(|model| layer_page_bytes(model, &options)).collect();
         let parts = PageParts::new(&layers, weights.tensor_parallel);
         let form = PageForm::new(config, &options, isa, parts.bytes);
+        let first_ranks = weights.parts.iter().step_by(weights.tensor_parallel);
+        let experts = ExpertLoad::new(first_ranks.flat_map(|model| model.experts()));
+        let times = RankTimes::new(ranks);
+        let mut first_layer = 0;
         for (number, (model, links)) in weights.parts.iter().zip(links).enumerate() {
             let own_threads = share_of(threads, number, ranks);
             let options = RankOptions {
@@ -123,8 +132,12 @@ impl<C: Communicator> ShardedExecutor<C> {
                 page_count: limits.page_count,
             };
             affinity = affinity.after(own_threads);
-            let rank = Rank::new(model.clone(), options, links)?;
-            let numbered = NumberedRank { number, world: world.clone(), rank };
+            let mut rank = Rank::new(model.clone(), options, links)?;
+            if number.is_multiple_of(weights.tensor_parallel) {
+                rank.workspace.load = experts.as_ref().map(|experts| experts.of_stage(first_layer));
+                first_layer += layers[number].len();
+            }
+            let numbered = NumberedRank { number, world: world.clone(), times: times.clone(), rank };
             if number == leader_number {
                 leader = Some(numbered);
             } else {
@@ -152,6 +165,8 @@ impl<C: Communicator> ShardedExecutor<C> {
             plan,
             memory,
             pages: JoinedPages { form, parts },
+            experts,
+            times,
         })
     }
 
@@ -270,6 +285,14 @@ impl<C: Communicator> Executor for ShardedExecutor<C> {
         &self.memory
     }
 
+    fn expert_load(&self) -> Option<Arc<ExpertLoad>> {
+        self.experts.clone()
+    }
+
+    fn rank_times(&self) -> Option<Arc<RankTimes>> {
+        Some(self.times.clone())
+    }
+
     fn page_form(&self) -> Option<&PageForm> {
         Some(&self.pages.form)
     }
@@ -319,9 +342,12 @@ impl<C: Communicator> NumberedRank<C> {
     fn take_part(&mut self, micro_batches: &[Batch], logits: Option<&mut [f32]>) -> Result<(), ModelError> {
         self.world.check()?;
         self.world.set_idle(self.number, false);
+        let (began, before) = (Instant::now(), self.world.waited(self.number));
         let rank = &mut self.rank;
         let outcome = catch_unwind(AssertUnwindSafe(|| rank.steps(micro_batches, logits)));
         self.world.set_idle(self.number, true);
+        let waited = self.world.waited(self.number).saturating_sub(before);
+        self.times.record(self.number, began.elapsed(), waited);
         match outcome {
             Ok(Ok(())) => Ok(()),
             Ok(Err(ModelError::Rank { rank, fault })) => Err(self.world.fail(rank, fault)),

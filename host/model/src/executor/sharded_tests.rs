@@ -98,6 +98,56 @@ fn a_quantized_model_is_split_between_its_blocks() {
 }
 
 #[test]
+fn tokens_of_experts_are_counted_once_however_a_model_is_divided() {
+    // The first layer of the second model has no experts.
+    for (name, first_layer) in [("qwen3-moe", 0), ("deepseek-v3", 1)] {
+        let (ids, _) = expected(name);
+        let mut whole = load(name, options(Isa::detect())).unwrap();
+        run(&mut whole, &ids);
+        let config = Checkpoint::open(&folder(name)).unwrap().config().clone();
+        let used = config.style.experts.as_ref().unwrap().used;
+        let counted = whole.expert_load().unwrap().layers();
+        let layers: Vec<usize> = counted.iter().map(|load| load.layer).collect();
+        assert_eq!(layers, (first_layer..config.layer_count).collect::<Vec<_>>(), "{name}");
+        // The steps of `run` have 139 tokens.
+        for load in &counted {
+            assert_eq!(load.tokens.iter().sum::<u64>(), 139 * used as u64, "{name}: {load:?}");
+            assert!(load.peak_ratio() >= Some(1.0), "{name}: {load:?}");
+        }
+        for (tensor, stages) in [(2, 1), (1, 2), (2, 3)] {
+            let options = divided(tensor, stages);
+            let mut executor = weights(name, &options).executor(options).unwrap();
+            run(executor.as_mut(), &ids);
+            let load = executor.expert_load().unwrap().layers();
+            assert_eq!(load, counted, "{name}, {tensor} × {stages}");
+        }
+    }
+    let dense = load("llama-gqa", options(Isa::detect())).unwrap();
+    assert!(dense.expert_load().is_none() && dense.rank_times().is_none());
+}
+
+#[test]
+fn the_time_of_each_rank_is_measured() {
+    let (ids, _) = expected("llama-gqa");
+    for (tensor, stages) in [(2, 1), (1, 2), (2, 2)] {
+        let options = divided(tensor, stages);
+        let mut executor = weights("llama-gqa", &options).executor(options).unwrap();
+        let before = Instant::now();
+        run(executor.as_mut(), &ids);
+        let took = before.elapsed();
+        let times = executor.rank_times().unwrap().of_ranks();
+        assert_eq!(times.len(), tensor * stages);
+        for time in &times {
+            // There are seven steps in `run`.
+            assert!(time.steps == 7 && time.computing > Duration::ZERO, "{tensor} × {stages}: {times:?}");
+            assert!(time.computing + time.waiting <= took, "{tensor} × {stages}: {times:?} in {took:?}");
+        }
+        // Whoever comes first to a sum, or has nothing to receive yet, waits.
+        assert!(times.iter().any(|time| time.waiting > Duration::ZERO), "{tensor} × {stages}: {times:?}");
+    }
+}
+
+#[test]
 fn the_plan_is_the_sum_over_the_ranks() {
     for name in ["llama-gqa", "llama-tied-rope3"] {
         let whole = *load(name, options(Isa::detect())).unwrap().plan();

@@ -90,6 +90,13 @@ impl Rows {
     }
 }
 
+impl MixtureWorkspace {
+    /// Returns the experts that the last step used, each with its number of tokens.
+    pub(crate) fn tokens_of_experts(&self) -> impl Iterator<Item = (usize, usize)> {
+        self.rows.active().map(|(expert, rows)| (expert, rows.len()))
+    }
+}
+
 #[cfg(test)]
 impl MixtureWorkspace {
     pub(crate) fn capacity(&self) -> usize {

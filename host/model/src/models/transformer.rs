@@ -11,6 +11,7 @@ use skep_kernels::rope::rotary_table;
 use crate::batch::Batch;
 use crate::communicator::{Communicator, Links};
 use crate::error::ModelError;
+use crate::expert_load::StageLoad;
 use crate::layers::attention::{Attention, AttentionWorkspace, StepLayout};
 use crate::layers::cache::{CacheShape, LayerCache};
 use crate::layers::compute::{Compute, RowWidths, resized};
@@ -85,6 +86,8 @@ pub(crate) struct Workspace {
     attention: AttentionWorkspace,
     latent: LatentWorkspace,
     mixture: MixtureWorkspace,
+    /// Counts the tokens of the experts, on one rank of each stage.
+    pub(crate) load: Option<StageLoad>,
 }
 
 #[cfg(test)]
@@ -203,6 +206,14 @@ impl Transformer {
     /// Returns what each layer keeps for a token.
     pub(crate) fn caches(&self) -> impl Iterator<Item = CacheShape> {
         self.blocks.iter().map(|block| block.attention.cache())
+    }
+
+    /// Returns the number of experts of each layer, which is 0 for a layer without any.
+    pub(crate) fn experts(&self) -> impl Iterator<Item = usize> {
+        self.blocks.iter().map(|block| match &block.feed_forward {
+            FeedForward::Dense(_) => 0,
+            FeedForward::Experts(mixture) => mixture.experts.len(),
+        })
     }
 
     /// Returns the buffer space that each token of a step takes.
@@ -362,14 +373,18 @@ impl Block {
                     problem: "the pages of a layer were made for another kind of attention".to_owned(),
                 }),
             },
-            Part::FeedForward { .. } => {
-                let (tokens, workspace) = (step.tokens, &mut workspace.mixture);
+            Part::FeedForward { layer } => {
+                let (tokens, load, workspace) = (step.tokens, &workspace.load, &mut workspace.mixture);
                 match &self.feed_forward {
                     FeedForward::Dense(mlp) => {
                         mlp.forward(compute, &mut workspace.shared, normed, tokens, projected)
                     }
                     FeedForward::Experts(mixture) => {
-                        mixture.forward(compute, workspace, normed, tokens, projected)
+                        mixture.forward(compute, workspace, normed, tokens, projected)?;
+                        if let Some(load) = load {
+                            load.count(layer, workspace.tokens_of_experts());
+                        }
+                        Ok(())
                     }
                 }
             }
