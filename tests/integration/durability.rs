@@ -303,8 +303,13 @@ async fn started(model: &Path, data: &Path) -> Process {
 
 /// Writes a model with random weights, which loads instantly.
 pub fn tiny_model(folder: &Path) {
+    tiny_model_of("llama-gqa", folder);
+}
+
+/// Writes the model of a fixture with a tokenizer, and with room for longer contexts.
+pub fn tiny_model_of(fixture: &str, folder: &Path) {
     let fixtures = repository().join("tests/fixtures");
-    let source = fixtures.join("tiny/llama-gqa");
+    let source = fixtures.join("tiny").join(fixture);
     let mut config: Value =
         serde_json::from_slice(&std::fs::read(source.join("config.json")).unwrap()).unwrap();
     config["max_position_embeddings"] = json!(4096);

@@ -1,5 +1,6 @@
 //! `/metrics` against `host/gateway/METRICS.md`: every documented metric exists, with the documented labels.
 
+use crate::durability::tiny_model_of;
 use crate::harness::{Host, MODEL, client, repository, shared};
 use crate::mcp::{call, connect};
 use crate::upstreams::{self, nowhere};
@@ -119,14 +120,33 @@ async fn every_documented_metric_exists_with_its_labels() {
     check_alerts(metrics);
 }
 
+#[tokio::test]
+async fn a_model_with_experts_and_ranks_has_metrics_of_their_work() {
+    let model = tempfile::tempdir().unwrap();
+    tiny_model_of("qwen3-moe", model.path());
+    let mut options = Host::options(None);
+    options.model = model.path().to_str().unwrap().to_owned();
+    options.executor.tensor_parallel = 2;
+    let host = Host::start_with(options);
+    host.ok("/v1/completions", json!({"prompt": "The hives", "max_tokens": 4})).await;
+    let (_, metrics) = host.get("/metrics").await;
+    let metrics = metrics.as_str().unwrap();
+    check(metrics, is_of_experts_or_ranks);
+    // The model has three layers with eight experts.
+    for layer in 0..3 {
+        let value = |name: &str| -> f64 {
+            let is_of_layer = |line: &&str| line.contains(&format!("layer=\"{layer}\""));
+            let mut lines = metrics.lines().filter(|line| line.starts_with(&format!("{name}{{")));
+            lines.find(is_of_layer).expect(name).rsplit(' ').next().unwrap().parse().unwrap()
+        };
+        let share = value("skep_engine_expert_busiest_share");
+        assert!((0.125..=1.0).contains(&share), "layer {layer}: {share}");
+    }
+}
+
 /// Checks that the documented metrics of hosts in a cluster exist.
 pub fn check_those_of_clusters(metrics: &str) {
     check(metrics, |name| name.starts_with(OF_CLUSTERS));
-}
-
-/// Checks that the documented metrics of a model with experts and several ranks exist.
-pub fn check_those_of_experts_and_ranks(metrics: &str) {
-    check(metrics, is_of_experts_or_ranks);
 }
 
 fn is_of_experts_or_ranks(name: &str) -> bool {

@@ -3,7 +3,7 @@
 use super::Browser;
 use crate::{
     config_host::{Up, skep},
-    durability::{Process, tiny_model},
+    durability::{Process, tiny_model, tiny_model_of},
     harness::{Host, client, guest},
     scripted_upstream::{ScriptedUpstream, answered},
     upstreams::options,
@@ -129,6 +129,19 @@ async fn replicas_and_ranks_have_figures_of_their_own() {
     let host = Host::start_with(options);
     let url = host.url.clone();
     blocking(move || browser.run("engine", &url, &[], |_| String::new())).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_load_of_experts_is_a_map() {
+    let Some(browser) = blocking(Browser::install).await else { return };
+    let model = tempfile::tempdir().unwrap();
+    tiny_model_of("qwen3-moe", model.path());
+    let mut options = Host::options(None);
+    options.model = model.path().to_str().unwrap().to_owned();
+    options.executor.tensor_parallel = 2;
+    let host = Host::start_with(options);
+    let url = host.url.clone();
+    blocking(move || browser.run("experts", &url, &[], |_| String::new())).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -8,8 +8,8 @@ const ago = (ms) => new Date(Date.now() - ms).toISOString();
 /** Hosts as a host of a cluster describes them. */
 const CLUSTER = {
   hosts: [
-    { number: 3, name: '10.0.0.2:8080', url: 'http://10.0.0.2:8080', version: '0.2.0', state: 'serving', this: true, started_at: ago(HOUR_MS), seen_ms_ago: 120, models: ['smollm2-135m'], sessions: 12, running_turns: 2 },
-    { number: 4, name: 'hives_of_the_north_rack_17.example.internal:8080', url: 'http://10.0.0.3:8080', version: '0.2.1', state: 'draining', this: false, started_at: ago(90 * HOUR_MS), seen_ms_ago: 900, models: ['smollm2-135m', 'another_model_with_a_long_name'], sessions: 40, running_turns: 0 },
+    { number: 3, name: '10.0.0.2:8080', url: 'http://10.0.0.2:8080', version: '0.2.0', state: 'serving', this: true, started_at: ago(HOUR_MS), seen_ms_ago: 120, models: ['smollm2-135m'], sessions: 12, running_turns: 2, role: 'all' },
+    { number: 4, name: 'hives_of_the_north_rack_17.example.internal:8080', url: 'http://10.0.0.3:8080', version: '0.2.1', state: 'draining', this: false, started_at: ago(90 * HOUR_MS), seen_ms_ago: 900, models: ['smollm2-135m', 'another_model_with_a_long_name'], sessions: 40, running_turns: 0, role: 'gateway' },
     { number: 5, name: '10.0.0.4:8080', url: 'http://10.0.0.4:8080', version: '0.2.0', state: 'serving', this: false, started_at: ago(HOUR_MS / 60), seen_ms_ago: 7_500, models: [], sessions: 0, running_turns: 0 },
   ],
 };
@@ -23,7 +23,9 @@ async function cluster(windows) {
     await visit(page, '/ui/cluster');
     await page.getByText('Draining', { exact: true }).waitFor();
     await inspect(page, `cluster-hosts-${name}`);
-    for (const [row, text] of [['10.0.0.2:8080', 'this host'], ['hives_of_the_north', '40'], ['10.0.0.4:8080', 'none loaded']]) {
+    // A host of an older version has no role: it does everything.
+    const cells = [['10.0.0.2:8080', 'this host'], ['hives_of_the_north', '40'], ['hives_of_the_north', 'Gateway'], ['10.0.0.4:8080', 'none loaded'], ['10.0.0.4:8080', 'Everything']];
+    for (const [row, text] of cells) {
       await page.getByRole('row').filter({ hasText: row }).getByText(text).first().waitFor({ state: 'attached' });
     }
     await page.getByText('The hosts run 2 versions: 0.2.0, 0.2.1.').waitFor();
@@ -118,6 +120,52 @@ async function zone(path) {
   await page.context().close();
 }
 
+/** A call is denied with a reason, which the inbox repeats and the page of its turn shows, while the turn runs and after it. */
+async function deny() {
+  const { data: [waiting] } = await api('GET', '/v1/agents/approval/sessions/c1/turns');
+  const page = await open();
+  await visit(page, `/ui/sessions/approval/c1/turns/${waiting.turn_id}`);
+  await page.getByText('This turn waits for a person').waitFor();
+  const inbox = await open();
+  await visit(inbox, '/ui/inbox');
+  const approval = inbox.getByRole('article', { name: 'Approval of refund' });
+  await approval.getByLabel('Reason').fill('Order 11 was never paid.');
+  await approval.getByRole('button', { name: 'Deny' }).click();
+  await inbox.locator('.toast').getByText('Denied refund: “Order 11 was never paid.”').waitFor();
+  await inbox.getByText('Nothing waits for you').waitFor();
+  // The agent reads the reason in a sentence of the host, which the page shows beside the decision and as the error of the call.
+  const decided = page.locator('.decided').filter({ hasText: 'Denied' });
+  await decided.getByText('Order 11 was never paid.').waitFor();
+  await page.locator('.toolcall').getByText('Order 11 was never paid.').first().waitFor();
+  await page.locator('h1').getByText('Done').waitFor();
+  check(await decided.count() === 1, 'the decision is not shown once');
+  await page.locator('.turn-output').getByText(/may not refund/).first().waitFor();
+  const { data: messages } = await api('GET', '/v1/agents/approval/sessions/c1/messages');
+  check(messages.some(({ role, content }) => role === 'tool' && content.includes('never paid')), JSON.stringify(messages));
+  for (const each of [page, inbox]) {
+    healthy(each);
+    await each.context().close();
+  }
+}
+
+/** The best of some loads is drawn for the first time within FIRST_PAINT_MS, which a machine that does nothing else keeps far lower. */
+async function paint() {
+  const limit = Number(process.env.FIRST_PAINT_MS ?? 1000);
+  const page = await open();
+  const times = [];
+  for (let n = 0; n < 4; n += 1) {
+    await visit(page, '/ui/agents');
+    times.push(await page.evaluate(() => new Promise((done) => {
+      setTimeout(() => done(Infinity), 5_000);
+      new PerformanceObserver((list) => { const first = list.getEntriesByName('first-contentful-paint')[0]; if (first) done(Math.round(first.startTime)); }).observe({ type: 'paint', buffered: true });
+    })));
+  }
+  console.log(`first paint after ${times.join(', ')} ms`);
+  check(Math.min(...times) <= limit, `the first paint came after ${times} ms, and not within ${limit} ms`);
+  healthy(page);
+  await page.context().close();
+}
+
 await scenario(async () => {
   // The turn waits for a person, and this page does not wait for the turn.
   await api('POST', '/v1/agents/approval/sessions/c1/messages', { text: 'Please refund 20 euros for order 11.' }, undefined, { prefer: 'respond-async' });
@@ -188,4 +236,6 @@ await scenario(async () => {
   await keyboard(page);
   healthy(page);
   await zone(`${session}?tab=turns`);
+  await deny();
+  await paint();
 });

@@ -10,6 +10,8 @@ import { Badge, Button, Confirm, Empty, Figure, Loaded, Note, Page, Section, Tab
 
 const AGAIN_MS = 2000;
 const STATES = { serving: ['ok', 'Serving'], draining: ['warn', 'Draining'] };
+/** The roles of hosts; one that has none does everything. */
+const ROLES = { all: ['Everything', 'Runs agents and computes models'], gateway: ['Gateway', 'Runs agents and takes requests; other hosts compute its models'] };
 
 const sum = (hosts, member) => hosts.reduce((all, host) => all + host[member], 0);
 
@@ -31,6 +33,7 @@ function Hosts({ hosts, isAlone, caller, onDrained }) {
   const columns = [
     { key: 'name', label: 'Host', render: (host) => html`<${Name} host=${host} />` },
     { key: 'state', label: 'State', width: '7rem', render: ({ state }) => html`<${State} state=${state} />` },
+    ...(!isAlone && hosts.some(({ role }) => role) ? [{ key: 'role', label: 'Role', width: '7rem', optional: true, render: ({ role }) => html`<${Role} role=${role} />` }] : []),
     { key: 'version', label: 'Version', width: '6rem', optional: true },
     { key: 'models', label: 'Models', optional: true, render: ({ models }) => (models.length ? html`<span title=${models.join(', ')}>${models.join(', ')}</span>` : html`<span class="muted">none loaded</span>`) },
     { key: 'sessions', label: 'Sessions', width: '24%', render: ({ sessions }) => html`<${Share} value=${sessions} top=${top} />` },
@@ -63,6 +66,11 @@ const isAddress = (text) => /^https?:\/\//.test(text);
 function State({ state }) {
   const [tone, text] = STATES[state] ?? [null, state];
   return html`<${Badge} tone=${tone} dot>${text}<//>`;
+}
+
+function Role({ role = 'all' }) {
+  const [text, about] = ROLES[role] ?? [role, ''];
+  return html`<span title=${about}>${text}</span>`;
 }
 
 /** A number with a bar, whose whole length is the largest number of all hosts. */

@@ -1,13 +1,15 @@
-// The engine: what every model computes, as curves over the last hour, live; whose pages fill the KV cache; and where the memory goes.
+// The engine: what every model computes, as curves over the last hour, live; how evenly experts and ranks work; whose pages fill the KV cache; and where
+// the memory goes.
 import { api } from '../lib/api.js';
 import { may } from '../lib/caller.js';
 import { decimal, duration, number, percent, short } from '../lib/format.js';
 import { html, useEffect, useMemo, useState } from '../lib/html.js';
-import { useResource } from '../lib/hooks.js';
+import { usePolled, useResource } from '../lib/hooks.js';
 import { usePageKeys } from '../lib/keys.js';
 import { setQuery } from '../lib/router.js';
 import { Badge, Empty, ErrorNote, Figure, Page, Section, Skeleton, Tabs } from '../parts/index.js';
 import { Chart } from '../parts/chart.js';
+import { Experts } from './engine/experts.js';
 import { Memory, Pages } from './engine/memory.js';
 import { cutOut, newest, recent, useHistory } from './engine/history.js';
 import { Replicas } from './engine/replicas.js';
@@ -62,6 +64,7 @@ const Placeholder = () => html`<div class="chart-grid">${CHARTS.slice(0, 6).map(
 function Model({ model, history, spanS, caller }) {
   const [replica, setReplica] = useState(null);
   const columns = model.each_replica[replica] ?? model.columns;
+  const load = useLoad(model.name);
   const now = history.at.at(-1);
   const from = now - spanS * 1000;
   const cut = useMemo(() => cutOut(history, columns, spanS, spanS > 900 ? 5 : 1), [history.version, model.name, replica, spanS]);
@@ -72,12 +75,24 @@ function Model({ model, history, spanS, caller }) {
     <${Now} columns=${columns} />
     <div class="chart-grid">${CHARTS.map(({ title, series, ...chart }) => html`<div class="card" key=${title}><${Chart} title=${title} sync="engine" at=${cut.at} from=${from} to=${now} ...${chart}
       series=${series.map(({ column, ...line }) => ({ ...line, values: cut.columns[column] ?? [] }))} /></div>`)}</div>
-    <${Replicas} model=${model} />
+    <${Replicas} model=${model} times=${load?.ranks ?? []} />
+    ${load?.experts.length > 0 && html`<${Experts} layers=${load.experts} />`}
     <div class="engine-memory">
       ${may(caller, 'admin') && html`<${PagesOf} model=${model.name} />`}
       <${Section} title="Memory" about="By kind, when the model was loaded"><${Memory} memory=${model.memory ?? []} /><//>
     </div>
   </div>`;
+}
+
+/** Returns the work of a model's experts and ranks since it was loaded, or null. A model that has neither is asked for once. */
+function useLoad(model) {
+  const [polls, setPolls] = useState(true);
+  const { data, error } = usePolled((signal) => api.get('/v1/engine/load', { query: { model }, signal }), [model], { everyMs: 3000, when: polls, keep: false });
+  useEffect(() => {
+    if (data) setPolls(data.experts.length + data.ranks.length > 0);
+    else if (error && !error.isAway) setPolls(false);
+  }, [data, error]);
+  return data;
 }
 
 /** The newest values in words. */

@@ -11,6 +11,9 @@ import { Icon } from './icon.js';
 import { Value } from './message.js';
 import { SessionName } from './paged.js';
 
+/** Letters of a reason that a toast shows. */
+const SHOWN_REASON = 160;
+
 /** `approval` is one of `/v1/approvals` or of a turn's events. `onDecided(id, decision)` is called after the host has taken the decision. */
 export function ApprovalCard({ approval, caller, onDecided }) {
   const { id, agent, session, turn_id: turn, tool, arguments: args, created_at_ms: created, expires_at_ms: expires } = approval;
@@ -18,10 +21,11 @@ export function ApprovalCard({ approval, caller, onDecided }) {
   const [reason, setReason] = useState('');
   const [done, setDone] = useState(null);
   const [decide, { busy, error }] = useAction(async (decision) => {
-    await api.post(url`/v1/approvals/${id}`, { decision, ...(reason.trim() ? { reason: reason.trim() } : {}) });
+    const given = reason.trim();
+    await api.post(url`/v1/approvals/${id}`, { decision, ...(given ? { reason: given } : {}) });
     setDone(decision);
     inboxCount.set((was) => ({ ...was, approvals: Math.max(0, was.approvals - 1) }));
-    toast(decision === 'approve' ? `Approved ${tool}` : `Denied ${tool}`);
+    toast(`${decision === 'approve' ? 'Approved' : 'Denied'} ${tool}${given && `: “${given.length > SHOWN_REASON ? `${given.slice(0, SHOWN_REASON)}…` : given}”`}`);
     onDecided?.(id, decision);
   });
   return html`<article class="approval" aria-label=${`Approval of ${tool}`}>
@@ -35,7 +39,7 @@ export function ApprovalCard({ approval, caller, onDecided }) {
       <div class="row"><${Button} kind="primary" icon="check" busy=${busy} onClick=${() => decide('approve')}>Approve<//>
       <${Button} icon="close" busy=${busy} onClick=${() => decide('deny')}>Deny<//></div></div>`)
       : html`<p class="muted small">A key with the role “admin” decides about this call.</p>`}
-    ${done && html`<p class="muted" role="status">${done === 'approve' ? 'Approved. The turn continues.' : 'Denied. The model is notified.'}</p>`}
+    ${done && html`<p class="muted" role="status">${done === 'approve' ? 'Approved. The turn continues.' : 'Denied. The model is notified.'}${reason.trim() && ` Your reason: “${reason.trim()}”`}</p>`}
     <${ErrorNote} error=${error} />
   </article>`;
 }

@@ -86,11 +86,12 @@ export function TurnOutput({ feed, caller }) {
   })}</div>`;
 }
 
+/** The reason of a refusal is the sentence that the agent reads, with the words of the person in it. */
 function ApprovalPart({ part, isOver, caller }) {
   const { id, tool, arguments: args, expires_at_ms: until, decision, reason } = part;
   if (!decision && !isOver) return html`<${ApprovalCard} approval=${{ id, tool, arguments: args, expires_at_ms: until }} caller=${caller} />`;
   return html`<div class="decided"><${Badge} tone=${decision === 'approve' ? 'ok' : 'bad'} dot>${decision === 'approve' ? 'Approved' : decision === 'deny' ? 'Denied' : 'Not decided'}<//>
-    <code>${tool}</code>${reason && html`<span class="muted">“${reason}”</span>`}</div>`;
+    <code>${tool}</code>${reason && html`<span class="muted">${decision === 'approve' ? `“${reason}”` : reason}</span>`}</div>`;
 }
 
 /** The name under which this browser keeps what it sent, until the turn is among the messages. */
