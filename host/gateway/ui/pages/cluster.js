@@ -9,6 +9,7 @@ import { paths } from '../lib/router.js';
 import { Badge, Button, Confirm, Empty, Figure, Loaded, Note, Page, Section, Table, Time, toast } from '../parts/index.js';
 
 const AGAIN_MS = 2000;
+const LEASE_MS = 10_000;
 const STATES = { serving: ['ok', 'Serving'], draining: ['warn', 'Draining'] };
 /** The roles of hosts; one that has none does everything. */
 const ROLES = { all: ['Everything', 'Runs agents and computes models'], gateway: ['Gateway', 'Runs agents and takes requests; other hosts compute its models'] };
@@ -38,7 +39,7 @@ function Hosts({ hosts, isAlone, caller, onDrained }) {
     { key: 'models', label: 'Models', optional: true, render: ({ models }) => (models.length ? html`<span title=${models.join(', ')}>${models.join(', ')}</span>` : html`<span class="muted">none loaded</span>`) },
     { key: 'sessions', label: 'Sessions', width: '24%', render: ({ sessions }) => html`<${Share} value=${sessions} top=${top} />` },
     { key: 'turns', label: 'Turns', align: 'right', width: '5rem', render: ({ running_turns: turns }) => html`<span title="Turns that run">${number(turns)}</span>` },
-    { key: 'heard', label: 'Heard', align: 'right', width: '7rem', optional: mayDrain, render: ({ seen_ms_ago: ms }) => (ms < 2000 ? 'now' : `${duration(ms)} ago`) },
+    { key: 'heard', label: 'Heard', align: 'right', width: '7rem', optional: mayDrain, render: ({ seen_ms_ago: ms }) => html`<${Heard} ms=${ms} />` },
     { key: 'started', label: 'Started', align: 'right', width: '8rem', optional: true, render: ({ started_at: at }) => html`<${Time} ms=${Date.parse(at)} relative />` },
     ...(mayDrain ? [{ key: 'do', label: html`<span class="sr-only">Actions</span>`, align: 'right', width: '6rem', render: (host) => host.state === 'serving' && html`<${Button} small label=${`Drain ${host.name}`} onClick=${() => drain(host)}>Drain<//>` }] : []),
   ];
@@ -68,8 +69,11 @@ function State({ state }) {
   return html`<${Badge} tone=${tone} dot>${text}<//>`;
 }
 
-function Role({ role = 'all' }) {
-  const [text, about] = ROLES[role] ?? [role, ''];
+/** A host renews its lease with each word to the database. */
+const Heard = ({ ms }) => html`<span class=${ms > LEASE_MS / 2 ? 'bad-text' : ''} title=${`A host that was not heard of for ${duration(LEASE_MS)} loses its lease, and the others take its sessions over.`}>${ms < 2000 ? 'now' : `${duration(ms)} ago`}</span>`;
+
+function Role({ role }) {
+  const [text, about] = ROLES[role ?? 'all'] ?? [role, ''];
   return html`<span title=${about}>${text}</span>`;
 }
 

@@ -24,7 +24,7 @@ export function Experts({ layers }) {
   const shown = useMemo(() => (span === 'loaded' ? layers : since(layers, first.current)), [layers, span]);
   const rows = useMemo(() => shown.map(rowOf), [shown]);
   const experts = shown[0].tokens.length;
-  return html`<${Section} title="Expert load" about="A token passes through a few experts of each layer. With an even load, all experts of a layer get the same share."
+  return html`<${Section} title="Expert load" class="expert-load" about="A token passes through a few experts of each layer. With an even load, all experts of a layer get the same share."
     actions=${html`<${Segments} label="Time of the counts" name="expert-span" value=${span} options=${SPANS} onChange=${setSpan} />`}>
     <div class="stack">
       <${LoadMap} layers=${shown} />
