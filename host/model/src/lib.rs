@@ -42,9 +42,9 @@ pub use config::{Architecture, LayerStyle, ModelConfig, Rope, RopePairing, RopeS
 pub use digest::ModelDigest;
 pub use error::{ModelError, RankFault};
 pub use executor::{
-    CPU_KV_TOKENS, CpuAffinity, CpuExecutor, DeviceChoice, Executor, ExecutorLimits, ExecutorOptions,
-    KernelFolders, KvDtype, MemoryPlan, ModelWeights, Ordinals, PageForm, PlacedExecutor, RankMemory,
-    WeightConversion, physical_cores,
+    CPU_KV_TOKENS, CpuAffinity, CpuExecutor, DeviceChoice, DrawnAhead, Executor, ExecutorLimits,
+    ExecutorOptions, KernelFolders, KvDtype, MemoryPlan, ModelWeights, Ordinals, PageForm, PlacedExecutor,
+    RankMemory, StepAhead, WeightConversion, physical_cores,
 };
 pub use expert_load::{ExpertLoad, LayerLoad};
 pub use gguf::reads_weights;

@@ -68,16 +68,16 @@ pub trait Executor: Send {
         false
     }
 
-    /// Draws like [`Executor::sample`], after a step that decoded one row of each sequence; `rows` draws all of these
-    /// rows in order. If [`Executor::supports_lookahead`] returns true, the executor starts the step `next` before it waits for
-    /// the tokens, and uses the drawn tokens in place of those in `next`. If the next call of `forward` is for this
-    /// step, it finds the step in progress; otherwise, the step is discarded.
+    /// Draws like [`Executor::sample`]. If [`Executor::supports_lookahead`] returns true, the executor may start the step
+    /// `next` before it waits for the tokens, with the drawn tokens in their places. If the next call of `forward` is for
+    /// this step, it finds the step in progress. Otherwise the step is discarded; the pages that it writes are written
+    /// before those of any later call.
     fn sample_and_begin(
         &mut self,
         rows: &[LogitRow<'_>],
-        _next: &Batch,
-    ) -> Result<Vec<RowOutput>, ModelError> {
-        self.sample(rows)
+        _next: &StepAhead,
+    ) -> Result<DrawnAhead, ModelError> {
+        Ok(DrawnAhead { outputs: self.sample(rows)?, has_begun: false })
     }
 
     fn plan(&self) -> &MemoryPlan;
@@ -112,6 +112,33 @@ pub trait Executor: Send {
     /// tokens at the same positions.
     fn write_pages(&mut self, _pages: &[PageId], _bytes: &[u8]) -> Result<(), ModelError> {
         Err(page_form::unsupported())
+    }
+}
+
+/// A step that can start before all of its tokens are known.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StepAhead {
+    /// The first `drawn.len()` sequences have one token each, which is a placeholder. The tokens of the others are known.
+    pub batch: Batch,
+    /// The indices of the requested rows whose tokens these sequences continue with.
+    pub drawn: Vec<usize>,
+}
+
+/// The result of [`Executor::sample_and_begin`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct DrawnAhead {
+    /// The outputs of the requested rows in their order.
+    pub outputs: Vec<RowOutput>,
+    /// Whether the next step has been started.
+    pub has_begun: bool,
+}
+
+impl StepAhead {
+    /// Puts tokens in their places. `tokens` are those of all requested rows.
+    pub fn fill_in(&mut self, tokens: &[u32]) {
+        for (sequence, row) in self.batch.sequences.iter_mut().zip(&self.drawn) {
+            sequence.tokens[0] = tokens[*row];
+        }
     }
 }
 

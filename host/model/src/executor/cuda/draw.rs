@@ -24,14 +24,20 @@ pub(super) struct Draw {
 }
 
 impl Draw {
-    /// Packs the rows that the device can draw. `buffer` is cleared first.
-    pub(super) fn pack(asked: &[LogitRow<'_>], vocabulary: usize, buffer: &mut Vec<u8>) -> Self {
+    /// Packs the rows that the device can draw; those with the indices `first` come first. `buffer` is cleared first.
+    pub(super) fn pack(
+        asked: &[LogitRow<'_>],
+        first: &[usize],
+        vocabulary: usize,
+        buffer: &mut Vec<u8>,
+    ) -> Self {
         let mut rows = Vec::new();
         let (mut packed, mut adjustments, mut masks) = (Vec::new(), Vec::new(), Vec::new());
         let words = vocabulary.div_ceil(32);
         let mut mask_count = 0;
-        for (index, asked) in asked.iter().enumerate() {
-            let LogitRow::Sample(row) = asked else { continue };
+        let others = (0..asked.len()).filter(|index| !first.contains(index));
+        for index in first.iter().copied().chain(others) {
+            let LogitRow::Sample(row) = &asked[index] else { continue };
             if row.top_logprobs.is_some() || row.sampling.validate().is_err() {
                 continue;
             }
@@ -167,7 +173,7 @@ mod tests {
             LogitRow::Sample(with_logprobs),
         ];
         let mut buffer = vec![1; 3];
-        let draw = Draw::pack(&asked, 70, &mut buffer);
+        let draw = Draw::pack(&asked, &[], 70, &mut buffer);
         assert_eq!(draw.rows, [1]);
         let words = |range: &Range<usize>| -> Vec<u32> {
             buffer[range.clone()].chunks(4).map(|word| u32::from_le_bytes(word.try_into().unwrap())).collect()
@@ -176,5 +182,17 @@ mod tests {
         let adjustments = words(&draw.adjustments);
         assert_eq!(adjustments, [1, 0, 0, SEEN, 7, 2, 2f32.to_bits(), SEEN, 9, 0, 0, BANNED]);
         assert_eq!(words(&draw.masks), [5, 0, 0]);
+    }
+
+    #[test]
+    fn rows_that_the_next_step_continues_with_come_first() {
+        let sampling = Sampling::default();
+        let asked = [0, 1, 2, 3].map(|row| LogitRow::Sample(SampleRow::plain(row, &sampling)));
+        let mut buffer = Vec::new();
+        let draw = Draw::pack(&asked, &[1, 3], 70, &mut buffer);
+        assert_eq!(draw.rows, [1, 3, 0, 2]);
+        // The fifth word of a row is the row of its logits.
+        let logits: Vec<u8> = buffer[draw.row_bytes].chunks(64).map(|row| row[16]).collect();
+        assert_eq!(logits, [1, 3, 0, 2]);
     }
 }

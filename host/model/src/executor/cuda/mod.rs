@@ -24,7 +24,7 @@ use skep_kernels::cuda::sample::NONE;
 
 use super::limits::check;
 use super::step_logits::no_row;
-use super::{Executor, ExecutorLimits, pipeline};
+use super::{DrawnAhead, Executor, ExecutorLimits, StepAhead, pipeline};
 use crate::batch::{Batch, BatchSequence};
 use crate::error::{ModelError, RankFault};
 use crate::memory_plan::{MemoryPlan, RankMemory};
@@ -114,22 +114,24 @@ impl CudaExecutor {
         put
     }
 
-    /// Enqueues a step whose tokens are those drawn last, which only the device knows.
-    fn put_drawn(&mut self, batch: &Batch) -> Result<(), ModelError> {
-        let put = self.try_put_drawn(batch);
+    /// Enqueues a step whose first tokens are those drawn first, which only the device knows.
+    fn put_drawn(&mut self, next: &StepAhead) -> Result<(), ModelError> {
+        let put = self.try_put_drawn(next);
         self.all_or_none(put)
     }
 
-    fn try_put_drawn(&mut self, batch: &Batch) -> Result<(), ModelError> {
-        let step = self.cuts.pack(batch, true, &mut self.inputs.packed);
+    fn try_put_drawn(&mut self, next: &StepAhead) -> Result<(), ModelError> {
+        let step = self.cuts.pack(&next.batch, true, &mut self.inputs.packed);
         self.copy_inputs(&step)?;
         let leader = self.leader();
         leader.drawn.record()?;
-        let tokens = leader.drawn_tokens(batch.sequences.len())?;
+        // Sequences of one token come first in a step, in the order of the batch.
+        let count = next.drawn.len();
+        let tokens = leader.drawn_tokens(count)?;
         for rank in self.stages.iter().flatten() {
             // All ranks wait, because their part of the logits overwrites the logits that the draw reads.
             rank.device.wait(&leader.drawn)?;
-            rank.device.copy(tokens, rank.tokens(&step, batch.sequences.len())?)?;
+            rank.device.copy(tokens, rank.tokens(&step, count)?)?;
         }
         self.compute(&step, 0).map(drop)
     }
@@ -270,10 +272,16 @@ impl CudaExecutor {
 
     /// Returns the tokens of the rows that the device draws, each with the index of its row in `rows`. If the device
     /// draws all rows, starts `next` before it waits for the tokens.
-    fn draw(&mut self, rows: &[LogitRow<'_>], next: Option<&Batch>) -> Result<Vec<(usize, u32)>, ModelError> {
+    fn draw(
+        &mut self,
+        rows: &[LogitRow<'_>],
+        next: Option<&StepAhead>,
+    ) -> Result<Vec<(usize, u32)>, ModelError> {
         let vocabulary = self.limits.vocabulary_size;
+        let next = next.filter(|next| can_follow(rows, next));
+        let first = next.map_or(&[][..], |next| next.drawn.as_slice());
         let mut packed = std::mem::take(&mut self.inputs.packed);
-        let draw = Draw::pack(rows, vocabulary, &mut packed);
+        let draw = Draw::pack(rows, first, vocabulary, &mut packed);
         let count = draw.rows.len();
         if count > 0 {
             if std::mem::replace(&mut self.draws.is_pending, true) {
@@ -305,12 +313,11 @@ impl CudaExecutor {
             leader.known.record()?;
         }
         self.inputs.packed = packed;
-        let follows = next.filter(|next| count > 0 && count == rows.len() && can_follow(rows, next));
-        if let Some(next) = follows {
+        if let Some(next) = next.filter(|_| count > 0 && count == rows.len()) {
             self.put_drawn(next)?;
             // The logits of the drawn step are overwritten.
             self.logit_rows = 0;
-            self.ahead = Some(next.clone());
+            self.ahead = Some(next.batch.clone());
         }
         if count == 0 {
             return Ok(Vec::new());
@@ -332,11 +339,14 @@ fn word(bytes: &[u8]) -> u32 {
     u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
 }
 
-/// Returns whether the rows are those of a decode step, in order, and `next` decodes the same number of sequences.
-fn can_follow(rows: &[LogitRow<'_>], next: &Batch) -> bool {
-    let in_order = rows.iter().enumerate().all(|(index, row)| row.row() == index);
+/// Returns whether `next` continues with tokens of different rows, one for each of its first sequences.
+fn can_follow(rows: &[LogitRow<'_>], next: &StepAhead) -> bool {
+    let StepAhead { batch, drawn } = next;
     let decodes = |sequence: &BatchSequence| sequence.tokens.len() == 1 && sequence.logit_rows() == 1;
-    in_order && rows.len() == next.sequences.len() && next.sequences.iter().all(decodes)
+    let are_rows = drawn.iter().all(|row| *row < rows.len());
+    let differ = drawn.iter().collect::<HashSet<_>>().len() == drawn.len();
+    let first = batch.sequences.get(..drawn.len());
+    are_rows && differ && first.is_some_and(|first| !first.is_empty() && first.iter().all(decodes))
 }
 
 impl Drop for CudaExecutor {
@@ -422,11 +432,11 @@ impl Executor for CudaExecutor {
     fn sample_and_begin(
         &mut self,
         rows: &[LogitRow<'_>],
-        next: &Batch,
-    ) -> Result<Vec<RowOutput>, ModelError> {
+        next: &StepAhead,
+    ) -> Result<DrawnAhead, ModelError> {
         // An invalid step is rejected when it is requested.
-        let next = Some(next).filter(|next| check(next, &self.limits).is_ok());
-        let outputs = match self.sample_rows(rows, next) {
+        let mut next = Some(next.clone()).filter(|next| check(&next.batch, &self.limits).is_ok());
+        let outputs = match self.sample_rows(rows, next.as_ref()) {
             Ok(outputs) => outputs,
             Err(error) => {
                 // The caller may request the rows again, one by one. The logits of the step are overwritten, so the
@@ -438,12 +448,12 @@ impl Executor for CudaExecutor {
                 return Err(error);
             }
         };
-        if let Some(ahead) = &mut self.ahead {
-            for (sequence, output) in ahead.sequences.iter_mut().zip(&outputs) {
-                sequence.tokens[0] = output.token;
-            }
+        if let Some(next) = next.as_mut().filter(|_| self.ahead.is_some()) {
+            let tokens: Vec<u32> = outputs.iter().map(|output| output.token).collect();
+            next.fill_in(&tokens);
+            self.ahead = Some(std::mem::take(&mut next.batch));
         }
-        Ok(outputs)
+        Ok(DrawnAhead { outputs, has_begun: self.ahead.is_some() })
     }
 
     fn plan(&self) -> &MemoryPlan {
@@ -459,7 +469,7 @@ impl CudaExecutor {
     fn sample_rows(
         &mut self,
         rows: &[LogitRow<'_>],
-        next: Option<&Batch>,
+        next: Option<&StepAhead>,
     ) -> Result<Vec<RowOutput>, ModelError> {
         if let Some(row) = rows.iter().find(|row| row.row() >= self.logit_rows) {
             return Err(no_row(row.row(), self.logit_rows));

@@ -21,6 +21,8 @@ use crate::sampling::{SampleRow, Sampling, ScoreRow};
 mod beside_processor;
 #[path = "deterministic_tests.rs"]
 mod deterministic;
+#[path = "partial_step_tests.rs"]
+mod partial_step;
 #[path = "warm_up_tests.rs"]
 mod preparation;
 
@@ -308,9 +310,10 @@ fn a_step_started_before_its_tokens_are_known_equals_the_next_step() {
             };
             let count = if step < 4 { 2 } else { 1 };
             let asked = &rows(step as u64)[..count];
-            let found = ahead.sample_and_begin(asked, &after([0, 0], count)).unwrap();
+            let next = StepAhead { batch: after([0, 0], count), drawn: (0..count).collect() };
+            let DrawnAhead { outputs: found, has_begun } = ahead.sample_and_begin(asked, &next).unwrap();
             assert_eq!(found, plain.sample(asked).unwrap(), "step {step}");
-            assert!(ahead.ahead.is_some(), "the next step must have been started");
+            assert!(has_begun, "the next step must have been started");
             let tokens = [found[0].token, found.get(1).map_or(0, |found| found.token)];
             let next = after(tokens, if step < 3 { 2 } else { 1 });
             plain.forward(&next).unwrap();
@@ -336,7 +339,8 @@ fn a_row_without_a_token_keeps_the_other_rows_after_the_next_step_has_started() 
     let good = LogitRow::Sample(SampleRow { row: 1, ..SampleRow::plain(0, &greedy) });
     let expected = executor.sample(std::slice::from_ref(&good)).unwrap();
     let none = LogitRow::Sample(SampleRow { mask: Some(&[]), ..SampleRow::plain(0, &greedy) });
-    let error = executor.sample_and_begin(&[none, good.clone()], &decode(&[0, 0], 1)).unwrap_err();
+    let next = StepAhead { batch: decode(&[0, 0], 1), drawn: vec![0, 1] };
+    let error = executor.sample_and_begin(&[none, good.clone()], &next).unwrap_err();
     assert!(error.to_string().contains("leave no token"), "{error}");
     assert_eq!(executor.sample(&[good]).unwrap(), expected);
 }

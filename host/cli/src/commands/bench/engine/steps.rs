@@ -7,6 +7,7 @@ use anyhow::{Result, bail};
 use serde::Serialize;
 use skep_model::{
     Batch, BatchSequence, ExecutorOptions, LogitRow, LogitsWanted, PAGE_TOKENS, PageId, SampleRow, Sampling,
+    StepAhead,
 };
 
 use super::super::median;
@@ -142,7 +143,8 @@ impl Bench<'_> {
                 // The tokens of the following step are those that are drawn now.
                 true => {
                     let following = self.decode_step(&next, start + 1);
-                    self.loaded.executor.sample_and_begin(&rows, &following)?
+                    let following = StepAhead { batch: following, drawn: (0..batch).collect() };
+                    self.loaded.executor.sample_and_begin(&rows, &following)?.outputs
                 }
                 false => self.loaded.executor.sample(&rows)?,
             };
