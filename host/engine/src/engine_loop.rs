@@ -9,19 +9,21 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant};
 
-use skep_model::{Batch, BatchSequence, Executor, LogitRow, LogitsWanted, ModelError, RowOutput, Tokenizer};
+use skep_model::{
+    Batch, BatchSequence, DrawnAhead, Executor, LogitRow, LogitsWanted, ModelError, RowOutput, Tokenizer,
+};
 use tokio::sync::oneshot;
 
 use crate::disk_pages::{COPY_TIME, DiskPages, Warming};
 use crate::health::Health;
-use crate::lookahead::Lookahead;
+use crate::lookahead::{Expected, Lookahead};
 use crate::mask_worker::{MaskWorker, Masked};
 use crate::router::ReplicaView;
 use crate::scheduler::{PlannedSequence, Scheduler};
 use crate::sequence::{Sequence, SequenceContext};
 use crate::sequence_id::SequenceId;
 use crate::speculation::Speculator;
-use crate::step::{self, Committed, RowUse};
+use crate::step::{self, Committed, RowUse, StepRows};
 use crate::submission::Submission;
 use crate::timeline::{Phase, StepTimer, StepWork};
 use crate::{EngineError, EraseScope, ModelInfo, PageOwner};
@@ -36,6 +38,16 @@ const LAST_COPY_TIME: Duration = Duration::from_secs(1);
 
 /// The outputs of the rows of one [`RowUse`].
 type RowOutputs = Vec<Result<RowOutput, EngineError>>;
+
+/// The tokens of a step.
+struct Sampled {
+    /// The outputs of each use, in the order of its rows.
+    outputs: Vec<RowOutputs>,
+    /// The error that broke the executor, if one did.
+    broken: Option<String>,
+    /// Whether the executor has started the next step.
+    has_begun: bool,
+}
 
 /// The commands that a running loop accepts.
 pub(crate) enum Command {
@@ -128,10 +140,9 @@ impl EngineLoop {
             self.scheduler.end_interrupted(Instant::now());
             self.promote();
             self.scheduler.admit();
-            let mut plan = self.scheduler.plan();
-            self.scheduler.plan_drafts(&mut plan, &mut self.speculator);
-            if !plan.is_empty() {
-                self.step(plan);
+            let rows = self.next_rows();
+            if !rows.plan.is_empty() {
+                self.step(rows);
             } else if let Some(disk) = self.disk.as_mut().filter(|disk| disk.is_reading()) {
                 disk.wait();
             }
@@ -280,19 +291,38 @@ impl EngineLoop {
         self.scheduler.check_integrity(self.disk.iter().flat_map(DiskPages::held_pages));
     }
 
-    /// Runs one step: prepare → compute → assign rows → predict → sample → commit → learn.
-    fn step(&mut self, plan: Vec<PlannedSequence>) {
-        let drafted = plan.iter().map(|planned| planned.draft.tokens.len()).sum();
-        let batch = self.prepare(&plan);
+    /// Returns the rows of the next step: those of the step that was started ahead, if any of them are of use, or those
+    /// of a new plan.
+    fn next_rows(&mut self) -> StepRows {
+        self.discard_useless();
+        if let Some(rows) = self.lookahead.collect(&mut self.scheduler, &self.context.telemetry) {
+            return rows;
+        }
+        let mut plan = self.scheduler.plan();
+        self.scheduler.plan_drafts(&mut plan, &mut self.speculator);
+        StepRows::of_plan(&self.scheduler, plan)
+    }
+
+    /// Frees the pages that are held for a started step of which nothing is of use.
+    fn discard_useless(&mut self) {
+        self.lookahead.discard_useless(&mut self.scheduler, &self.context.telemetry);
+    }
+
+    /// Runs one step: compute → assign rows → predict → sample → commit → learn.
+    fn step(&mut self, rows: StepRows) {
+        let drafted = rows.plan.iter().map(|planned| planned.draft.tokens.len()).sum();
+        self.lookahead.record_plan(&rows.plan);
+        self.context.telemetry.record_step(rows.token_count(), rows.plan.len());
         self.timer.lap(Phase::Plan);
         let started = Instant::now();
-        let masked = match self.compute(&plan, &batch) {
+        let masked = match self.compute(&rows) {
             Ok(masked) => masked,
-            Err(error) => return self.fail(&plan, &error),
+            Err(error) => return self.fail(&rows.plan, &error),
         };
-        let uses = step::row_uses(&mut self.scheduler, plan, &batch, masked);
-        let next = self.predict(&batch, &uses);
-        let (outputs, broken) = self.sample(&uses, next.as_ref());
+        let uses = step::row_uses(&mut self.scheduler, &rows, masked);
+        let next = self.predict(&uses);
+        let Sampled { outputs, broken, has_begun } = self.sample(&uses, next.as_ref());
+        self.begin(next.filter(|_| has_begun), &outputs);
         self.timer.lap(Phase::Sample);
         self.record_health(broken);
         let took = started.elapsed();
@@ -301,28 +331,21 @@ impl EngineLoop {
         for (used, outputs) in uses.into_iter().zip(outputs) {
             self.commit(used, outputs);
         }
-        self.learn(&batch, took);
+        self.discard_useless();
+        self.learn(&rows.batch, took);
         self.timer.lap(Phase::Commit);
         self.timer.end(StepWork {
-            sequences: batch.sequences.len(),
-            tokens: batch.token_count(),
-            logit_rows: batch.logit_rows(),
+            sequences: rows.plan.len(),
+            tokens: rows.token_count(),
+            logit_rows: rows.logit_rows(),
             drafted,
         });
     }
 
-    /// Builds the batch of a plan and records the step.
-    fn prepare(&mut self, plan: &[PlannedSequence]) -> Batch {
-        let batch = step::batch(&self.scheduler, plan);
-        self.lookahead.record_plan(plan);
-        self.context.telemetry.record_step(batch.token_count(), batch.sequences.len());
-        batch
-    }
-
     /// Runs the forward pass, and computes the token masks of its rows at the same time.
-    fn compute(&mut self, plan: &[PlannedSequence], batch: &Batch) -> Result<Vec<Masked>, EngineError> {
-        let masks = self.masks.begin(step::mask_jobs(&mut self.scheduler, plan));
-        let computed = guarded(|| self.executor.forward(batch));
+    fn compute(&mut self, rows: &StepRows) -> Result<Vec<Masked>, EngineError> {
+        let masks = self.masks.begin(step::mask_jobs(&mut self.scheduler, &rows.plan));
+        let computed = guarded(|| self.executor.forward(&rows.batch));
         self.timer.lap(Phase::Forward);
         let masked = masks.join();
         self.timer.lap(Phase::Masks);
@@ -334,44 +357,53 @@ impl EngineLoop {
         tracing::error!(%error, sequences = plan.len(), "a step failed");
         let text = error.to_string();
         self.health.record_failed_step(&text);
+        self.scheduler.end_ahead();
         plan.iter()
             .for_each(|planned| self.scheduler.end(planned.id, Err(EngineError::Failed(text.clone()))));
     }
 
     /// Returns the step that is expected after this one, if the executor can start it early and it can be
     /// predicted.
-    fn predict(&mut self, batch: &Batch, uses: &[RowUse]) -> Option<Batch> {
+    fn predict(&mut self, uses: &[RowUse]) -> Option<Expected> {
         if !self.executor.supports_lookahead() {
             return None;
         }
-        self.lookahead.next(&mut self.scheduler, batch, uses, self.speculator.looks_up())
+        self.lookahead.expect(&mut self.scheduler, uses, self.speculator.looks_up())
     }
 
-    /// Returns the outputs of each use, in the order of its rows, and the error that broke the executor, if one
-    /// did. Any other failure of a row fails that row alone. `next` is the step that is expected after this
-    /// one.
-    fn sample(&mut self, uses: &[RowUse], next: Option<&Batch>) -> (Vec<RowOutputs>, Option<String>) {
+    /// Keeps the next step if it has begun. The rows of this one are computed, whoever asked for them.
+    fn begin(&mut self, begun: Option<Expected>, outputs: &[RowOutputs]) {
+        let drawn = outputs.iter().flatten();
+        let tokens: Vec<u32> = drawn.map(|output| output.as_ref().map_or(0, |row| row.token)).collect();
+        self.lookahead.begin(begun, &tokens, &mut self.scheduler);
+    }
+
+    /// Draws from the rows of each use. A failure of a row fails that row alone, unless it broke the executor. `next` is
+    /// the step that is expected after this one.
+    fn sample(&mut self, uses: &[RowUse], next: Option<&Expected>) -> Sampled {
         let rows: Vec<Vec<LogitRow<'_>>> = uses
             .iter()
             .map(|used| self.scheduler.sequence(used.id).map_or_else(Vec::new, |s| used.logit_rows(s)))
             .collect();
         let all: Vec<LogitRow<'_>> = rows.iter().flatten().cloned().collect();
         if all.is_empty() {
-            return (uses.iter().map(|_| Vec::new()).collect(), None);
+            let outputs = uses.iter().map(|_| Vec::new()).collect();
+            return Sampled { outputs, broken: None, has_begun: false };
         }
         // An executor that returns from a step before the step is done reports its failure only now.
         let mut broken = None;
         let mut together = |executor: &mut dyn Executor| {
             let drawn = match next {
-                Some(next) => executor.sample_and_begin(&all, next),
-                None => executor.sample(&all),
+                Some(next) => executor.sample_and_begin(&all, &next.step),
+                None => executor.sample(&all).map(|outputs| DrawnAhead { outputs, has_begun: false }),
             };
             drawn.inspect_err(|error| broken = is_executor_failure(error).then(|| error.to_string()))
         };
-        let outputs = match guarded(|| together(&mut *self.executor)) {
-            Ok(outputs) if outputs.len() == all.len() => {
+        match guarded(|| together(&mut *self.executor)) {
+            Ok(DrawnAhead { outputs, has_begun }) if outputs.len() == all.len() => {
                 let mut outputs = outputs.into_iter().map(Ok);
-                rows.iter().map(|rows| outputs.by_ref().take(rows.len()).collect()).collect()
+                let outputs = rows.iter().map(|rows| outputs.by_ref().take(rows.len()).collect()).collect();
+                Sampled { outputs, broken, has_begun }
             }
             _ => {
                 let mut alone = |row| match guarded(|| self.executor.sample(std::slice::from_ref(row))) {
@@ -379,10 +411,10 @@ impl EngineLoop {
                     Ok(_) => Err(EngineError::Failed("the executor returned no token for a row".to_string())),
                     Err(error) => Err(error),
                 };
-                rows.iter().map(|rows| rows.iter().map(&mut alone).collect()).collect()
+                let outputs = rows.iter().map(|rows| rows.iter().map(&mut alone).collect()).collect();
+                Sampled { outputs, broken, has_begun: false }
             }
-        };
-        (outputs, broken)
+        }
     }
 
     /// Records whether the executor still works. `broken` is the error that broke it.

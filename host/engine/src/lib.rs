@@ -90,7 +90,7 @@ pub use skep_cache::{
     TierStatus,
 };
 pub use skep_model::{LayerLoad, MemoryPlan, ModelDigest, RankMemory, RankTime, Sampling, SpecialTokens};
-pub use stats::{EngineStats, EngineTimes, PageOwner};
+pub use stats::{AheadStats, EngineStats, EngineTimes, PageOwner};
 pub use stream::TokenStream;
 pub use timeline::{Phase, StepRecord, StepWork, Timeline};
 pub use unreported::{Unreported, UnreportedEntry, UnreportedUse};

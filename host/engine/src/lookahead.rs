@@ -1,21 +1,61 @@
-//! The step that is expected next: every sequence of a step continues with the one token that it draws. An
-//! executor that supports it starts this step before the host knows the tokens.
+//! The step that is expected next. An executor that supports it starts this step before the host knows the tokens of
+//! the step under way.
 //!
-//! Invariant: a guess changes no output. It allocates a page for each sequence that needs one, and the sequence
-//! keeps that page.
+//! A row of it is used if its sequence continues as expected, whatever becomes of the others: sequences that end or are
+//! cancelled leave rows behind that nobody asks for, and sequences that arrive join the step after. The masks of a row
+//! are computed while the started step runs, as they are for any other step.
+//!
+//! Invariants:
+//! - A guess changes no output. It allocates a page for each sequence that needs one, and the sequence keeps that page.
+//! - A page that a started step writes to gets no other owner before the step has been collected (`kv`), even if its
+//!   sequence has ended.
+//! - No sequence misses two steps in a row: none is started while a sequence that could not join the one under way
+//!   cannot join the next one either.
 
-use skep_model::{Batch, BatchSequence, LogitsWanted};
+use std::collections::HashSet;
+
+use skep_model::{BatchSequence, StepAhead};
 
 use crate::scheduler::{PlannedSequence, Scheduler};
-use crate::step::RowUse;
+use crate::sequence_id::SequenceId;
+use crate::step::{Course, RowUse, StepRows};
+use crate::telemetry::{AheadUse, Telemetry};
 
-/// Number of steps without a draft after which none is expected in the next step.
+/// Number of steps without a draft after which none is expected in the next step. As many steps later, the next step is
+/// planned again, because only a plan finds drafts in earlier text.
 const QUIET_STEPS: u32 = 8;
+/// A step starts ahead without the sequences that have drafts if at least this many times as many others continue.
+const CONTINUING_SHARE: usize = 8;
 
-/// Predicts the next step from the current one.
+/// Predicts the next step from the current one, and keeps the one that was started.
 #[derive(Debug, Default)]
 pub(crate) struct Lookahead {
     quiet_steps: u32,
+    started: Option<Expected>,
+}
+
+/// A step that is expected next, and the sequences of its rows.
+#[derive(Debug, Default)]
+pub(crate) struct Expected {
+    pub step: StepAhead,
+    ids: Vec<SequenceId>,
+}
+
+impl Expected {
+    fn push(&mut self, id: SequenceId, row: BatchSequence) {
+        self.ids.push(id);
+        self.step.batch.sequences.push(row);
+    }
+
+    /// Returns the rows whose sequences have continued as expected, each with its index.
+    fn kept<'a>(
+        &'a self,
+        scheduler: &'a Scheduler,
+    ) -> impl Iterator<Item = (usize, SequenceId, &'a BatchSequence)> {
+        let rows = self.ids.iter().zip(&self.step.batch.sequences).enumerate();
+        rows.map(|(slot, (id, row))| (slot, *id, row))
+            .filter(move |(_, id, row)| scheduler.continues_with(*id, row))
+    }
 }
 
 impl Lookahead {
@@ -25,22 +65,92 @@ impl Lookahead {
         self.quiet_steps = if quiet { self.quiet_steps.saturating_add(1) } else { 0 };
     }
 
-    /// Returns the step after `batch`, with placeholder tokens, or `None` if it cannot be predicted.
-    pub fn next(
-        &self,
-        scheduler: &mut Scheduler,
-        batch: &Batch,
-        uses: &[RowUse],
-        speculates: bool,
-    ) -> Option<Batch> {
-        if speculates && self.quiet_steps < QUIET_STEPS || uses.len() != batch.sequences.len() {
+    /// Returns the step after the one with these `uses`, with placeholders for the tokens that it draws, or `None` if the
+    /// next step must wait for a plan.
+    pub fn expect(&self, scheduler: &mut Scheduler, uses: &[RowUse], speculates: bool) -> Option<Expected> {
+        let is_quiet = self.quiet_steps >= QUIET_STEPS && !self.quiet_steps.is_multiple_of(QUIET_STEPS);
+        if speculates && !is_quiet {
             return None;
         }
-        let sequences = uses.iter().zip(&batch.sequences).map(|(used, rows)| {
-            let start = rows.start + rows.tokens.len();
-            let pages = scheduler.pages_ahead(used.id).filter(|_| used.draws_one_unmasked())?;
-            Some(BatchSequence { tokens: vec![0], start, pages, logits: LogitsWanted::Tail(1) })
+        let (mut next, mut known) = (Expected::default(), Vec::new());
+        let (mut row, mut left_out) = (0, 0);
+        for used in uses {
+            let first_row = row;
+            row += used.row_count();
+            match used.course() {
+                // The executor reads logits that the next step would overwrite.
+                Course::Scores => return None,
+                Course::Ends => {}
+                Course::ChecksDraft => left_out += 1,
+                Course::Computes(tokens) => known.push((used.id, tokens)),
+                Course::DrawsOne => {
+                    let sequence = scheduler.sequence_mut(used.id)?;
+                    if sequence.request.top_logprobs.is_some() {
+                        return None;
+                    }
+                    if sequence.tokens_left() <= 1 {
+                        continue;
+                    }
+                    if sequence.expects_draft() {
+                        left_out += 1;
+                        continue;
+                    }
+                    next.push(used.id, scheduler.drawn_ahead(used.id)?);
+                    next.step.drawn.push(first_row);
+                }
+            }
+        }
+        let decodes = next.ids.len();
+        if decodes == 0 || left_out * CONTINUING_SHARE > decodes {
+            return None;
+        }
+        let in_step: HashSet<SequenceId> = uses.iter().map(|used| used.id).collect();
+        let others = scheduler.running_ids().into_iter().filter(|id| !in_step.contains(id));
+        known.extend(others.map(|id| (id, 0)));
+        let mut room = scheduler.known_tokens_ahead(decodes);
+        for (id, computing) in known {
+            if scheduler.sequence_mut(id)?.expects_draft() {
+                return None;
+            }
+            let row = scheduler.known_ahead(id, computing, room)?;
+            room -= row.tokens.len();
+            next.push(id, row);
+        }
+        Some(next)
+    }
+
+    /// Keeps the step that the executor has started, if it has started one, with the tokens of all rows that were drawn.
+    pub fn begin(&mut self, started: Option<Expected>, tokens: &[u32], scheduler: &mut Scheduler) {
+        self.started = started.map(|mut started| {
+            started.step.fill_in(tokens);
+            started
         });
-        Some(Batch { sequences: sequences.collect::<Option<_>>()? })
+        match &self.started {
+            Some(started) => scheduler.begin_ahead(&started.step.batch),
+            None => scheduler.end_ahead(),
+        }
+    }
+
+    /// Discards the started step if none of its sequences has continued as expected.
+    pub fn discard_useless(&mut self, scheduler: &mut Scheduler, telemetry: &Telemetry) {
+        if let Some(started) = self.started.take_if(|started| started.kept(scheduler).next().is_none()) {
+            telemetry.record_ahead(AheadUse { rows: started.ids.len(), kept: 0, is_whole: false });
+            scheduler.end_ahead();
+        }
+    }
+
+    /// Returns the started step as the next one, with the rows whose sequences have continued as expected. Its pages stay
+    /// protected until its tokens are drawn.
+    pub fn collect(&mut self, scheduler: &mut Scheduler, telemetry: &Telemetry) -> Option<StepRows> {
+        let started = self.started.take()?;
+        let kept = started.kept(scheduler);
+        let (slots, plan): (Vec<_>, Vec<_>) =
+            kept.map(|(slot, id, row)| (slot, PlannedSequence::new(id, row.tokens.len()))).unzip();
+        let rows = started.ids.len();
+        let is_whole = plan.len() == rows && scheduler.running_ids().len() == rows;
+        telemetry.record_ahead(AheadUse { rows, kept: plan.len(), is_whole });
+        scheduler.begin_step(&plan);
+        let StepAhead { batch, .. } = started.step;
+        Some(StepRows { plan, batch, slots })
     }
 }

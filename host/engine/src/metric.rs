@@ -41,6 +41,8 @@ pub(crate) const TOKENS: &str = "skep_engine_tokens_total";
 pub(crate) const ROLLED_BACK: &str = "skep_engine_taken_back_tokens_total";
 pub(crate) const PREEMPTIONS: &str = "skep_engine_preemptions_total";
 pub(crate) const CONTINUATIONS: &str = "skep_engine_continuations_total";
+pub(crate) const AHEAD_STEPS: &str = "skep_engine_ahead_steps_total";
+pub(crate) const AHEAD_ROWS: &str = "skep_engine_ahead_rows_total";
 pub(crate) const ROUTED: &str = "skep_engine_routed_total";
 pub(crate) const CONSTRAINTS: &str = "skep_engine_constraints_total";
 pub(crate) const CONSTRAINT_COMPILE: &str = "skep_engine_constraint_compile_seconds";
@@ -76,6 +78,11 @@ pub const METRICS: &[MetricSpec] = &[
         CONTINUATIONS,
         "Sequences that ended with a call of a tool or a form, by whether the next request came in time",
     ),
+    counter(
+        AHEAD_STEPS,
+        "Steps that a device started before the tokens of the last step were known, by how much of them was used",
+    ),
+    counter(AHEAD_ROWS, "Sequences in steps that were started ahead, by whether they continued as expected"),
     counter(ROUTED, "Requests placed by the router, by replica and reason"),
     counter(CONSTRAINTS, "Constraints that requests asked for, by whether their compiled form was cached"),
     histogram(CONSTRAINT_COMPILE, Unit::Seconds, SECONDS, "Time to compile a constraint that was not cached"),

@@ -28,6 +28,21 @@ pub struct EngineStats {
     pub preemptions: u64,
     /// Sequences of all steps.
     pub step_sequences: u64,
+    pub ahead: AheadStats,
+}
+
+/// Steps that a device started before the tokens of the step before were known.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct AheadStats {
+    pub steps: u64,
+    /// Steps that were used, although a sequence in them had not continued as expected, or another one was running.
+    pub partial_steps: u64,
+    /// Steps none of whose sequences continued as expected.
+    pub wasted_steps: u64,
+    /// Sequences in all of these steps.
+    pub rows: u64,
+    /// Sequences that did not continue as expected.
+    pub wasted_rows: u64,
 }
 
 /// Distributions of durations since the start.
@@ -84,6 +99,19 @@ impl EngineStats {
             rolled_back_tokens: self.rolled_back_tokens + other.rolled_back_tokens,
             preemptions: self.preemptions + other.preemptions,
             step_sequences: self.step_sequences + other.step_sequences,
+            ahead: self.ahead.plus(other.ahead),
+        }
+    }
+}
+
+impl AheadStats {
+    fn plus(self, other: AheadStats) -> AheadStats {
+        AheadStats {
+            steps: self.steps + other.steps,
+            partial_steps: self.partial_steps + other.partial_steps,
+            wasted_steps: self.wasted_steps + other.wasted_steps,
+            rows: self.rows + other.rows,
+            wasted_rows: self.wasted_rows + other.wasted_rows,
         }
     }
 }

@@ -17,6 +17,48 @@ use crate::sequence::{Draw, Sequence};
 use crate::sequence_id::SequenceId;
 use crate::{EngineError, FinishReason};
 
+/// The sequences of a step and the rows that the executor computes.
+pub(crate) struct StepRows {
+    pub plan: Vec<PlannedSequence>,
+    /// The rows. A step that was started ahead may have rows that nobody uses any more.
+    pub batch: Batch,
+    /// The index into the batch of each planned sequence.
+    pub slots: Vec<usize>,
+}
+
+impl StepRows {
+    /// Returns the rows of a plan, all of whose sequences are running.
+    pub fn of_plan(scheduler: &Scheduler, plan: Vec<PlannedSequence>) -> Self {
+        let batch = batch(scheduler, &plan);
+        let slots = (0..plan.len()).collect();
+        StepRows { plan, batch, slots }
+    }
+
+    /// Returns the number of tokens that are computed for the planned sequences.
+    pub fn token_count(&self) -> usize {
+        self.plan.iter().map(|planned| planned.tokens + planned.draft.tokens.len()).sum()
+    }
+
+    /// Returns the number of logit rows of the planned sequences.
+    pub fn logit_rows(&self) -> usize {
+        self.slots.iter().map(|slot| self.batch.sequences[*slot].logit_rows()).sum()
+    }
+}
+
+/// The way in which a sequence continues after its rows in a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Course {
+    /// Tokens of its prompt are scored.
+    Scores,
+    /// One token is drawn.
+    DrawsOne,
+    /// The tokens of a draft are drawn, and how many of them count is known afterwards.
+    ChecksDraft,
+    /// So many of its known tokens are computed, and more of them follow.
+    Computes(usize),
+    Ends,
+}
+
 /// The uses of the logit rows of one planned sequence.
 pub(crate) struct RowUse {
     pub id: SequenceId,
@@ -66,7 +108,7 @@ pub(crate) struct CheckedDraft {
     pub rejected: usize,
 }
 
-pub(crate) fn batch(scheduler: &Scheduler, plan: &[PlannedSequence]) -> Batch {
+fn batch(scheduler: &Scheduler, plan: &[PlannedSequence]) -> Batch {
     let sequences = plan.iter().filter_map(|planned| {
         let sequence = scheduler.sequence(planned.id)?;
         let end = sequence.computed.tokens + planned.tokens;
@@ -108,24 +150,24 @@ pub(crate) fn mask_jobs(scheduler: &mut Scheduler, plan: &[PlannedSequence]) -> 
 }
 
 /// Gives the constraints back and determines the use of each sequence's rows.
-pub(crate) fn row_uses(
-    scheduler: &mut Scheduler,
-    plan: Vec<PlannedSequence>,
-    batch: &Batch,
-    masked: Vec<Masked>,
-) -> Vec<RowUse> {
+pub(crate) fn row_uses(scheduler: &mut Scheduler, step: &StepRows, masked: Vec<Masked>) -> Vec<RowUse> {
     let mut masked: HashMap<SequenceId, Masked> =
         masked.into_iter().map(|masked| (masked.id, masked)).collect();
-    let mut first_row = 0;
-    let mut uses = Vec::with_capacity(plan.len());
-    for (planned, rows) in plan.into_iter().zip(&batch.sequences) {
+    let mut first_rows = Vec::with_capacity(step.batch.sequences.len());
+    let mut logit_rows = 0;
+    for rows in &step.batch.sequences {
+        first_rows.push(logit_rows);
+        logit_rows += rows.logit_rows();
+    }
+    let mut uses = Vec::with_capacity(step.plan.len());
+    for (planned, slot) in step.plan.iter().zip(&step.slots) {
         let Some(sequence) = scheduler.sequence_mut(planned.id) else { continue };
         let masks = masked.remove(&planned.id).map(|masked| {
             masked.constraint.into_iter().for_each(|constraint| sequence.return_constraint(constraint));
             masked.masks
         });
-        uses.push(RowUse::of(sequence, planned, rows, first_row, masks));
-        first_row += rows.logit_rows();
+        let (rows, first_row) = (&step.batch.sequences[*slot], first_rows[*slot]);
+        uses.push(RowUse::of(sequence, planned.clone(), rows, first_row, masks));
     }
     uses
 }
@@ -166,10 +208,21 @@ impl RowUse {
         RowUse { id, tokens, scores, next, draft, drafted_output }
     }
 
-    /// Returns whether exactly one token is drawn, without a mask.
-    pub fn draws_one_unmasked(&self) -> bool {
-        let free = |rows: &[DrawnRow]| matches!(rows, [DrawnRow { mask: None, .. }]);
-        self.scores.is_empty() && matches!(&self.next, Next::Draw(rows) if free(rows))
+    /// Returns how the sequence continues after the step.
+    pub fn course(&self) -> Course {
+        match &self.next {
+            _ if !self.scores.is_empty() => Course::Scores,
+            Next::Nothing => Course::Computes(self.tokens),
+            Next::End(_) => Course::Ends,
+            Next::Draw(_) if self.draft.tokens.is_empty() => Course::DrawsOne,
+            Next::Draw(_) => Course::ChecksDraft,
+        }
+    }
+
+    /// Returns the number of rows that [`RowUse::logit_rows`] returns.
+    pub fn row_count(&self) -> usize {
+        let drawn = if let Next::Draw(rows) = &self.next { rows.len() } else { 0 };
+        self.scores.len() + drawn
     }
 
     /// Returns the rows for the executor, in the order in which [`RowUse::commit`] takes their outputs.

@@ -13,7 +13,7 @@ use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 use crate::agent_metrics::AgentMetrics;
 use crate::distribution::Distribution;
 use crate::queue_shares::QueueShares;
-use crate::{EngineStats, EngineTimes, metric};
+use crate::{AheadStats, EngineStats, EngineTimes, metric};
 
 pub(crate) use crate::agent_metrics::{Outcome, TokenKind};
 
@@ -60,6 +60,17 @@ struct Totals {
     rolled_back_tokens: AtomicU64,
     preemptions: AtomicU64,
     step_sequences: AtomicU64,
+    ahead: AheadTotals,
+}
+
+/// Counts of steps that were started ahead.
+#[derive(Default)]
+struct AheadTotals {
+    steps: AtomicU64,
+    partial_steps: AtomicU64,
+    wasted_steps: AtomicU64,
+    rows: AtomicU64,
+    wasted_rows: AtomicU64,
 }
 
 /// Distributions since the start.
@@ -83,6 +94,26 @@ struct StepMetrics {
     pages_cached: Gauge,
     continued: Counter,
     expired: Counter,
+    ahead: AheadMetrics,
+}
+
+/// Metrics of steps that were started ahead.
+struct AheadMetrics {
+    whole: Counter,
+    partial: Counter,
+    wasted: Counter,
+    kept_rows: Counter,
+    wasted_rows: Counter,
+}
+
+/// The use of a step that was started ahead.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct AheadUse {
+    pub rows: usize,
+    /// Number of rows whose sequences continued as expected.
+    pub kept: usize,
+    /// Whether all rows were kept and no other sequence was running.
+    pub is_whole: bool,
 }
 
 /// The end of the wait for the continuation of a sequence.
@@ -159,6 +190,7 @@ impl Telemetry {
             rolled_back_tokens: self.totals.rolled_back_tokens.load(Relaxed),
             preemptions: self.totals.preemptions.load(Relaxed),
             step_sequences: self.totals.step_sequences.load(Relaxed),
+            ahead: self.totals.ahead.stats(),
         }
     }
 
@@ -211,6 +243,28 @@ impl Telemetry {
         metrics.batch_sequences.record(sequences as f64);
     }
 
+    /// Counts a step that was started ahead, once it is known which of its rows are used.
+    pub fn record_ahead(&self, AheadUse { rows, kept, is_whole }: AheadUse) {
+        let (totals, metrics) = (&self.totals.ahead, &self.step_metrics().ahead);
+        let (rows, kept) = (rows as u64, kept as u64);
+        totals.steps.fetch_add(1, Relaxed);
+        totals.rows.fetch_add(rows, Relaxed);
+        totals.wasted_rows.fetch_add(rows - kept, Relaxed);
+        metrics.kept_rows.increment(kept);
+        metrics.wasted_rows.increment(rows - kept);
+        match (kept, is_whole) {
+            (0, _) => {
+                totals.wasted_steps.fetch_add(1, Relaxed);
+                metrics.wasted.increment(1);
+            }
+            (_, false) => {
+                totals.partial_steps.fetch_add(1, Relaxed);
+                metrics.partial.increment(1);
+            }
+            (_, true) => metrics.whole.increment(1),
+        }
+    }
+
     /// Counts sequences whose continuation came, or did not come in time.
     pub fn record_continuations(&self, outcome: ContinuationOutcome, count: usize) {
         if count > 0 {
@@ -253,6 +307,10 @@ impl Telemetry {
                 let (model, replica) = (self.model.clone(), self.replica.clone());
                 counter!(metric::CONTINUATIONS, "model" => model, "replica" => replica, "outcome" => outcome)
             };
+            let ahead = |name: &'static str, outcome: &'static str| {
+                let (model, replica) = (self.model.clone(), self.replica.clone());
+                counter!(name, "model" => model, "replica" => replica, "outcome" => outcome)
+            };
             StepMetrics {
                 pages_total,
                 batch_tokens: histogram!(metric::BATCH_TOKEN_COUNT, &labels),
@@ -264,8 +322,27 @@ impl Telemetry {
                 pages_cached: gauge!(metric::PAGES_CACHED, &labels),
                 continued: continuations("continued"),
                 expired: continuations("expired"),
+                ahead: AheadMetrics {
+                    whole: ahead(metric::AHEAD_STEPS, "whole"),
+                    partial: ahead(metric::AHEAD_STEPS, "partial"),
+                    wasted: ahead(metric::AHEAD_STEPS, "wasted"),
+                    kept_rows: ahead(metric::AHEAD_ROWS, "kept"),
+                    wasted_rows: ahead(metric::AHEAD_ROWS, "wasted"),
+                },
             }
         })
+    }
+}
+
+impl AheadTotals {
+    fn stats(&self) -> AheadStats {
+        AheadStats {
+            steps: self.steps.load(Relaxed),
+            partial_steps: self.partial_steps.load(Relaxed),
+            wasted_steps: self.wasted_steps.load(Relaxed),
+            rows: self.rows.load(Relaxed),
+            wasted_rows: self.wasted_rows.load(Relaxed),
+        }
     }
 }
 

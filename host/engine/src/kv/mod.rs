@@ -1,5 +1,6 @@
 //! Ownership of KV pages. Every page is free, in the prefix tree, or private to one sequence, and never two of
-//! these.
+//! these. A freed page that a step may still write to, because it was started ahead, is held until that step has been
+//! collected, and is none of these.
 //!
 //! A sequence first borrows the longest cached prefix of its tokens from the tree (locked, so that it cannot be
 //! evicted), then allocates private pages for the rest. As soon as a private page is full and computed it moves
@@ -149,6 +150,12 @@ impl KvCache {
         true
     }
 
+    /// Sets the pages that a step writes to which was started ahead. Until the next call, none of them gets another
+    /// owner, even if it is freed. The step of the last call must have been collected or discarded.
+    pub fn set_written(&mut self, pages: Vec<PageId>) {
+        self.allocator.set_written(pages);
+    }
+
     /// Frees the sequence's own pages beyond the first `page_count`.
     pub fn shrink(&mut self, sequence: &mut SequencePages, page_count: usize) {
         let keep = page_count.max(sequence.shared).min(sequence.pages.len());
@@ -215,6 +222,7 @@ impl KvCache {
         let mut locks = Vec::new();
         let mut own = |pages: &[PageId]| pages.iter().for_each(|page| owners[page.0 as usize] += 1);
         own(self.allocator.free_pages());
+        own(self.allocator.held_pages());
         for sequence in live {
             own(&sequence.pages[sequence.shared..]);
             locks.extend(sequence.lock);

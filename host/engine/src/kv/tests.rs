@@ -272,6 +272,25 @@ fn turn(kv: &mut KvCache, owner: &PrefixOwner, tokens: &[u32]) {
 }
 
 #[test]
+fn a_freed_page_that_a_started_step_writes_to_is_handed_out_only_after_that_step() {
+    let mut kv = cache(3);
+    let mut ended = SequencePages::default();
+    assert!(kv.grow(&mut ended, 2));
+    let written = ended.pages()[1];
+    kv.set_written(vec![written]);
+    kv.release("t", ended, &pages_of_tokens(&[1]));
+    kv.check_integrity(std::iter::empty());
+    assert_eq!((kv.cached_pages(), kv.available_pages()), (1, 2));
+    let mut next = SequencePages::default();
+    assert!(!kv.grow(&mut next, 3), "one of three pages is held");
+    assert!(kv.grow(&mut next, 2) && !next.pages().contains(&written));
+    kv.check_integrity([&next].into_iter());
+    kv.set_written(Vec::new());
+    assert!(kv.grow(&mut next, 3) && next.pages()[2] == written);
+    kv.check_integrity([&next].into_iter());
+}
+
+#[test]
 fn a_forgotten_session_takes_the_pages_that_only_it_has() {
     let mut kv = cache(32);
     let (one, other) = (owner("t", "one"), owner("t", "other"));

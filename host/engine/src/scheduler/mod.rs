@@ -20,6 +20,7 @@ mod accounts;
 mod admission_order;
 #[cfg(test)]
 mod agent_tests;
+mod ahead;
 mod continuations;
 mod disk;
 mod drafts;
@@ -280,16 +281,6 @@ impl Scheduler {
             Ok(reason) => sequence.finish(reason),
             Err(error) => sequence.fail(error),
         }
-    }
-
-    /// Returns the pages of a sequence for one drawn token more than it knows, if it may draw two and there is
-    /// room.
-    pub fn pages_ahead(&mut self, id: SequenceId) -> Option<Vec<PageId>> {
-        let sequence = self.running.iter_mut().find(|sequence| sequence.id == id)?;
-        let pages = pages_for(sequence.tokens.len() + 1);
-        let continues = sequence.tokens_left() > 1 && sequence.request.top_logprobs.is_none();
-        (continues && self.kv.grow(&mut sequence.computed.pages, pages))
-            .then(|| sequence.computed.pages.pages()[..pages].to_vec())
     }
 
     /// Returns a page whose contents no sequence needs, until the next step.

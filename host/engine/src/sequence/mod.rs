@@ -272,6 +272,11 @@ impl Sequence {
         })
     }
 
+    /// Returns whether the form of the output predicts the next token, so that a draft is likely to save steps.
+    pub fn expects_draft(&mut self) -> bool {
+        self.is_constrained() && !self.likely(1).is_empty()
+    }
+
     /// Returns the part of a proposal that can come true, at most `limit` tokens and within the sequence's own
     /// limits.
     pub fn admissible(&self, proposal: &Proposal, limit: usize) -> Draft {

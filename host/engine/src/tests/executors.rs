@@ -6,7 +6,8 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use skep_model::{
-    Batch, CpuExecutor, Executor, ExecutorLimits, KernelError, LogitRow, MemoryPlan, ModelError, RowOutput,
+    Batch, CpuExecutor, DrawnAhead, Executor, ExecutorLimits, KernelError, LogitRow, MemoryPlan, ModelError,
+    RowOutput, StepAhead,
 };
 
 /// Bounds the wait at a gate: a test that fails before it opens its gate must not hang.
@@ -144,8 +145,8 @@ impl Executor for Late {
     }
 }
 
-/// Starts the next step with the tokens that it has drawn, as an executor on a device does, and counts how
-/// often that was the right step.
+/// Starts the next step with the tokens that it has drawn, as an executor on a device does, and counts how often the step
+/// was requested. It computes a started step as late as it may: when the next one is requested.
 #[derive(Clone, Default)]
 pub struct Ahead(Arc<Mutex<AheadCounts>>);
 
@@ -153,6 +154,8 @@ pub struct Ahead(Arc<Mutex<AheadCounts>>);
 pub struct AheadCounts {
     pub used: usize,
     pub forgotten: usize,
+    /// Rows of started steps whose tokens were known.
+    pub known: usize,
 }
 
 impl Ahead {
@@ -177,13 +180,15 @@ impl Executor for Continues {
     }
 
     fn forward(&mut self, batch: &Batch) -> Result<(), ModelError> {
-        let begun = self.begun.take();
-        let mut counts = self.counts.0.lock().unwrap();
-        if begun.as_ref() == Some(batch) {
-            counts.used += 1;
-            return Ok(());
+        if let Some(begun) = self.begun.take() {
+            self.executor.forward(&begun)?;
+            let mut counts = self.counts.0.lock().unwrap();
+            if begun == *batch {
+                counts.used += 1;
+                return Ok(());
+            }
+            counts.forgotten += 1;
         }
-        counts.forgotten += usize::from(begun.is_some());
         self.executor.forward(batch)
     }
 
@@ -202,17 +207,22 @@ impl Executor for Continues {
     fn sample_and_begin(
         &mut self,
         rows: &[LogitRow<'_>],
-        next: &Batch,
-    ) -> Result<Vec<RowOutput>, ModelError> {
+        next: &StepAhead,
+    ) -> Result<DrawnAhead, ModelError> {
         let outputs = self.executor.sample(rows)?;
-        let mut next = next.clone();
-        assert_eq!(next.sequences.len(), outputs.len());
-        for (sequence, output) in next.sequences.iter_mut().zip(&outputs) {
-            sequence.tokens[0] = output.token;
+        // A device draws no scores.
+        let has_begun =
+            rows.iter().all(|row| matches!(row, LogitRow::Sample(row) if row.top_logprobs.is_none()));
+        if has_begun {
+            let (drawn, known) = next.batch.sequences.split_at(next.drawn.len());
+            assert!(!drawn.is_empty() && drawn.iter().all(|sequence| sequence.tokens == [0]), "{next:?}");
+            assert!(known.iter().all(|sequence| !sequence.tokens.is_empty()), "{next:?}");
+            self.counts.0.lock().unwrap().known += known.len();
+            let mut next = next.clone();
+            next.fill_in(&outputs.iter().map(|output| output.token).collect::<Vec<_>>());
+            self.begun = Some(next.batch);
         }
-        self.executor.forward(&next)?;
-        self.begun = Some(next);
-        Ok(outputs)
+        Ok(DrawnAhead { outputs, has_begun })
     }
 
     fn plan(&self) -> &MemoryPlan {

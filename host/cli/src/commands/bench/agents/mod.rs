@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use serde::Serialize;
-use skep_engine::{EngineOptions, Timeline};
+use skep_engine::{AheadStats, EngineOptions, Timeline};
 
 use super::target::{Target, TargetArgs};
 use crate::commands::out;
@@ -84,6 +84,18 @@ struct Report {
     affinity: bool,
     mix: bool,
     rounds: Vec<RoundReport>,
+    ahead: Option<Ahead>,
+}
+
+/// Steps that a device started before the tokens of the step before were known; `null` if none was.
+#[derive(Debug, Serialize)]
+struct Ahead {
+    steps: u64,
+    /// Steps of which only some rows were used, or that others had to wait for.
+    partial_steps: u64,
+    wasted_steps: u64,
+    rows: u64,
+    wasted_rows: u64,
 }
 
 /// Runs the rounds, and prints their results.
@@ -123,6 +135,7 @@ pub async fn run(args: Args) -> Result<()> {
         affinity: !args.no_affinity,
         mix: args.mix,
         rounds,
+        ahead: target.stats().and_then(|stats| Ahead::of(stats.ahead)),
     };
     if let Some(target) = Arc::into_inner(target) {
         target.stop().await;
@@ -145,5 +158,18 @@ fn for_people(report: &Report) -> Result<()> {
     let Report { target, sessions, turns, concurrency, .. } = report;
     let affinity = if report.affinity { "" } else { ", without affinity" };
     out::line(&format!("{target}: {sessions} sessions of {turns} turns, {concurrency} at a time{affinity}"))?;
-    report.rounds.iter().zip(1..).try_for_each(|(round, number)| round.print(&format!("round {number}")))
+    report.rounds.iter().zip(1..).try_for_each(|(round, number)| round.print(&format!("round {number}")))?;
+    if let Some(Ahead { steps, partial_steps, wasted_steps, rows, wasted_rows }) = &report.ahead {
+        out::line(&format!(
+            "steps started ahead: {steps}, {wasted_steps} wasted and {partial_steps} used in part; {wasted_rows} of {rows} rows wasted"
+        ))?;
+    }
+    Ok(())
+}
+
+impl Ahead {
+    fn of(stats: AheadStats) -> Option<Self> {
+        let AheadStats { steps, partial_steps, wasted_steps, rows, wasted_rows } = stats;
+        (steps > 0).then_some(Self { steps, partial_steps, wasted_steps, rows, wasted_rows })
+    }
 }
