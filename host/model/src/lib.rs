@@ -29,6 +29,7 @@ pub mod planner;
 mod rank_times;
 pub mod sampling;
 mod shard;
+mod token_set;
 mod weights;
 
 pub mod upcycle;

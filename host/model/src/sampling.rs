@@ -5,13 +5,14 @@
 //! of tokenizers or requests.
 
 use std::cmp::Ordering;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 use skep_kernels::Isa;
 use skep_kernels::softmax::log_sum_exp;
 
 use crate::error::ModelError;
+use crate::token_set::TokenSet;
 
 /// The settings for choosing a token.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -203,9 +204,11 @@ fn adjust(logits: &[f32], row: &SampleRow<'_>) -> Vec<f32> {
     let mut adjusted: Vec<f32> = logits.iter().map(|logit| logit.min(f32::MAX)).collect();
     let repetition = sampling.repetition_penalty;
     if repetition != 1.0 {
-        let seen: HashSet<u32> = row.prompt.iter().chain(row.output).copied().collect();
-        for token in seen {
-            if let Some(logit) = adjusted.get_mut(token as usize) {
+        let mut seen = TokenSet::default();
+        seen.reset(adjusted.len());
+        for token in row.prompt.iter().chain(row.output) {
+            if seen.insert(*token) {
+                let logit = &mut adjusted[*token as usize];
                 *logit = if *logit > 0.0 { *logit / repetition } else { *logit * repetition };
             }
         }

@@ -11,6 +11,7 @@ use skep_kernels::cuda::sample::{self, Adjustment, BANNED, SEEN};
 
 use super::workspace::MOST_ADJUSTMENTS;
 use crate::sampling::{LogitRow, SampleRow};
+use crate::token_set::TokenSet;
 
 const ALIGNMENT: usize = 256;
 
@@ -34,14 +35,16 @@ impl Draw {
         let mut rows = Vec::new();
         let (mut packed, mut adjustments, mut masks) = (Vec::new(), Vec::new(), Vec::new());
         let words = vocabulary.div_ceil(32);
-        let mut mask_count = 0;
-        let others = (0..asked.len()).filter(|index| !first.contains(index));
+        let (mut mask_count, mut seen) = (0, TokenSet::default());
+        let mut comes_first = vec![false; asked.len()];
+        first.iter().for_each(|index| comes_first[*index] = true);
+        let others = (0..asked.len()).filter(|index| !comes_first[*index]);
         for index in first.iter().copied().chain(others) {
             let LogitRow::Sample(row) = &asked[index] else { continue };
             if row.top_logprobs.is_some() || row.sampling.validate().is_err() {
                 continue;
             }
-            let own = adjustments_of(row, vocabulary);
+            let own = adjustments_of(row, vocabulary, &mut seen);
             if adjustments.len() + own.len() > MOST_ADJUSTMENTS {
                 continue;
             }
@@ -84,8 +87,9 @@ fn device_row(row: &SampleRow<'_>, mask: u32, adjustments: Range<u32>) -> sample
     }
 }
 
-/// Returns the adjustments of a row, with one entry per token, however many settings affect it.
-fn adjustments_of(row: &SampleRow<'_>, vocabulary: usize) -> Vec<Adjustment> {
+/// Returns the adjustments of a row in the order of their tokens, with one entry per token, however many settings affect
+/// it. `seen` is overwritten.
+fn adjustments_of(row: &SampleRow<'_>, vocabulary: usize, seen: &mut TokenSet) -> Vec<Adjustment> {
     let sampling = row.sampling;
     let mut of_tokens: BTreeMap<u32, Adjustment> = BTreeMap::new();
     let mut of = |token: u32, change: &dyn Fn(&mut Adjustment)| {
@@ -94,9 +98,6 @@ fn adjustments_of(row: &SampleRow<'_>, vocabulary: usize) -> Vec<Adjustment> {
             change(of_tokens.entry(token).or_insert(none));
         }
     };
-    if sampling.repetition_penalty != 1.0 {
-        row.prompt.iter().chain(row.output).for_each(|token| of(*token, &|found| found.kind |= SEEN));
-    }
     if sampling.frequency_penalty != 0.0 || sampling.presence_penalty != 0.0 {
         row.output.iter().for_each(|token| of(*token, &|found| found.occurrences += 1));
     }
@@ -104,7 +105,22 @@ fn adjustments_of(row: &SampleRow<'_>, vocabulary: usize) -> Vec<Adjustment> {
         of(*token, &|found| found.bias += bias);
     }
     row.banned.iter().for_each(|token| of(*token, &|found| found.kind |= BANNED));
-    of_tokens.into_values().collect()
+    if sampling.repetition_penalty == 1.0 {
+        return of_tokens.into_values().collect();
+    }
+    seen.reset(vocabulary);
+    for token in row.prompt.iter().chain(row.output) {
+        seen.insert(*token);
+    }
+    for (token, found) in &mut of_tokens {
+        if seen.remove(*token) {
+            found.kind |= SEEN;
+        }
+    }
+    let of_seen = |token| Adjustment { token, occurrences: 0, bias: 0.0, kind: SEEN };
+    let mut all: Vec<Adjustment> = seen.iter().map(of_seen).chain(of_tokens.into_values()).collect();
+    all.sort_by_key(|adjustment| adjustment.token);
+    all
 }
 
 /// Returns the words of a row in the memory layout of the kernel's struct.

@@ -1,0 +1,72 @@
+//! A set of token ids that takes one bit for each id of a vocabulary. It is filled for a row of a step at a time, and costs
+//! a fraction of a map with the tokens of a long prompt.
+
+/// Token ids below a bound.
+#[derive(Debug, Default)]
+pub(crate) struct TokenSet {
+    words: Vec<u64>,
+    vocabulary: usize,
+}
+
+impl TokenSet {
+    /// Empties the set, for ids below `vocabulary`.
+    pub fn reset(&mut self, vocabulary: usize) {
+        self.vocabulary = vocabulary;
+        self.words.clear();
+        self.words.resize(vocabulary.div_ceil(64), 0);
+    }
+
+    /// Adds an id, and returns whether that changed the set. An id that is not below the bound is ignored.
+    pub fn insert(&mut self, token: u32) -> bool {
+        let is_new = (token as usize) < self.vocabulary && !self.contains(token);
+        if is_new {
+            self.words[token as usize / 64] |= 1 << (token % 64);
+        }
+        is_new
+    }
+
+    /// Removes an id, and returns whether that changed the set.
+    pub fn remove(&mut self, token: u32) -> bool {
+        let is_there = self.contains(token);
+        if is_there {
+            self.words[token as usize / 64] &= !(1 << (token % 64));
+        }
+        is_there
+    }
+
+    /// Returns the ids in ascending order.
+    pub fn iter(&self) -> impl Iterator<Item = u32> {
+        let bits = |(at, word): (usize, &u64)| {
+            let mut rest = *word;
+            std::iter::from_fn(move || {
+                let bit = (rest != 0).then(|| rest.trailing_zeros())?;
+                rest &= rest - 1;
+                Some(at as u32 * 64 + bit)
+            })
+        };
+        self.words.iter().enumerate().flat_map(bits)
+    }
+
+    fn contains(&self, token: u32) -> bool {
+        self.words.get(token as usize / 64).is_some_and(|word| word >> (token % 64) & 1 == 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn holds_each_id_below_its_bound_once_and_in_order() {
+        let mut set = TokenSet::default();
+        assert!(!set.insert(0), "an empty vocabulary has no ids");
+        set.reset(130);
+        let added: Vec<bool> =
+            [129, 0, 64, 63, 0, 130, 191, u32::MAX].into_iter().map(|id| set.insert(id)).collect();
+        assert_eq!(added, [true, true, true, true, false, false, false, false]);
+        assert!(set.remove(64) && !set.remove(64) && !set.remove(500));
+        assert_eq!(set.iter().collect::<Vec<_>>(), [0, 63, 129]);
+        set.reset(70);
+        assert_eq!(set.iter().count(), 0);
+    }
+}
