@@ -101,7 +101,8 @@ impl Lookahead {
             }
         }
         let decodes = next.ids.len();
-        if decodes == 0 || left_out * CONTINUING_SHARE > decodes {
+        let are_too_few = decodes == 0 || left_out * CONTINUING_SHARE > decodes;
+        if are_too_few || scheduler.has_too_much_background(&next.ids) {
             return None;
         }
         let in_step: HashSet<SequenceId> = uses.iter().map(|used| used.id).collect();

@@ -46,6 +46,12 @@ impl Scheduler {
         if takes_turns || !is_plain || !fits { None } else { self.row_ahead(id, start, tokens) }
     }
 
+    /// Returns whether more background work is among these sequences than a step gets beside interactive work.
+    pub fn has_too_much_background(&self, ids: &[SequenceId]) -> bool {
+        let background = ids.iter().filter(|id| self.sequence(**id).is_some_and(is_background)).count();
+        background > self.pace.background_tokens() && self.running.iter().any(|other| !is_background(other))
+    }
+
     fn row_ahead(&mut self, id: SequenceId, start: usize, tokens: Vec<u32>) -> Option<BatchSequence> {
         let sequence = self.running.iter_mut().find(|sequence| sequence.id == id)?;
         let pages = pages_for(start + tokens.len());
@@ -91,5 +97,87 @@ impl Scheduler {
         let decodes = plan.iter().filter(|planned| planned.tokens == 1).count();
         let all: usize = plan.iter().map(|planned| planned.tokens).sum();
         self.pace.begin(StepShape { decodes, prefill_tokens: all - decodes });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::Harness;
+    use super::*;
+    use crate::kv::SequencePages;
+    use crate::tests::fixture::greedy;
+    use crate::{FinishReason, Priority};
+
+    #[test]
+    fn a_row_counts_only_while_its_sequence_continues_as_expected() {
+        let mut harness = Harness::new(8, 4, 64);
+        let id = SequenceId(harness.submit(greedy("0123456789", 20)));
+        harness.step();
+        let row = harness.scheduler.drawn_ahead(id).expect("there are pages");
+        assert_eq!((row.start, row.tokens.len(), row.pages.len()), (11, 1, 1));
+        assert!(!harness.scheduler.continues_with(id, &row), "the step under way is not over");
+        harness.step();
+        let drawn = BatchSequence { tokens: vec![u32::from(b'x')], ..row.clone() };
+        assert!(harness.scheduler.continues_with(id, &drawn));
+        assert!(!harness.scheduler.continues_with(id, &row), "another token was drawn");
+        let elsewhere = BatchSequence { pages: vec![skep_model::PageId(99)], ..drawn.clone() };
+        assert!(!harness.scheduler.continues_with(id, &elsewhere), "its pages are others");
+        harness.step();
+        assert!(!harness.scheduler.continues_with(id, &drawn), "it is a step further");
+        harness.scheduler.end(id, Ok(FinishReason::Length));
+        assert!(!harness.scheduler.continues_with(id, &drawn), "it has ended");
+    }
+
+    #[test]
+    fn the_page_of_an_ended_sequence_is_held_until_the_started_step_is_over() {
+        let mut harness = Harness::new(4, 4, 64);
+        let id = SequenceId(harness.submit(greedy("0123456789", 20)));
+        harness.step();
+        let scheduler = &mut harness.scheduler;
+        let row = scheduler.drawn_ahead(id).expect("there are pages");
+        scheduler.begin_ahead(&Batch { sequences: vec![row] });
+        scheduler.end(id, Ok(FinishReason::Length));
+        scheduler.check_integrity(std::iter::empty());
+        assert_eq!(scheduler.kv.available_pages(), 3);
+        scheduler.end_ahead();
+        scheduler.check_integrity(std::iter::empty());
+        assert_eq!(scheduler.kv.available_pages(), 4);
+    }
+
+    #[test]
+    fn a_step_that_starts_ahead_has_no_prompt_that_is_long_or_whose_pages_are_missing() {
+        let mut harness = Harness::new(4, 4, 8);
+        let id = SequenceId(harness.submit(greedy(&"a".repeat(30), 20)));
+        harness.step();
+        let scheduler = &mut harness.scheduler;
+        let mut taken = SequencePages::default();
+        assert!(scheduler.kv.grow(&mut taken, 3));
+        // The first step has computed eight tokens, and the one under way computes as many.
+        assert!(scheduler.known_ahead(id, 8, 14).is_none(), "no page is left");
+        scheduler.kv.release("", taken, &[]);
+        assert!(scheduler.known_ahead(id, 8, 13).is_none(), "there are too many tokens");
+        let row = scheduler.known_ahead(id, 8, 14).expect("there are pages");
+        assert_eq!((row.start, row.tokens.len(), row.pages.len()), (16, 14, 2));
+        assert!(scheduler.known_ahead(id, 22, 14).is_none(), "all of it is being computed");
+    }
+
+    #[test]
+    fn background_work_does_not_exceed_its_share_beside_interactive_work() {
+        let mut harness = Harness::new(64, 8, 64);
+        let background = || {
+            let mut request = greedy("background", 20);
+            request.priority = Priority::Background;
+            request
+        };
+        let [first, second] = [(); 2].map(|()| SequenceId(harness.submit(background())));
+        harness.step();
+        assert!(!harness.scheduler.has_too_much_background(&[first, second]), "nobody else is there");
+        assert!(harness.scheduler.known_ahead(second, 0, 64).is_some());
+        let chat = SequenceId(harness.submit(greedy("a chat", 20)));
+        harness.step();
+        assert!(harness.scheduler.has_too_much_background(&[first, second, chat]));
+        assert!(!harness.scheduler.has_too_much_background(&[first, chat]));
+        assert!(harness.scheduler.known_ahead(second, 0, 64).is_none(), "it waits for its turn");
+        assert!(harness.scheduler.known_ahead(chat, 0, 64).is_some());
     }
 }
