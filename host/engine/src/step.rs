@@ -54,7 +54,7 @@ pub(crate) enum Course {
     DrawsOne,
     /// The tokens of a draft are drawn, and how many of them count is known afterwards.
     ChecksDraft,
-    /// So many of its known tokens are computed, and more of them follow.
+    /// This number of its known tokens is computed, and more of them follow.
     Computes(usize),
     Ends,
 }

@@ -39,7 +39,10 @@ impl TokenSet {
         let bits = |(at, word): (usize, &u64)| {
             let mut rest = *word;
             std::iter::from_fn(move || {
-                let bit = (rest != 0).then(|| rest.trailing_zeros())?;
+                if rest == 0 {
+                    return None;
+                }
+                let bit = rest.trailing_zeros();
                 rest &= rest - 1;
                 Some(at as u32 * 64 + bit)
             })
