@@ -199,9 +199,21 @@ impl Deployments {
         }
     }
 
+    /// Returns the active version of an agent, which another host of the cluster may just have deployed.
+    pub(crate) async fn find(&self, name: &str) -> Result<Arc<Agent>, RuntimeError> {
+        self.look_for(name).await?;
+        self.agent(name)
+    }
+
+    /// Fails unless the agent exists, ready or not, on this host or on another one that has just deployed it.
+    pub(crate) async fn find_known(&self, name: &str) -> Result<(), RuntimeError> {
+        self.look_for(name).await?;
+        self.known(name)
+    }
+
     /// Starts an agent that is stored but not known here, because another host of the cluster has just deployed it. Without a
     /// cluster, and for an agent that is known, it does nothing.
-    pub(crate) async fn look_for(&self, name: &str) -> Result<(), RuntimeError> {
+    async fn look_for(&self, name: &str) -> Result<(), RuntimeError> {
         if !self.store.is_clustered() || self.is_known(name) {
             return Ok(());
         }
@@ -221,7 +233,7 @@ impl Deployments {
         Ok(())
     }
 
-    /// Lets [`Deployments::look_for`] find nothing while an agent is removed here and not yet in the database.
+    /// Lets [`Deployments::find`] find nothing while an agent is removed here and not yet in the database.
     pub(crate) async fn look_later(&self) -> tokio::sync::MutexGuard<'_, ()> {
         self.looking.lock().await
     }

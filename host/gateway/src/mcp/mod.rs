@@ -236,8 +236,7 @@ async fn serve(
     request: Request,
 ) -> Result<Response, ApiError> {
     if let Some(agent) = &agent {
-        gateway.host.look_for_agent(agent).await?;
-        gateway.host.agent(agent)?;
+        gateway.host.find_agent(agent).await?;
     }
     let agent = agent.map(PathAgent);
     let named = session_id(request.headers())?;

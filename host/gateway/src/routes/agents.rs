@@ -104,8 +104,7 @@ pub(crate) async fn show(
     State(gateway): State<Gateway>,
     Path(agent): Path<String>,
 ) -> Result<Json<AgentDetail>, ApiError> {
-    gateway.host.look_for_agent(&agent).await?;
-    Ok(Json(in_detail(gateway.host.agent(&agent)?)))
+    Ok(Json(in_detail(gateway.host.find_agent(&agent).await?)))
 }
 
 /// Deletes an agent with its sessions and everything else that belongs to it.

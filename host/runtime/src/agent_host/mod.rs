@@ -295,10 +295,9 @@ impl AgentHost {
         Ok(self.host().deployments.agent(name)?.detail())
     }
 
-    /// Starts an agent that another host of the cluster has just deployed. It does nothing for an agent that this host knows, or that
-    /// no host has.
-    pub async fn look_for_agent(&self, name: &str) -> Result<(), RuntimeError> {
-        self.host().deployments.look_for(name).await
+    /// Returns what [`AgentHost::agent`] does, also for an agent that another host of the cluster has just deployed.
+    pub async fn find_agent(&self, name: &str) -> Result<AgentDetail, RuntimeError> {
+        Ok(self.host().deployments.find(name).await?.detail())
     }
 
     /// Returns a tool that others may call with [`crate::Origin::Tool`].

@@ -100,10 +100,7 @@ impl BatchQueue {
     pub(crate) async fn queue_as(&self, id: String, batch: NewBatch) -> Result<BatchStatus, RuntimeError> {
         let context = &self.shared.context;
         context.shutdown.admit()?;
-        if let Some(agent) = batch.model.strip_prefix(AGENT_MODEL) {
-            context.deployments.look_for(agent).await?;
-        }
-        self.check(&batch)?;
+        self.check(&batch).await?;
         let NewBatch { principal, key, model, items, terms } = batch;
         let BatchTerms { details, window, keep } = terms;
         let keep = keep.map(|keep| keep.min(self.shared.options.file_retention));
@@ -255,7 +252,7 @@ impl BatchQueue {
         Ok(())
     }
 
-    fn check(&self, batch: &NewBatch) -> Result<(), RuntimeError> {
+    async fn check(&self, batch: &NewBatch) -> Result<(), RuntimeError> {
         let invalid = |message: String| Err(RuntimeError::InvalidBatch { message });
         match batch.items.len() {
             // The details of an empty batch say why it has no requests.
@@ -278,7 +275,7 @@ impl BatchQueue {
         match batch.model.strip_prefix(AGENT_MODEL) {
             Some(agent) => {
                 AgentName::new(agent)?;
-                self.shared.context.deployments.agent(agent).map(drop)
+                self.shared.context.deployments.find(agent).await.map(drop)
             }
             None => Ok(self.shared.context.models.find(Some(&batch.model)).map(drop)?),
         }

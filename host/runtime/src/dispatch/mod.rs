@@ -104,8 +104,7 @@ impl Dispatch {
             return Err(session_not_found(&invocation.agent, &invocation.session));
         }
         check(&invocation)?;
-        self.host.deployments.look_for(&invocation.agent).await?;
-        let agent = self.host.deployments.agent(&invocation.agent)?;
+        let agent = self.host.deployments.find(&invocation.agent).await?;
         if let Origin::Tool(tool) = &invocation.origin {
             agent.check_call(&tool.name, invocation.data.as_ref())?;
         }
@@ -224,8 +223,7 @@ impl Dispatch {
         before: Option<&str>,
         limit: u32,
     ) -> Result<Vec<TurnDetail>, RuntimeError> {
-        self.host.deployments.look_for(agent).await?;
-        self.host.deployments.known(agent)?;
+        self.host.deployments.find_known(agent).await?;
         let turns = self.host.store.turns_of_session(agent, session, before, limit).await?;
         let turns = turns.into_iter();
         turns
@@ -403,8 +401,7 @@ impl Dispatch {
 
     /// Returns a turn by its id or by its number in the session.
     async fn row(&self, agent: &str, session: &str, turn: &str) -> Result<TurnRow, RuntimeError> {
-        self.host.deployments.look_for(agent).await?;
-        self.host.deployments.known(agent)?;
+        self.host.deployments.find_known(agent).await?;
         let store = &self.host.store;
         let row = match turn.parse() {
             Ok(number) if turn.len() < TURN_ID_LENGTH => store.turn_by_number(agent, session, number).await?,
