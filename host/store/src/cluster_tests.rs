@@ -4,7 +4,7 @@
 use crate::{
     host_tests::{Database, agent},
     postgres::{LEASE, Reconnecting, Upgrade, take_common},
-    sql::query_scalar,
+    sql::{Pool, query_scalar},
     *,
 };
 use std::{
@@ -394,6 +394,24 @@ async fn a_host_that_finds_no_batch_item_waits_for_nobody() {
     let models = ["m".to_owned()];
     let taken = tokio::time::timeout(Duration::from_secs(2), one.take_item(&models, &[], 5)).await;
     assert_eq!(taken.expect("it takes no lock").unwrap(), Take::Nothing);
+}
+
+#[tokio::test]
+async fn a_meeting_does_not_wait_for_the_reads_of_its_host() {
+    let Some(database) = Database::new().await else { return };
+    let (one, _other) = (member(&database, "one").await, member(&database, "other").await);
+    let Pool::Postgres(readers) = &one.readers else { panic!("it is a server") };
+    let mut reading = Vec::new();
+    for _ in 0..readers.options().get_max_connections() {
+        reading.push(readers.acquire().await.unwrap());
+    }
+    let listing = tokio::time::timeout(Duration::from_millis(300), one.live_hosts()).await;
+    assert!(listing.is_err(), "other reads wait");
+    tokio::time::timeout(PATIENCE, meet(&one)).await.expect("it has a connection of its own");
+    let members = tokio::time::timeout(PATIENCE, one.members()).await.expect("it has one, too").unwrap();
+    assert_eq!(members.len(), 2);
+    drop(reading);
+    assert_eq!(one.live_hosts().await.unwrap().len(), 2);
 }
 
 #[tokio::test]

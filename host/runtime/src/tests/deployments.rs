@@ -2,11 +2,15 @@
 //! keeps its version.
 
 use super::{
-    fixture::Host,
+    fixture::{Host, until},
     guest::{Guest, counter, echo},
 };
 use crate::RunEvent;
-use std::time::Duration;
+use std::{
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+use tokio::runtime::Handle;
 
 const REPLY: &str = "(local.set $text (i32.const 512)) (local.set $length (i32.const 3))";
 
@@ -139,4 +143,31 @@ async fn a_running_turn_finishes_on_its_version_and_the_next_uses_the_new_one() 
         return;
     }
     panic!("no turn ran longer than a deployment takes");
+}
+
+/// The list of agents is read for the error of an unknown agent. A thread that held it meanwhile would wait for a change of the list
+/// that waits for the thread.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_for_unknown_agents_and_changes_of_the_agents_never_block_each_other() {
+    const ROUNDS: usize = 20_000;
+    let host = Host::start().await;
+    let mut working: Vec<JoinHandle<()>> = Vec::new();
+    for _ in 0..2 {
+        let agents = host.agents.clone();
+        working.push(thread::spawn(move || {
+            for _ in 0..ROUNDS {
+                agents.agent("nobody").expect_err("no agent has this name");
+            }
+        }));
+    }
+    let (agents, runtime) = (host.agents.clone(), Handle::current());
+    working.push(thread::spawn(move || {
+        for _ in 0..ROUNDS {
+            runtime.block_on(agents.delete("nobody")).expect_err("no agent has this name");
+        }
+    }));
+    until(async || working.iter().all(JoinHandle::is_finished).then_some(())).await;
+    for work in working {
+        work.join().expect("each of them gets its error");
+    }
 }

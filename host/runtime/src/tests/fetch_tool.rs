@@ -29,7 +29,7 @@ const FETCH: &str = r#"
     (local.set $length (i32.load offset=4 (local.get $a)))"#;
 
 /// Calls it twice, and replies with the result of the second call.
-fn fetch_twice() -> Guest {
+pub(super) fn fetch_twice() -> Guest {
     let again = "(local.set $text (i32.load (local.get $message)))
                  (local.set $length (i32.load offset=4 (local.get $message)))";
     Guest { on_message: format!("{FETCH} {again} {FETCH}").leak(), ..fetcher() }
@@ -40,7 +40,7 @@ fn granting(tools: &[&str], hosts: &[&str]) -> RuntimeOptions {
     RuntimeOptions { granted_tools: tools::granting(tools).granted_tools, ..web::granting(hosts) }
 }
 
-fn everything() -> RuntimeOptions {
+pub(super) fn everything() -> RuntimeOptions {
     granting(&["http/fetch"], &["*"])
 }
 

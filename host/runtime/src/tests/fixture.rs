@@ -3,7 +3,7 @@
 use super::{durability::QUESTION, guest::Guest};
 use crate::{
     AgentHost, AgentSummary, Clock, HostParts, Invocation, Manifest, Origin, Outcome, Peers, RunHandle,
-    RuntimeError, RuntimeOptions, ToolServer,
+    RuntimeError, RuntimeOptions, SharedCounts, ToolServer,
 };
 use skep_engine::{DiskTier, Engine, EngineOptions, ModelSet, Priority};
 use skep_model::{
@@ -21,6 +21,7 @@ pub(super) struct Setup {
     /// The tier of the engines.
     pub(super) disk: Option<Arc<DiskTier>>,
     pub(super) peers: Option<Arc<dyn Peers>>,
+    pub(super) counts: Option<Arc<dyn SharedCounts>>,
 }
 
 impl Setup {
@@ -222,9 +223,9 @@ pub(crate) fn invocation(agent: &str, session: &str, text: &str) -> Invocation {
 }
 
 async fn start(store: &Store, models: &ModelSet, setup: Setup) -> AgentHost {
-    let Setup { options, clock, tool_servers, disk, peers } = setup;
-    let parts =
-        HostParts { clock, tool_servers, disk, peers, ..HostParts::new(store.clone(), models.clone()) };
+    let Setup { options, clock, tool_servers, disk, peers, counts } = setup;
+    let parts = HostParts::new(store.clone(), models.clone());
+    let parts = HostParts { clock, tool_servers, disk, peers, counts, ..parts };
     AgentHost::start(parts, small(options)).await.expect("the host starts")
 }
 

@@ -3,6 +3,7 @@
 
 mod batches;
 mod certainty;
+mod counts;
 mod handing_over;
 mod logs;
 mod notices;

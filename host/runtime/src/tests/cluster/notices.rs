@@ -1,11 +1,12 @@
 //! A change that one host makes is seen by the others within a second.
 
-use super::Cluster;
+use super::{Cluster, number, owner};
 use crate::{
     NewApiKey, NewWebhook, Role, RuntimeOptions, Tenant, TopicPattern,
     tests::{
+        durability::detached,
         fixture::until,
-        guest::{counter, echo},
+        guest::{counter, echo, spinner},
     },
 };
 use skep_outbound::AddressPolicy;
@@ -72,6 +73,37 @@ async fn keys_are_valid_and_revoked_on_all_hosts() {
     soon(async || other.agents.keys().authenticate(&secret).await.ok()).await;
     other.agents.keys().revoke(&key.id).await.expect("there");
     soon(async || one.agents.keys().authenticate(&secret).await.err()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_is_in_force_although_a_deployment_is_not_complete() {
+    let Some(cluster) = Cluster::new().await else { return };
+    let one = cluster.host(RuntimeOptions::default()).await;
+    let other = cluster.host(RuntimeOptions { max_instances: 1, ..RuntimeOptions::default() }).await;
+    one.deploy("spin", "[limits]\ncpu_ms = 60000", spinner()).await.expect("valid");
+    soon(async || other.agents.agent("spin").ok()).await;
+    // A turn has the only instance of the other host, which needs one to start an agent.
+    let mut run = other.agents.invoke(detached("spin", "spin")).await.expect("taken");
+    run.next().await.expect("it runs").expect("well");
+    assert_eq!(owner(&other, "spin", "s").await, Some(number(&other)));
+    one.deploy("late", "", echo()).await.expect("valid");
+
+    let new = NewApiKey {
+        tenant: Tenant::new("acme").expect("a name"),
+        role: Role::Invoke,
+        agents: None,
+        name: "ci".into(),
+        expires_in: None,
+        requests_per_minute: None,
+        bodies: false,
+    };
+    let (key, secret) = one.agents.keys().create(new).await.expect("made");
+    soon(async || other.agents.keys().authenticate(&secret).await.ok()).await;
+    one.agents.keys().revoke(&key.id).await.expect("there");
+    soon(async || other.agents.keys().authenticate(&secret).await.err()).await;
+    other.agents.agent("late").expect_err("it waits for the instance");
+    other.agents.cancel_turn("spin", "s", run.turn_id()).await.expect("it runs");
+    until(async || other.agents.agent("late").ok()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

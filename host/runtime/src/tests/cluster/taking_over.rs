@@ -11,7 +11,9 @@ use crate::{
         waker::waker,
     },
 };
-use skep_store::{BatchRoom, Fault, Moment, NewFile, Queued};
+use futures::future::{join_all, try_join_all};
+use skep_store::{BatchRoom, Claim, Fault, Moment, NewFile, NewTurn, Queued};
+use std::time::Duration;
 
 const ASKS: &str = "[tools.find]\napproval = true";
 const TOOL: &str = "agent:orders/find";
@@ -141,4 +143,41 @@ async fn a_decision_that_is_made_on_the_wrong_host_wakes_the_turn() {
     assert!(matches!(place, crate::SessionPlace::There(member) if member.number == number(&one)));
     other.agents.decide(&approval, true, None, "tester").await.expect("still open");
     assert_eq!(run.outcome().await.expect("it continues").text, r#"{"id":1}"#);
+}
+
+/// The turns have no agent, so they stay open, and only their sessions find an owner.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_hosts_that_are_left_share_the_sessions_of_a_dead_one() {
+    const SESSIONS: usize = 2_000;
+    /// The number that a host takes at least before the other one has looked.
+    const LEAST: usize = 64;
+    let Some((cluster, one, other)) = Cluster::of_two(RuntimeOptions::default()).await else { return };
+    let third = cluster.host(RuntimeOptions::default()).await;
+    cluster.met(&[&one, &other, &third]).await;
+    let sessions: Vec<String> = (0..SESSIONS).map(|number| format!("s{number}")).collect();
+    let claims = join_all(sessions.iter().map(|session| one.store().claim_session("none", session))).await;
+    assert!(claims.iter().all(|claim| matches!(claim, Ok(Claim::Ours { .. }))));
+    let turns = sessions.iter().map(|session| {
+        one.store().accept_turn(NewTurn {
+            id: format!("turn of {session}"),
+            agent: "none".into(),
+            session: session.clone(),
+            idempotency_key: None,
+            digest: "none".into(),
+            input: Vec::new(),
+            seed: Vec::new(),
+            accepted_at_ms: 1,
+            number: None,
+        })
+    });
+    try_join_all(turns).await.expect("stored");
+    cluster.kill(one);
+    let owned = async |host: &Host| host.store().open_turns().await.expect("readable").len();
+    until(async || {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        (owned(&other).await + owned(&third).await == SESSIONS).then_some(())
+    })
+    .await;
+    let (others, thirds) = (owned(&other).await, owned(&third).await);
+    assert!(others >= LEAST && thirds >= LEAST, "{others} and {thirds}");
 }
