@@ -42,7 +42,8 @@ pub struct Agent {
     pub tools: Vec<String>,
     /// HTTP routes of the agent, such as `POST /hello/{session}`.
     pub routes: Vec<String>,
-    /// Likely mistakes in its manifest. Only the answer to a deployment has them.
+    /// Likely mistakes in its manifest, and hosts of the cluster on which this version is not active yet. Only the answers
+    /// to a deployment and a rollback have them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
 }

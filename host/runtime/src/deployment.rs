@@ -14,7 +14,10 @@ use crate::{
 use skep_store::{Store, VersionRow};
 use std::{
     collections::BTreeMap,
-    sync::{Arc, PoisonError, RwLock, RwLockReadGuard},
+    sync::{
+        Arc, PoisonError, RwLock, RwLockReadGuard,
+        atomic::{AtomicI64, Ordering},
+    },
     time::Duration,
 };
 use tokio::{sync::watch, task::JoinSet};
@@ -82,6 +85,8 @@ pub(crate) struct Deployments {
     changes: watch::Sender<u64>,
     /// Serializes the starts of agents that other hosts have just deployed.
     looking: tokio::sync::Mutex<()>,
+    /// The version of the stored agents that are started here; 0 without a cluster.
+    stored_version: AtomicI64,
 }
 
 impl Deployments {
@@ -101,6 +106,7 @@ impl Deployments {
             agents: RwLock::default(),
             changes: watch::Sender::default(),
             looking: tokio::sync::Mutex::default(),
+            stored_version: AtomicI64::new(0),
         }
     }
 
@@ -159,6 +165,16 @@ impl Deployments {
         self.restore_all(rows).await;
         names.retain(|name| self.deployed(name).is_ok());
         names
+    }
+
+    /// Returns the version of the stored agents that were started here last.
+    pub(crate) fn stored_version(&self) -> i64 {
+        self.stored_version.load(Ordering::Acquire)
+    }
+
+    /// Notes that the stored agents are started here as of this version.
+    pub(crate) fn note_stored_version(&self, version: i64) {
+        self.stored_version.fetch_max(version, Ordering::AcqRel);
     }
 
     /// Gives all agents the limits that follow from the operator's ceilings now. Turns that run keep theirs.

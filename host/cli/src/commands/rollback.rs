@@ -3,6 +3,7 @@
 use anyhow::Result;
 
 use super::{HostArgs, deploy::short, out};
+use crate::style;
 
 /// Roll an agent back to an earlier version
 ///
@@ -29,6 +30,7 @@ pub struct Args {
 /// Activates the earlier version, and prints its number.
 pub async fn run(args: Args) -> Result<()> {
     let agent = args.host.client()?.rollback(&args.agent, args.to).await?;
+    style::warn(&agent.warnings);
     if args.json {
         return out::json(&agent);
     }

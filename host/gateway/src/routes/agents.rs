@@ -15,6 +15,8 @@ use std::time::Duration;
 const MAX_MANIFEST_BYTES: usize = 64 << 10;
 /// Timeout of receiving the form, which contains a component.
 const FORM_TIMEOUT: Duration = Duration::from_secs(600);
+/// Time for which an answer waits until all hosts of a cluster have started a version.
+const CONFIRMING_TIME: Duration = Duration::from_secs(3);
 
 /// Lists the agents that the caller may use.
 ///
@@ -54,10 +56,25 @@ pub(crate) async fn deploy(
         let message = format!("the form was not received within {} s", FORM_TIMEOUT.as_secs());
         ApiError::new(StatusCode::REQUEST_TIMEOUT, "body_timeout", message)
     })??;
-    let warnings = gateway.host.deployment_warnings(&manifest);
+    let mut warnings = gateway.host.deployment_warnings(&manifest);
     let deployed = gateway.host.deploy(manifest, component.into(), &caller.name()).await?;
+    warnings.extend(not_everywhere(&gateway, &deployed).await);
     let details = version_details(&deployed);
     Ok((StatusCode::CREATED, Extension(details), Json(Agent { warnings, ..described(deployed) })))
+}
+
+/// Waits until a version is active on all hosts of the cluster, for a short time. Returns a warning if it is not.
+pub(super) async fn not_everywhere(gateway: &Gateway, agent: &AgentSummary) -> Option<String> {
+    let AgentSummary { name, version, .. } = agent;
+    match gateway.host.hosts_behind(CONFIRMING_TIME).await {
+        Ok(hosts) if hosts.is_empty() => None,
+        Ok(hosts) => Some(format!(
+            "version {version} of {name} is not active yet on {}, which may use the version before for a moment; \
+             if it stays so, look at the logs of these hosts",
+            hosts.join(", ")
+        )),
+        Err(error) => Some(format!("cannot find out whether other hosts use version {version} yet: {error}")),
+    }
 }
 
 async fn read(mut form: Multipart) -> Result<(Manifest, Bytes), ApiError> {

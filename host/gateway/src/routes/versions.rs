@@ -41,7 +41,8 @@ pub(crate) async fn rollback(
     let version = if bytes.is_empty() { None } else { body::parse::<Rollback>(&bytes)?.version };
     let summary = gateway.host.rollback(&agent, version).await?;
     let details = agents::version_details(&summary);
-    Ok((Extension(details), Json(agents::described(summary))))
+    let warnings = agents::not_everywhere(&gateway, &summary).await.into_iter().collect();
+    Ok((Extension(details), Json(Agent { warnings, ..agents::described(summary) })))
 }
 
 fn described(version: skep_runtime::AgentVersion) -> AgentVersion {

@@ -5,7 +5,7 @@ use crate::{
     ClusterHost, Invocation, RunHandle, RuntimeError, SessionPlace, cluster::Cluster, dispatch::Asks,
     name::SessionKey,
 };
-use skep_store::{HostState, Notices};
+use skep_store::{HostState, NoticeKind, Notices};
 use std::{
     collections::HashSet,
     sync::{Arc, PoisonError},
@@ -14,6 +14,8 @@ use std::{
 
 /// Interval at which a host that hands over looks for sessions that are free.
 const RELEASE_INTERVAL: Duration = Duration::from_millis(20);
+/// Interval at which a host looks whether the others have started an agent.
+const CONFIRMING_INTERVAL: Duration = Duration::from_millis(100);
 
 impl AgentHost {
     /// Returns whether this host is one of several on its database.
@@ -49,6 +51,25 @@ impl AgentHost {
         let cluster = &self.host().cluster;
         cluster.refresh().await?;
         Ok(cluster.hosts().iter().map(|row| row.number).collect())
+    }
+
+    /// Waits until the other hosts of the cluster have started the agents as they are stored now, and no longer than this time. Returns
+    /// the addresses of those that have not reported it.
+    pub async fn hosts_behind(&self, patience: Duration) -> Result<Vec<String>, RuntimeError> {
+        let cluster = &self.host().cluster;
+        if !cluster.has_other_serving() {
+            return Ok(Vec::new());
+        }
+        let version = self.host().store.notice_version(NoticeKind::Agents).await?;
+        let until = Instant::now() + patience;
+        loop {
+            cluster.refresh().await?;
+            let behind = cluster.behind(version);
+            if behind.is_empty() || Instant::now() >= until {
+                return Ok(behind);
+            }
+            tokio::time::sleep(CONFIRMING_INTERVAL).await;
+        }
     }
 
     /// Returns where requests for a session go. This is known at once if this host owns the session.

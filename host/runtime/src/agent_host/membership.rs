@@ -50,6 +50,7 @@ impl Inner {
             models: models.iter().map(|model| model.name().to_owned()).collect(),
             running_turns: self.dispatch.admission.open_turns() as u64,
             counts: self.dispatch.host.cluster.own_counts(),
+            agents: self.dispatch.host.deployments.stored_version(),
         }
     }
 

@@ -76,6 +76,8 @@ impl Inner {
         let host = &self.dispatch.host;
         // A deployment of this host is complete, or has not begun.
         let _one = self.deploying.lock().await;
+        // A change after this one has another version.
+        let version = host.store.notice_version(NoticeKind::Agents).await?;
         let StoredChanges { removed, rows } = host.deployments.stored_changes().await?;
         for name in &removed {
             host.deployments.remove(name);
@@ -83,15 +85,15 @@ impl Inner {
             host.outbox.router.set_agent(name, &[]);
             tracing::info!(agent = name, "deleted by another host");
         }
-        if rows.is_empty() {
-            return Ok(());
+        if !rows.is_empty() {
+            for name in host.deployments.start_stored(rows).await {
+                tracing::info!(agent = name, "deployed by another host");
+                self.dispatch.adopt_turns(Some(&name)).await?;
+            }
+            // The schedules of new versions may be due earlier.
+            host.outbox.ring();
         }
-        for name in host.deployments.start_stored(rows).await {
-            tracing::info!(agent = name, "deployed by another host");
-            self.dispatch.adopt_turns(Some(&name)).await?;
-        }
-        // The schedules of new versions may be due earlier.
-        host.outbox.ring();
+        host.deployments.note_stored_version(version);
         Ok(())
     }
 

@@ -46,6 +46,10 @@ pub(crate) struct Facts {
     /// See [`crate::SharedCounts`]. A host of an earlier version reports none.
     #[serde(default)]
     pub(crate) counts: BTreeMap<String, u64>,
+    /// The version of the stored agents that the host has started (see [`skep_store::NoticeKind::Agents`]). A host of an earlier
+    /// version does not report it.
+    #[serde(default)]
+    pub(crate) agents: i64,
 }
 
 /// The hosts that are not gone.
@@ -123,6 +127,14 @@ impl Members {
         self.rows().iter().any(|row| serves_beside(row, own))
     }
 
+    /// Returns the addresses of the hosts that serve beside this one and have not reported this version of the agents yet.
+    pub(super) fn behind(&self, own: i64, agents: i64) -> Vec<String> {
+        let rows = self.rows();
+        let knows = |row: &HostRow| Facts::of(row).is_some_and(|facts| facts.agents >= agents);
+        let behind = rows.iter().filter(|row| serves_beside(row, own) && !knows(row));
+        behind.map(|row| row.url.clone()).collect()
+    }
+
     /// Returns the host that a session prefers among those that serve beside this one: the one with the highest hash of the
     /// session and the host (rendezvous hashing), so that the choice of a session changes only if its host ends.
     pub(super) fn chosen(&self, own: i64, key: &SessionKey) -> Option<Member> {
@@ -188,6 +200,22 @@ mod tests {
         assert!(before.iter().zip(&after).all(|(before, after)| *before == 4 || before == after));
         members.set(rows(&[1, 2, 3, 5]));
         assert!(!members.take_loss(), "one has come");
+    }
+
+    #[test]
+    fn hosts_that_have_not_started_the_newest_agents_are_behind() {
+        let facts = |agents| Facts { agents, ..Facts::default() }.encode();
+        let members = Members::default();
+        members.set(vec![
+            row(1, HostState::Serving, &facts(6)),
+            row(2, HostState::Serving, &facts(7)),
+            row(3, HostState::Serving, &facts(6)),
+            row(4, HostState::Serving, r#"{"models":[],"running_turns":0}"#),
+            row(5, HostState::Draining, &facts(6)),
+            row(6, HostState::Serving, ""),
+        ]);
+        assert_eq!(members.behind(1, 7), ["http://10.0.0.3:8080", "http://10.0.0.4:8080"]);
+        assert_eq!(members.behind(1, 6), ["http://10.0.0.4:8080"]);
     }
 
     #[test]

@@ -175,6 +175,11 @@ impl Cluster {
         self.shared.as_ref().is_some_and(|shared| shared.members.has_other_serving(shared.own))
     }
 
+    /// Returns the addresses of the other hosts that serve and have not reported this version of the agents yet.
+    pub(crate) fn behind(&self, agents: i64) -> Vec<String> {
+        self.shared.as_ref().map(|shared| shared.members.behind(shared.own, agents)).unwrap_or_default()
+    }
+
     /// Returns whether no other host that serves has a lower number than this one.
     pub(crate) fn is_first(&self) -> bool {
         let Some(shared) = &self.shared else { return true };

@@ -81,6 +81,7 @@ async fn a_key_is_in_force_although_a_deployment_is_not_complete() {
     let one = cluster.host(RuntimeOptions::default()).await;
     let other = cluster.host(RuntimeOptions { max_instances: 1, ..RuntimeOptions::default() }).await;
     one.deploy("spin", "[limits]\ncpu_ms = 60000", spinner()).await.expect("valid");
+    cluster.met(&[&one, &other]).await;
     soon(async || other.agents.agent("spin").ok()).await;
     // A turn has the only instance of the other host, which needs one to start an agent.
     let mut run = other.agents.invoke(detached("spin", "spin")).await.expect("taken");
@@ -102,8 +103,11 @@ async fn a_key_is_in_force_although_a_deployment_is_not_complete() {
     one.agents.keys().revoke(&key.id).await.expect("there");
     soon(async || other.agents.keys().authenticate(&secret).await.err()).await;
     other.agents.agent("late").expect_err("it waits for the instance");
+    let behind = one.agents.hosts_behind(Duration::from_millis(600)).await.expect("readable");
+    assert_eq!(behind, ["http://127.0.0.1:1"]);
     other.agents.cancel_turn("spin", "s", run.turn_id()).await.expect("it runs");
-    until(async || other.agents.agent("late").ok()).await;
+    assert!(one.agents.hosts_behind(Duration::from_secs(60)).await.expect("readable").is_empty());
+    other.agents.agent("late").expect("it is started there");
 }
 
 #[tokio::test(flavor = "multi_thread")]
