@@ -159,7 +159,16 @@ fn hosts_that_fail_at_random_under_mixed_load_lose_and_double_nothing() {
     let count = |name: &str| report[name].as_u64().unwrap();
     assert!(count("kills") >= 2 && count("stops") >= 1 && count("database_restarts") >= 1, "{report:#}");
     assert!(count("restarts") >= count("kills") + count("stops"), "{report:#}");
+    assert!(count("peer_cuts") >= 1 && count("database_cuts") >= 1, "{report:#}");
+    assert!(count("peer_freezes") >= 1 && count("database_freezes") >= 1, "{report:#}");
     assert!(count("acknowledged") > 100 && count("reads") > 20 && count("effects") > 20, "{report:#}");
+    assert!(count("batch_items") > 5 && count("decisions") > 2, "{report:#}");
+    for work in ["generate", "emit", "call", "alarm", "pay"] {
+        assert!(report["acknowledged_by_work"][work].as_u64() > Some(0), "{work}: {report:#}");
+    }
+    for kind in ["webhook", "event", "alarm", "call", "pay", "batch"] {
+        assert!(report["effects_by_kind"][kind].as_u64() > Some(0), "{kind}: {report:#}");
+    }
     assert!(report["take_over_ms"]["p50"].as_f64().unwrap() > 0.0, "{report:#}");
     let throughput = report["throughput"].as_array().unwrap();
     assert_eq!(throughput.len(), 3);

@@ -20,6 +20,8 @@ use super::world::{AGENT, ANSWER, Op, Order, PAUSE, World};
 const WRITERS: usize = 2;
 /// Messages of one client for one session; there are few, so that prompts stay short.
 const MESSAGES: usize = 6;
+/// Pairs for one client of batches.
+const PAIRS_FOR_ONE_OF_BATCHES: usize = 4;
 /// One in this many sessions also has alarms.
 const SESSIONS_FOR_ONE_WITH_ALARMS: usize = 4;
 /// Errors of turns that are stored, so that no later attempt has another end.
@@ -28,7 +30,7 @@ const FINAL: [&str; 5] = ["turn_lost", "cancelled", "agent_failed", "agent_trapp
 /// The way in which a message is sent, with its relative frequency.
 const WAYS: [(Way, u32); 5] =
     [(Way::Json, 4), (Way::Stream, 3), (Way::Detached, 2), (Way::Cancelled, 1), (Way::Plain, 1)];
-const OPS: [(Op, u32); 4] = [(Op::Generate, 4), (Op::Emit, 2), (Op::Call, 2), (Op::Alarm, 2)];
+const OPS: [(Op, u32); 5] = [(Op::Generate, 4), (Op::Emit, 2), (Op::Call, 2), (Op::Alarm, 2), (Op::Pay, 1)];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
@@ -70,12 +72,17 @@ struct Turn<'a> {
 }
 
 impl World {
-    /// Starts pairs of clients. Each one finishes once [`World::end`] was called.
+    /// Starts pairs of clients, and clients of batches. Each one finishes once [`World::end`] was called.
     pub fn load(self: &Arc<Self>, pairs: usize, seed: u64) -> JoinSet<()> {
         let mut clients = JoinSet::new();
+        let draws = |client: usize| {
+            StdRng::seed_from_u64(seed.wrapping_mul(1_000).wrapping_add(client as u64))
+        };
         for pair in 0..pairs {
-            let draws = StdRng::seed_from_u64(seed.wrapping_mul(1_000).wrapping_add(pair as u64));
-            clients.spawn(Arc::clone(self).work(pair, draws));
+            clients.spawn(Arc::clone(self).work(pair, draws(pair)));
+        }
+        for client in 0..pairs.div_ceil(PAIRS_FOR_ONE_OF_BATCHES) {
+            clients.spawn(Arc::clone(self).queue_batches(client, draws(pairs + client)));
         }
         clients
     }

@@ -1,5 +1,5 @@
-//! The faults under load: a host is killed, stopped for longer than its lease, or paused for less, and the
-//! database is restarted. A host that has exited is started again.
+//! The faults under load: a host is killed, stopped or cut off from its database for longer than its lease, or paused for
+//! less, its connections are cut or frozen, and the database is restarted. A host that has exited is started again.
 
 use std::collections::VecDeque;
 use std::process::Stdio;
@@ -14,6 +14,7 @@ use tokio::process::Command;
 
 use super::hosts::Hosts;
 use super::takeovers::Cause;
+use super::ways::Way;
 use super::world::World;
 
 /// Time after which a host that was not heard of is replaced.
@@ -23,8 +24,20 @@ const EXIT: Duration = Duration::from_secs(15);
 const RESTART: Duration = Duration::from_secs(60);
 /// Status of a host that exits because it was replaced.
 const REPLACED: i32 = 1;
-/// The first faults, so that a short run has each kind of them.
-const OPENING: [Fault; 5] = [Fault::Stop, Fault::Kill, Fault::Database, Fault::Kill, Fault::Pause];
+/// Maximum number of bytes after which a connection is cut in the middle of what it carries.
+const CUT_WITHIN_BYTES: usize = 32 << 10;
+/// The first faults, so that a short run has each kind of them, except for one that lasts as long as a stop.
+const OPENING: [Fault; 9] = [
+    Fault::Stop,
+    Fault::Cut(Way::Peers),
+    Fault::Kill,
+    Fault::Cut(Way::Database),
+    Fault::Database,
+    Fault::Freeze(Way::Peers),
+    Fault::Kill,
+    Fault::Freeze(Way::Database),
+    Fault::Pause,
+];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
@@ -36,6 +49,12 @@ enum Fault {
     Pause,
     /// A restart of PostgreSQL.
     Database,
+    /// Connections of a host are cut, all of them or one in the middle of what it carries.
+    Cut(Way),
+    /// Connections of a host carry nothing for a moment, and stay open.
+    Freeze(Way),
+    /// The connections of a host to its database carry nothing for longer than the lease.
+    Partition,
 }
 
 /// How often each fault happened.
@@ -45,6 +64,14 @@ pub struct Counts {
     pub stops: usize,
     pub pauses: usize,
     pub database_restarts: usize,
+    /// Cuts of the connections to a host and to the database of a host.
+    pub peer_cuts: usize,
+    pub database_cuts: usize,
+    /// Moments in which these connections carried nothing.
+    pub peer_freezes: usize,
+    pub database_freezes: usize,
+    /// Hosts that did not reach their database for longer than the lease.
+    pub partitions: usize,
     /// Hosts that exited because another one had replaced them.
     pub replaced: usize,
 }
@@ -57,9 +84,18 @@ pub struct Faults<'a> {
     /// Shell command that restarts the database.
     restart_database: Option<&'a str>,
     opening: VecDeque<Fault>,
-    /// The place of a host that is stopped, and the moment at which it continues.
-    stopped: Option<(usize, Instant)>,
+    away: Option<Away>,
     counts: Counts,
+}
+
+/// A host that does not renew its lease.
+#[derive(Clone, Copy, Debug)]
+struct Away {
+    place: usize,
+    /// The moment at which it continues.
+    due: Instant,
+    /// Whether its process is stopped. Otherwise it does not reach its database.
+    is_stopped: bool,
 }
 
 impl<'a> Faults<'a> {
@@ -71,30 +107,33 @@ impl<'a> Faults<'a> {
         restart_database: Option<&'a str>,
     ) -> Self {
         let (opening, counts) = (OPENING.into(), Counts::default());
-        Self { hosts, world, draws, restart_database, opening, stopped: None, counts }
+        Self { hosts, world, draws, restart_database, opening, away: None, counts }
     }
 
     /// Causes one fault after the other until this moment, and leaves all hosts running.
     pub async fn run(mut self, until: Instant) -> Result<Counts> {
         loop {
-            let pause = Duration::from_millis(self.draws.random_range(500..2_500));
+            let pause = Duration::from_millis(self.draws.random_range(300..1_700));
             tokio::time::sleep(pause.min(until.saturating_duration_since(Instant::now()))).await;
             self.revive().await?;
             if Instant::now() >= until {
                 break;
             }
-            if self.stopped.is_some_and(|(_, due)| Instant::now() >= due) {
+            if self.away.is_some_and(|away| Instant::now() >= away.due) {
                 self.resume().await?;
             }
             match self.draw(until) {
                 Fault::Kill => self.kill().await?,
-                Fault::Stop => self.stop().await?,
+                Fault::Stop => self.take_away(true).await?,
+                Fault::Partition => self.take_away(false).await?,
                 Fault::Pause => self.pause().await?,
                 Fault::Database => self.restart_database().await?,
+                Fault::Cut(way) => self.cut(way),
+                Fault::Freeze(way) => self.freeze(way).await,
             }
         }
-        if let Some((_, due)) = self.stopped {
-            tokio::time::sleep(due.saturating_duration_since(Instant::now())).await;
+        if let Some(away) = self.away {
+            tokio::time::sleep(away.due.saturating_duration_since(Instant::now())).await;
             self.resume().await?;
         }
         self.revive().await?;
@@ -102,25 +141,30 @@ impl<'a> Faults<'a> {
     }
 
     fn draw(&mut self, until: Instant) -> Fault {
-        let fault = self.opening.pop_front().unwrap_or_else(|| match self.draws.random_range(0..10) {
+        let fault = self.opening.pop_front().unwrap_or_else(|| match self.draws.random_range(0..18) {
             0..5 => Fault::Kill,
-            5 | 6 => Fault::Stop,
+            5 => Fault::Stop,
+            6 => Fault::Partition,
             7 | 8 => Fault::Pause,
-            _ => Fault::Database,
+            9 => Fault::Database,
+            10..13 => Fault::Cut(Way::Database),
+            13..16 => Fault::Cut(Way::Peers),
+            16 => Fault::Freeze(Way::Database),
+            _ => Fault::Freeze(Way::Peers),
         });
         let has_time = until.saturating_duration_since(Instant::now()) > Duration::from_millis(LEASE_MS);
         match fault {
             Fault::Database if self.restart_database.is_none() => Fault::Kill,
-            Fault::Stop if self.stopped.is_some() || !has_time => Fault::Kill,
+            Fault::Stop | Fault::Partition if self.away.is_some() || !has_time => Fault::Kill,
             fault => fault,
         }
     }
 
     /// Returns the place of a host that may fail, so that at least one other is left.
     fn victim(&mut self) -> Option<usize> {
-        let stopped = self.stopped.map(|(place, _)| place);
+        let away = self.away.map(|away| away.place);
         let mut places = self.hosts.running();
-        places.retain(|place| Some(*place) != stopped);
+        places.retain(|place| Some(*place) != away);
         match places.len() {
             0 | 1 => None,
             count => Some(places[self.draws.random_range(0..count)]),
@@ -138,25 +182,38 @@ impl<'a> Faults<'a> {
         self.hosts.restart(place).await
     }
 
-    async fn stop(&mut self) -> Result<()> {
+    /// Keeps a host from renewing its lease until it was replaced: it is stopped, or does not reach its database.
+    async fn take_away(&mut self, is_stopped: bool) -> Result<()> {
         let Some(place) = self.victim() else { return Ok(()) };
         let url = self.hosts.url(place).context("the host has an address")?;
         let since = Instant::now();
-        self.hosts.stop(place)?;
+        match (is_stopped, self.hosts.way(place, Way::Database)) {
+            (false, Some(proxy)) => {
+                proxy.freeze();
+                self.counts.partitions += 1;
+            }
+            (false, None) => return Ok(()),
+            (true, _) => {
+                self.hosts.stop(place)?;
+                self.counts.stops += 1;
+            }
+        }
         self.world.takeovers.lost(&url, since, Cause::Stopped);
-        self.counts.stops += 1;
         let beyond = Duration::from_millis(LEASE_MS + self.draws.random_range(2_000..4_000));
-        self.stopped = Some((place, since + beyond));
+        self.away = Some(Away { place, due: since + beyond, is_stopped });
         // A balancer needs a moment until it notices.
         tokio::time::sleep(Duration::from_millis(500)).await;
         self.hosts.hide(place);
         Ok(())
     }
 
-    /// Lets the stopped host continue, which has been replaced by now, and has to exit.
+    /// Lets the host continue that was away, which has been replaced by now, and has to exit.
     async fn resume(&mut self) -> Result<()> {
-        let Some((place, _)) = self.stopped.take() else { return Ok(()) };
-        self.hosts.resume(place)?;
+        let Some(Away { place, is_stopped, .. }) = self.away.take() else { return Ok(()) };
+        self.hosts.thaw(place);
+        if is_stopped {
+            self.hosts.resume(place)?;
+        }
         let until = Instant::now() + EXIT;
         loop {
             let ended = self.hosts.ended();
@@ -166,7 +223,7 @@ impl<'a> Faults<'a> {
                 return Ok(());
             }
             if Instant::now() > until {
-                let what = format!("a host that was stopped for more than {LEASE_MS} ms was not replaced");
+                let what = format!("a host that was away for more than {LEASE_MS} ms was not replaced");
                 self.world.trouble(what);
                 self.hosts.show(place);
                 return Ok(());
@@ -181,6 +238,31 @@ impl<'a> Faults<'a> {
         self.counts.pauses += 1;
         tokio::time::sleep(Duration::from_millis(self.draws.random_range(100..2_000))).await;
         self.hosts.resume(place)
+    }
+
+    fn cut(&mut self, way: Way) {
+        let Some(place) = self.victim() else { return };
+        let Some(proxy) = self.hosts.way(place, way) else { return };
+        match self.draws.random_ratio(1, 2) {
+            true => proxy.cut(),
+            false => proxy.cut_after(self.draws.random_range(1..CUT_WITHIN_BYTES)),
+        }
+        match way {
+            Way::Peers => self.counts.peer_cuts += 1,
+            Way::Database => self.counts.database_cuts += 1,
+        }
+    }
+
+    async fn freeze(&mut self, way: Way) {
+        let Some(place) = self.victim() else { return };
+        let Some(proxy) = self.hosts.way(place, way) else { return };
+        proxy.freeze();
+        tokio::time::sleep(Duration::from_millis(self.draws.random_range(200..3_000))).await;
+        proxy.thaw();
+        match way {
+            Way::Peers => self.counts.peer_freezes += 1,
+            Way::Database => self.counts.database_freezes += 1,
+        }
     }
 
     async fn restart_database(&mut self) -> Result<()> {
@@ -214,6 +296,11 @@ impl<'a> Faults<'a> {
                 Some(REPLACED) => self.counts.replaced += 1,
                 code => self.world.trouble(format!("a host exited by itself with the status {code:?}")),
             }
+            // One that does not reach its database may end before it reaches it again.
+            if self.away.is_some_and(|away| away.place == place) {
+                self.away = None;
+            }
+            self.hosts.thaw(place);
             self.hosts.restart(place).await?;
         }
         Ok(())

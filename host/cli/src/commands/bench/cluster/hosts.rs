@@ -15,6 +15,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use super::super::storm::{Life, Startup};
+use super::proxy::Proxy;
+use super::ways::{Way, Ways};
 use super::world::CALLEE;
 
 /// Time in which a host has to start; meanwhile, its database may be away.
@@ -87,24 +89,34 @@ struct Host {
 pub struct Site {
     pub folder: PathBuf,
     pub model: String,
+    /// The address of the database.
+    pub database: String,
+    /// The address of the server outside.
+    pub outside: String,
 }
 
 impl Site {
-    /// Writes the configuration, the key of the cluster and the key that secrets are sealed with.
-    pub fn write(&self, database: &str, outside: &str) -> Result<()> {
-        let database = toml::Value::from(database);
+    /// Writes the key of the cluster and the key that secrets are sealed with.
+    pub fn write_keys(&self) -> Result<()> {
+        let mut draws = rand::rng();
+        let cluster: String = (0..KEY_BYTES).map(|_| format!("{:02x}", draws.random::<u8>())).collect();
+        let secrets: [u8; KEY_BYTES] = draws.random();
+        write_private(&self.folder.join("cluster.key"), cluster.as_bytes())?;
+        write_private(&self.folder.join("secrets.key"), &secrets)
+    }
+
+    /// Writes the configuration of the hosts at a place, and returns its file.
+    fn configure(&self, place: usize, ways: &Ways) -> Result<PathBuf> {
+        let (database, outside) = (toml::Value::from(ways.to_database(&self.database)?), &self.outside);
         let settings = format!(
             "database = {database}\n[secrets]\nkey_file = \"secrets.key\"\n\
              [grants]\nhosts = [\"{outside}\"]\ntools = [\"agent:{CALLEE}/*\"]\n\
              [outbound]\nallow_private = [\"127.0.0.0/8\"]\n"
         );
-        let mut draws = rand::rng();
-        let cluster: String = (0..KEY_BYTES).map(|_| format!("{:02x}", draws.random::<u8>())).collect();
-        let secrets: [u8; KEY_BYTES] = draws.random();
         // The address of the database may contain a password.
-        write_private(&self.folder.join("skep.toml"), settings.as_bytes())?;
-        write_private(&self.folder.join("cluster.key"), cluster.as_bytes())?;
-        write_private(&self.folder.join("secrets.key"), &secrets)
+        let file = self.folder.join(format!("host-{place}.toml"));
+        write_private(&file, settings.as_bytes())?;
+        Ok(file)
     }
 
     /// Returns the file with the log of the host.
@@ -112,15 +124,15 @@ impl Site {
         self.folder.join("host.log")
     }
 
-    async fn start(&self, place: usize) -> Result<Life> {
+    async fn start(&self, place: usize, ways: &Ways) -> Result<Life> {
         let port = TcpListener::bind("127.0.0.1:0").context("cannot listen on this machine")?;
         let listen = port.local_addr()?.to_string();
         // The host takes the port, which is free again.
         drop(port);
         let data = self.folder.join(format!("host-{place}"));
-        let mut command = Startup::command(&self.model, &data, &self.folder.join("skep.toml"))?;
-        command.args(["--listen", &listen, "--cluster", "--cluster-key-file"]);
-        command.arg(self.folder.join("cluster.key"));
+        let mut command = Startup::command(&self.model, &data, &self.configure(place, ways)?)?;
+        command.args(["--listen", &listen, "--cluster", "--cluster-url", &ways.to_host(&listen)]);
+        command.arg("--cluster-key-file").arg(self.folder.join("cluster.key"));
         Startup::run(command, &self.log())?.ready().await
     }
 }
@@ -138,6 +150,8 @@ pub struct Hosts {
     addresses: Arc<Addresses>,
     http: reqwest::Client,
     places: Vec<Option<Host>>,
+    /// The proxies of each place.
+    ways: Vec<Ways>,
     /// Number of starts after the first one of each place.
     pub restarts: usize,
 }
@@ -145,12 +159,13 @@ pub struct Hosts {
 impl Hosts {
     /// Creates a cluster without hosts.
     pub fn new(site: Site, addresses: Arc<Addresses>, http: reqwest::Client) -> Self {
-        Self { site, addresses, http, places: Vec::new(), restarts: 0 }
+        Self { site, addresses, http, places: Vec::new(), ways: Vec::new(), restarts: 0 }
     }
 
     /// Starts one more host.
     pub async fn add(&mut self) -> Result<()> {
         let place = self.places.len();
+        self.ways.push(Ways::new(&self.site.database).await?);
         self.places.push(None);
         self.open(place).await
     }
@@ -180,7 +195,7 @@ impl Hosts {
     }
 
     async fn started(&self, place: usize) -> Result<Host> {
-        let life = self.site.start(place).await?;
+        let life = self.site.start(place, &self.ways[place]).await?;
         let names = self.names(&life.url).await?;
         Ok(Host { address: Arc::new(Address { url: life.url.clone(), names }), life })
     }
@@ -205,6 +220,20 @@ impl Hosts {
     /// Returns the address of the host at a place, if one runs there.
     pub fn url(&self, place: usize) -> Option<String> {
         self.places[place].as_ref().map(|host| host.address.url.clone())
+    }
+
+    /// Returns the proxy of the connections of a host at a place, if there is one.
+    pub fn way(&self, place: usize, way: Way) -> Option<&Proxy> {
+        self.ways[place].get(way)
+    }
+
+    /// Lets everything pass to and from the hosts of a place.
+    pub fn thaw(&self, place: usize) {
+        for way in [Way::Database, Way::Peers] {
+            if let Some(proxy) = self.way(place, way) {
+                proxy.thaw();
+            }
+        }
     }
 
     /// Makes clients ask other hosts, as a balancer does that watches `/readyz`.

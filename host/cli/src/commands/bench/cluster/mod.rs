@@ -1,12 +1,16 @@
-//! `skep bench cluster`: several hosts on one PostgreSQL database under load, while hosts are killed and stopped and the
-//! database is restarted. What clients saw is compared with what the database has at the end.
+//! `skep bench cluster`: several hosts on one PostgreSQL database under load, while hosts are killed and stopped, their
+//! connections are cut, and the database is restarted. What clients saw is compared with what the database has at the end.
 
+mod approvals;
+mod batches;
 mod clients;
 mod events;
 mod faults;
 mod history;
 mod hosts;
+mod proxy;
 mod takeovers;
+mod ways;
 mod world;
 
 use std::collections::BTreeMap;
@@ -29,7 +33,7 @@ use crate::embedded::STORM;
 use crate::failure::Usage;
 use crate::progress::{Progress as _, Terminal};
 use faults::{Counts, Faults};
-use history::{Fault, History, Kind, Outcome};
+use history::{Batch, BatchOutcome, Decision, Fault, History, Kind, Outcome, Verdict};
 use hosts::{Hosts, Site};
 use takeovers::{Cause, Times};
 use world::{ANSWER, World};
@@ -41,10 +45,12 @@ const FAULTS_SHOWN: usize = 20;
 /// Run several hosts on one database, kill and stop them under load, and check that nothing is lost or doubled
 ///
 /// Starts `skep up --cluster` in separate processes. Pairs of clients write to one session, each through any host: with
-/// and without streams, detached, and cancelled. Agents call other agents, emit events for a webhook and set alarms. First
-/// counts the turns of one host, two hosts, and so on; then kills hosts (kill -9), stops them for longer than their lease,
-/// and restarts the database. At the end, each session has to be one line of turns with every acknowledged message once,
-/// in an order that real time allows, and every read has to be a beginning of it.
+/// and without streams, detached, and cancelled. Agents call other agents, also after an approval, emit events for a webhook
+/// and set alarms; other clients queue batches. First counts the turns of one host, two hosts, and so on; then kills hosts
+/// (kill -9), stops them for longer than their lease, cuts and freezes their connections to each other and to the database,
+/// and restarts the database. At the end, each session has to be one line of turns with every acknowledged message once, in
+/// an order that real time allows, and every read has to be a beginning of it; each item of a batch has one result, and one
+/// decision about a call counts. The history takes about a kilobyte for each message.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 The database is one of PostgreSQL without tables, for example:
@@ -56,7 +62,7 @@ Examples:
     --restart-database 'docker restart db' --json")]
 pub struct Args {
     /// Duration of the faults
-    #[arg(long, value_name = "M", default_value = "10", value_parser = minutes)]
+    #[arg(long, value_name = "M", default_value = "2", value_parser = minutes)]
     minutes: f64,
     /// Number of hosts
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(2..=16))]
@@ -124,12 +130,20 @@ struct Throughput {
 struct Seen {
     sessions: usize,
     acknowledged: usize,
+    /// The acknowledged messages by what their agents did.
+    acknowledged_by_work: BTreeMap<&'static str, usize>,
     /// Messages whose turn failed, most of which a client had cancelled.
     failed: usize,
     /// Messages whose answer was lost, and that were not sent again.
     unknown: usize,
     reads: usize,
     effects: usize,
+    effects_by_kind: BTreeMap<&'static str, usize>,
+    batches: usize,
+    /// Items of batches that are done, as their results say.
+    batch_items: usize,
+    /// Decisions about calls that a host accepted.
+    decisions: usize,
 }
 
 /// Runs the command.
@@ -178,13 +192,15 @@ async fn measure(args: &Args, database: &str, folder: PathBuf) -> Result<Report>
     let model = model.to_str().context("the model's path is not UTF-8")?.to_owned();
     let run = format!("r{:x}", rand::rng().random::<u32>());
     let world = World::new(run).await?;
-    let site = Site { folder, model };
-    site.write(database, &world.outside.url)?;
+    let site = Site { folder, model, database: database.to_owned(), outside: world.outside.url.clone() };
+    site.write_keys()?;
     let began = Instant::now();
     let mut hosts = Hosts::new(site.clone(), Arc::clone(&world.addresses), world.http.clone());
     hosts.add().await?;
     world.set_up(component).await?;
     let clients = world.load(args.pairs as usize, seed);
+    let mut deciders = JoinSet::new();
+    deciders.spawn(Arc::clone(&world).decide(StdRng::seed_from_u64(seed)));
     let throughput = count(args, &world, &mut hosts).await?;
     let wait = Duration::from_secs_f64(args.minutes * 60.0);
     let step = Terminal.count(&format!("faults, with seed {seed}"), wait.as_secs());
@@ -195,9 +211,11 @@ async fn measure(args: &Args, database: &str, folder: PathBuf) -> Result<Report>
         args.restart_database.as_deref(),
     );
     let counts = faults.run(Instant::now() + wait).await?;
-    step.finish(&format!("{} kills, {} stops", counts.kills, counts.stops));
+    let cuts = counts.peer_cuts + counts.database_cuts;
+    step.finish(&format!("{} kills, {} stops, {cuts} cuts", counts.kills, counts.stops));
     end(&world, clients).await?;
     let history = world.history().await?;
+    deciders.shutdown().await;
     let faults = history.faults();
     let (mut troubles, mut first_troubles) = world.troubles();
     let log = std::fs::read_to_string(site.log()).unwrap_or_default();
@@ -210,7 +228,7 @@ async fn measure(args: &Args, database: &str, folder: PathBuf) -> Result<Report>
         seed,
         wall_s: began.elapsed().as_secs_f64(),
         throughput,
-        seen: Seen::of(&history),
+        seen: Seen::of(&history, world.acknowledged_by_op()),
         lost: of_kind(Kind::is_loss),
         doubled: of_kind(Kind::is_double),
         violations: by_kind(&faults),
@@ -260,16 +278,30 @@ fn by_kind(faults: &[Fault]) -> BTreeMap<Kind, usize> {
 }
 
 impl Seen {
-    fn of(history: &History) -> Self {
+    fn of(history: &History, acknowledged_by_work: BTreeMap<&'static str, usize>) -> Self {
         let outcomes =
             |is: fn(&Outcome) -> bool| history.messages.iter().filter(|message| is(&message.outcome)).count();
+        let mut effects_by_kind: BTreeMap<&'static str, usize> = BTreeMap::new();
+        for effect in &history.effects {
+            *effects_by_kind.entry(effect.kind).or_default() += effect.seen;
+        }
+        let done = |batch: &Batch| match &batch.outcome {
+            BatchOutcome::Ended(rows) => rows.iter().filter(|row| row.is_done).count(),
+            BatchOutcome::Unknown | BatchOutcome::Gone => 0,
+        };
+        let is_accepted = |decision: &&Decision| decision.verdict == Verdict::Accepted;
         Self {
             sessions: history.lines.len(),
             acknowledged: outcomes(|outcome| matches!(outcome, Outcome::Acknowledged { .. })),
             failed: outcomes(|outcome| *outcome == Outcome::Failed),
             unknown: outcomes(|outcome| *outcome == Outcome::Unknown),
             reads: history.reads.len(),
-            effects: history.effects.iter().map(|effect| effect.seen).sum(),
+            effects: effects_by_kind.values().sum(),
+            acknowledged_by_work,
+            effects_by_kind,
+            batches: history.batches.len(),
+            batch_items: history.batches.iter().map(done).sum(),
+            decisions: history.decisions.iter().filter(is_accepted).count(),
         }
     }
 }
@@ -292,17 +324,25 @@ impl Report {
 
 fn for_people(report: &Report) -> Result<()> {
     let Report { seed, wall_s, seen, lost, doubled, counts, restarts, .. } = report;
-    let Seen { sessions, acknowledged, failed, unknown, reads, effects } = seen;
+    let Seen { sessions, acknowledged, failed, unknown, reads, batches, batch_items, decisions, .. } = seen;
     out::line(&format!(
         "{acknowledged} turns acknowledged in {wall_s:.0} s with seed {seed}: {lost} lost, {doubled} doubled"
     ))?;
     out::line(&format!(
-        "  {sessions} sessions, {failed} messages failed, {unknown} with an unknown outcome, {reads} reads, {effects} effects"
+        "  {sessions} sessions, {failed} messages failed, {unknown} with an unknown outcome, {reads} reads, \
+         {batches} batches with {batch_items} items done, {decisions} decisions"
     ))?;
-    let Counts { kills, stops, pauses, database_restarts, replaced } = counts;
+    let (turns, effects) = (listed(&seen.acknowledged_by_work), listed(&seen.effects_by_kind));
+    out::line(&format!("  turns: {turns}; effects: {effects}"))?;
+    let Counts { kills, stops, partitions, pauses, database_restarts, replaced, .. } = counts;
+    let Counts { peer_cuts, database_cuts, peer_freezes, database_freezes, .. } = counts;
     out::line(&format!(
-        "  {kills} kills, {stops} stops, {pauses} pauses, {database_restarts} restarts of the database; {replaced} hosts \
-         replaced, {restarts} restarted"
+        "  {kills} kills, {stops} stops, {partitions} partitions, {pauses} pauses, {database_restarts} restarts of the \
+         database; {replaced} hosts replaced, {restarts} restarted"
+    ))?;
+    out::line(&format!(
+        "  connections: {peer_cuts} cuts and {peer_freezes} freezes between hosts, {database_cuts} and \
+         {database_freezes} to the database"
     ))?;
     for (what, times) in [("a kill", &report.take_over_ms), ("a stop", &report.take_over_after_stop_ms)] {
         let Times { count, p50, p99 } = times;
@@ -322,6 +362,12 @@ fn for_people(report: &Report) -> Result<()> {
         out::line(&format!("  {fault}"))?;
     }
     Ok(())
+}
+
+/// Returns counts as "3 calls" and so on.
+fn listed(counts: &BTreeMap<&'static str, usize>) -> String {
+    let counts: Vec<String> = counts.iter().map(|(kind, count)| format!("{count} {kind}")).collect();
+    counts.join(", ")
 }
 
 /// Parses a time in minutes, which may have a fraction.

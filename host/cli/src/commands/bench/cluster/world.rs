@@ -1,7 +1,7 @@
 //! Everything that clients and faults share: the addresses of the hosts, the server outside, and the notebook in which
 //! clients write what they see.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,7 +12,9 @@ use reqwest::{RequestBuilder, Response};
 use serde_json::{Value, json};
 
 use super::super::storm::{Outside, metric};
-use super::history::{Effect, History, Line, Message, Moment, Outcome, Read, Wanted};
+use super::history::{
+    Batch, Decision, Effect, History, Line, Message, Moment, Outcome, Read, Wanted, wanted_after,
+};
 use super::hosts::{Address, Addresses};
 use super::takeovers::Takeovers;
 
@@ -42,6 +44,8 @@ pub enum Op {
     Call,
     /// Sets an alarm for its own session.
     Alarm,
+    /// Calls a tool of another agent that waits for an approval.
+    Pay,
 }
 
 impl Op {
@@ -52,6 +56,7 @@ impl Op {
             Op::Emit => "emit",
             Op::Call => "call",
             Op::Alarm => "alarm",
+            Op::Pay => "pay",
         }
     }
 }
@@ -68,6 +73,8 @@ pub struct Order {
 struct Notebook {
     orders: Vec<Order>,
     reads: Vec<Read>,
+    batches: Vec<Batch>,
+    decisions: Vec<Decision>,
     /// Sessions in which alarms ring.
     with_alarms: BTreeSet<String>,
     troubles: Vec<String>,
@@ -120,6 +127,7 @@ impl World {
         client.deploy(&format!("name = \"{CALLEE}\"\n{limits}"), component.clone()).await?;
         let manifest = format!(
             "name = \"{AGENT}\"\n{limits}tools = [\"agent:{CALLEE}/*\"]\nevents = [\"storm.*\"]\n\
+             [tools.\"agent:{CALLEE}/pay\"]\napproval = true\n\
              [[trigger.event]]\ntopic = \"storm.*\"\nsession = \"{{data.session}}\"\n"
         );
         client.deploy(&manifest, component).await?;
@@ -153,6 +161,27 @@ impl World {
             self.acknowledged.fetch_add(1, Ordering::Relaxed);
         }
         self.notebook().orders.push(order);
+    }
+
+    /// Adds a batch to the history.
+    pub fn enter_batch(&self, batch: Batch) {
+        self.notebook().batches.push(batch);
+    }
+
+    /// Adds a decision about a call to the history.
+    pub fn enter_decision(&self, decision: Decision) {
+        self.notebook().decisions.push(decision);
+    }
+
+    /// Returns how many messages were acknowledged, by what their agents did.
+    pub fn acknowledged_by_op(&self) -> BTreeMap<&'static str, usize> {
+        let mut counts: BTreeMap<&'static str, usize> = BTreeMap::new();
+        for Order { message, op, .. } in &self.notebook().orders {
+            if matches!(message.outcome, Outcome::Acknowledged { .. }) {
+                *counts.entry(op.as_str()).or_default() += 1;
+            }
+        }
+        counts
     }
 
     /// Records that alarms ring in a session.
@@ -220,8 +249,17 @@ impl World {
         let lines: BTreeMap<String, Line> = lines.try_collect().await?;
         let mut history = {
             let notebook = self.notebook();
-            let messages = notebook.orders.iter().map(|order| order.message.clone()).collect();
-            History { messages, reads: notebook.reads.clone(), lines, effects: Vec::new() }
+            let is_refused = |order: &&Order| order.said.as_deref() == Some("refused");
+            let refused = notebook.orders.iter().filter(is_refused);
+            History {
+                messages: notebook.orders.iter().map(|order| order.message.clone()).collect(),
+                reads: notebook.reads.clone(),
+                lines,
+                effects: Vec::new(),
+                batches: notebook.batches.clone(),
+                decisions: notebook.decisions.clone(),
+                refused: refused.map(|order| order.message.id.clone()).collect(),
+            }
         };
         let until = Instant::now() + SETTLE;
         loop {
@@ -294,6 +332,10 @@ impl World {
     /// Returns how often the effects of all messages were counted so far.
     fn effects(&self) -> Vec<Effect> {
         let notebook = self.notebook();
+        let mut decisions: HashMap<&str, Vec<&Decision>> = HashMap::new();
+        for decision in &notebook.decisions {
+            decisions.entry(&decision.about).or_default().push(decision);
+        }
         let mut effects = Vec::new();
         for Order { message: Message { session, id, .. }, op, said } in &notebook.orders {
             let mut add = |kind: &'static str, wanted: Wanted, seen: usize| {
@@ -311,6 +353,18 @@ impl World {
                     let wanted = if is_done { Wanted::Once } else { Wanted::AtMostOnce };
                     add("call", wanted, self.outside.effects("call", id));
                 }
+                Op::Pay => {
+                    let about = decisions.get(id.as_str()).map(Vec::as_slice).unwrap_or_default();
+                    let wanted = wanted_after(about, said.as_deref());
+                    add("pay", wanted, self.outside.effects("pay", id));
+                }
+            }
+        }
+        for batch in &notebook.batches {
+            for item in &batch.items {
+                let (kind, session, id) = ("batch", batch.id.clone(), item.clone());
+                let (wanted, seen) = (batch.wanted(item), self.outside.effects(kind, item));
+                effects.push(Effect { kind, session, id, wanted, seen });
             }
         }
         effects

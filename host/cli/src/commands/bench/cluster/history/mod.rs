@@ -1,18 +1,24 @@
 //! Checks what clients saw of sessions against the sessions as they are at the end: every acknowledged message is
 //! committed once, in an order that real time allows, and no read shows anything else than the beginning of that line.
+//! Checks batches and decisions about calls as well, and the effects of everything outside of the hosts.
 //!
 //! The checker knows nothing of hosts and HTTP. It trusts its input in one thing: all moments are of one clock, and a
 //! message was sent no earlier, and its answer came no later, than the history says.
 
+mod batches;
+mod decisions;
 #[cfg(test)]
 mod model_store;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 
 use serde::Serialize;
+
+pub use batches::{Batch, BatchOutcome, Row};
+pub use decisions::{Decision, Verdict, wanted as wanted_after};
 
 /// Microseconds since the start of the run.
 pub type Moment = u64;
@@ -25,6 +31,10 @@ pub struct History {
     /// The sessions at the end, when nothing ran any more.
     pub lines: BTreeMap<String, Line>,
     pub effects: Vec<Effect>,
+    pub batches: Vec<Batch>,
+    pub decisions: Vec<Decision>,
+    /// Messages whose agent learned that a call was refused.
+    pub refused: BTreeSet<String>,
 }
 
 /// A message, however often its client had to send it.
@@ -92,6 +102,8 @@ pub enum Wanted {
     Once,
     /// The effect is not part of the commit, and its outcome is unknown.
     AtMostOnce,
+    /// Never, because nobody has approved it.
+    Never,
 }
 
 /// A violation, with one sentence about it.
@@ -125,19 +137,29 @@ pub enum Kind {
     EffectLost,
     /// An effect happened more than once.
     EffectDoubled,
-    /// An effect happened without its turn.
+    /// An effect happened without its turn, or without its approval.
     EffectUnfounded,
+    /// A batch that was queued is gone.
+    BatchLost,
+    /// An item of a batch that has ended has no result.
+    ItemLost,
+    /// An item of a batch has more than one result.
+    ItemDoubled,
+    /// A call was approved, and its agent was refused it.
+    DecisionLost,
+    /// More than one decision about a call was accepted.
+    DecisionDoubled,
 }
 
 impl Kind {
     /// Returns whether something that was promised is missing.
     pub fn is_loss(self) -> bool {
-        matches!(self, Kind::Lost | Kind::EffectLost)
+        matches!(self, Kind::Lost | Kind::EffectLost | Kind::BatchLost | Kind::ItemLost | Kind::DecisionLost)
     }
 
     /// Returns whether something happened twice.
     pub fn is_double(self) -> bool {
-        matches!(self, Kind::Doubled | Kind::EffectDoubled)
+        matches!(self, Kind::Doubled | Kind::EffectDoubled | Kind::ItemDoubled | Kind::DecisionDoubled)
     }
 }
 
@@ -167,6 +189,10 @@ impl History {
             Check::new(name, session, line).run(&mut faults);
         }
         self.check_effects(&mut faults);
+        for batch in &self.batches {
+            batch.check(&mut faults);
+        }
+        decisions::check(&self.decisions, &self.refused, &mut faults);
         faults.0
     }
 
@@ -362,7 +388,7 @@ impl Effect {
         let has_to_be = match wanted {
             Wanted::WithCommit => is_committed,
             Wanted::Once => true,
-            Wanted::AtMostOnce => false,
+            Wanted::AtMostOnce | Wanted::Never => false,
         };
         match *seen {
             0 if has_to_be => {
@@ -370,6 +396,10 @@ impl Effect {
             }
             1.. if *wanted == Wanted::WithCommit && !is_committed => {
                 let what = format!("the {kind} of {id} in {session} happened without its turn");
+                faults.add(Kind::EffectUnfounded, what);
+            }
+            1.. if *wanted == Wanted::Never => {
+                let what = format!("the {kind} of {id} in {session} happened, and nobody had approved it");
                 faults.add(Kind::EffectUnfounded, what);
             }
             2.. => {

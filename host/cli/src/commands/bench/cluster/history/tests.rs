@@ -21,6 +21,8 @@ fn run(wrong: Wrong, left: u64) -> History {
             store.send_without_answer(session, &format!("{session}-{round}-lost"), round % 2 == 0);
             store.send(session, &format!("{session}-{round}-next"));
             store.read(session);
+            store.run_batch(&format!("{session}-{round}-batch"));
+            store.send_and_decide(session, &format!("{session}-{round}-decided"), round % 2 == 0);
         }
     }
     store.end()
@@ -33,8 +35,9 @@ fn a_store_that_works_has_no_faults() {
     let count = |outcome: fn(&Outcome) -> bool| {
         history.messages.iter().filter(|message| outcome(&message.outcome)).count()
     };
-    assert_eq!(count(|outcome| matches!(outcome, Outcome::Acknowledged { .. })), 32);
+    assert_eq!(count(|outcome| matches!(outcome, Outcome::Acknowledged { .. })), 48);
     assert_eq!((count(|outcome| *outcome == Outcome::Failed), history.reads.len()), (16, 32));
+    assert_eq!((history.batches.len(), history.decisions.len()), (16, 32));
 }
 
 #[test]
@@ -52,9 +55,17 @@ fn everything_that_a_store_can_do_wrong_is_found() {
         (Wrong::LosesAnEffect, Kind::EffectLost),
         (Wrong::RepeatsAnEffect, Kind::EffectDoubled),
         (Wrong::KeepsTheEffectOfAFailedTurn, Kind::EffectUnfounded),
+        (Wrong::LosesABatch, Kind::BatchLost),
+        (Wrong::LosesAnItem, Kind::ItemLost),
+        (Wrong::ListsAnItemTwice, Kind::ItemDoubled),
+        (Wrong::RunsAnItemTwice, Kind::EffectDoubled),
+        (Wrong::SkipsAnItem, Kind::EffectLost),
+        (Wrong::AcceptsTwoDecisions, Kind::DecisionDoubled),
+        (Wrong::IgnoresADenial, Kind::EffectUnfounded),
+        (Wrong::IgnoresAnApproval, Kind::DecisionLost),
     ] {
-        // The message before one with an even number is acknowledged in its session.
-        for left in [4, 6, 8] {
+        // The message before each of these is acknowledged in its session.
+        for left in [5, 6, 7] {
             let found = kinds(&run(wrong, left));
             assert!(found.contains(&kind), "{wrong:?} after {left}: {found:?}");
         }
