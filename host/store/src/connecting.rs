@@ -5,7 +5,7 @@ use crate::{
     membership::Membership,
     postgres::{Reconnecting, Server, Upgrade},
     sql::Pool,
-    sqlite::{CHUNK_TIME, MAX_CHUNKED_WRITES},
+    sqlite::{CHUNK_TIME, Durability, MAX_CHUNKED_WRITES},
     writer::{WriteConnection, Writer},
 };
 use std::{sync::Arc, time::Duration};
@@ -46,6 +46,32 @@ impl Store {
     /// database for itself, and a migration, exclude the hosts of a cluster and are excluded by them.
     pub async fn connect_to_cluster(url: &str, host_url: &str) -> Result<Store, StoreError> {
         Self::join(Server::new(url)?, host_url).await
+    }
+
+    /// Connects like [`Store::connect`], or with an address of this host like [`Store::connect_to_cluster`], to measure how much time
+    /// the server's disk takes. With [`Durability::Process`], commits do not wait for it, so after a crash of the server a running
+    /// host would continue from commits that are lost.
+    pub async fn connect_to_measure(
+        url: &str,
+        host_url: Option<&str>,
+        durability: Durability,
+    ) -> Result<Store, StoreError> {
+        Self::measured(Server::new(url)?, host_url, durability).await
+    }
+
+    pub(crate) async fn measured(
+        server: Server,
+        host_url: Option<&str>,
+        durability: Durability,
+    ) -> Result<Store, StoreError> {
+        let server = match durability {
+            Durability::Process => server.without_waiting(),
+            Durability::Power => server,
+        };
+        match host_url {
+            Some(host_url) => Self::join(server, host_url).await,
+            None => Self::connect_to(server).await,
+        }
     }
 
     /// Connects to a database that hosts may be using. Tables of another version are refused and stay as they are.

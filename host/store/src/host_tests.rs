@@ -153,6 +153,20 @@ async fn a_host_ends_when_its_server_has_lost_what_it_confirmed() {
 }
 
 #[tokio::test]
+async fn commits_wait_for_the_disk_of_the_server_except_in_measurements() {
+    let Some(database) = Database::new().await else { return };
+    for (durability, waits) in [(Durability::Power, "on"), (Durability::Process, "off")] {
+        let host = Store::measured(database.server.clone(), None, durability).await.unwrap();
+        let is: String = query_scalar("SHOW synchronous_commit").fetch_one(&host.readers).await.unwrap();
+        assert_eq!(is, waits);
+        host.close().await;
+    }
+    let host = database.host().await;
+    let is: String = query_scalar("SHOW synchronous_commit").fetch_one(&host.readers).await.unwrap();
+    assert_eq!(is, "on");
+}
+
+#[tokio::test]
 async fn a_command_beside_a_host_writes_without_fencing_it() {
     let Some(database) = Database::new().await else { return };
     let host = database.host().await;

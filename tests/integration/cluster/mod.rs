@@ -162,7 +162,7 @@ fn hosts_that_fail_at_random_under_mixed_load_lose_and_double_nothing() {
     assert!(count("peer_cuts") >= 1 && count("database_cuts") >= 1, "{report:#}");
     assert!(count("peer_freezes") >= 1 && count("database_freezes") >= 1, "{report:#}");
     assert!(count("acknowledged") > 100 && count("reads") > 20 && count("effects") > 20, "{report:#}");
-    assert!(count("batch_items") > 5 && count("decisions") > 2, "{report:#}");
+    assert!(count("batch_items") > 2 && count("decisions") > 2, "{report:#}");
     for work in ["generate", "emit", "call", "alarm", "pay"] {
         assert!(report["acknowledged_by_work"][work].as_u64() > Some(0), "{work}: {report:#}");
     }
@@ -173,6 +173,42 @@ fn hosts_that_fail_at_random_under_mixed_load_lose_and_double_nothing() {
     let throughput = report["throughput"].as_array().unwrap();
     assert_eq!(throughput.len(), 3);
     assert!(throughput.iter().all(|rate| rate["turns_per_s"].as_f64().unwrap() > 0.0), "{report:#}");
+}
+
+#[test]
+fn committed_turns_are_measured_on_each_database() {
+    let Some(server) = Server::start() else { return };
+    let model = tempfile::tempdir().unwrap();
+    tiny_model(model.path());
+    let mut command = Command::new(env!("CARGO_BIN_EXE_skep"));
+    command.args(["bench", "store", "--json", "--seconds", "0.5", "--sessions", "8"]);
+    command.args(["--database", &server.url(), "--model"]).arg(model.path());
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+    assert!(output.status.success(), "{report:#}\n{}", String::from_utf8_lossy(&output.stderr));
+    let rates = report["rates"].as_array().unwrap();
+    let measured = |rate: &Value| {
+        let (database, waits) = (rate["database"].as_str().unwrap(), rate["waits_for_disk"] == true);
+        (database.to_owned(), rate["hosts"].as_u64().unwrap(), waits)
+    };
+    let expected = [
+        ("SQLite", 1, false),
+        ("SQLite", 1, true),
+        ("PostgreSQL", 1, false),
+        ("PostgreSQL", 2, false),
+        ("PostgreSQL", 1, true),
+        ("PostgreSQL", 2, true),
+    ];
+    let expected = expected.map(|(database, hosts, waits)| (database.to_owned(), hosts, waits));
+    assert_eq!(rates.iter().map(measured).collect::<Vec<_>>(), expected);
+    for rate in rates {
+        assert!(rate["turns_per_s"].as_f64().unwrap() > 0.0, "{report:#}");
+        let trips = rate["round_trips_per_turn"].as_f64();
+        match rate["database"] == "SQLite" {
+            true => assert_eq!(trips, None, "{report:#}"),
+            false => assert!(trips.is_some_and(|trips| (0.01..20.0).contains(&trips)), "{report:#}"),
+        }
+    }
 }
 
 #[test]

@@ -43,6 +43,11 @@ impl Server {
         Ok(Server { options })
     }
 
+    /// Returns the same database, whose commits are answered before the server's disk has them. It is for measurements only.
+    pub(crate) fn without_waiting(self) -> Self {
+        Server { options: self.options.options([("synchronous_commit", "off")]) }
+    }
+
     /// Returns the same database with another schema for its tables.
     #[cfg(any(test, feature = "faults"))]
     pub(crate) fn in_schema(self, schema: &str) -> Self {

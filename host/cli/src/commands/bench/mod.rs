@@ -13,10 +13,14 @@ mod invoke;
 mod kv;
 mod load;
 mod neighbors;
+#[cfg(unix)]
+mod proxy;
 mod routing;
 mod runtime;
 mod soak;
 mod stand;
+#[cfg(unix)]
+mod store;
 mod storm;
 mod target;
 mod tools;
@@ -51,6 +55,8 @@ pub enum Command {
     Soak(soak::Args),
     #[cfg(unix)]
     Cluster(cluster::Args),
+    #[cfg(unix)]
+    Store(store::Args),
 }
 
 /// Runs the chosen benchmark.
@@ -73,6 +79,8 @@ pub async fn run(command: Command) -> Result<()> {
         Command::Soak(args) => soak::run(args).await,
         #[cfg(unix)]
         Command::Cluster(args) => cluster::run(args).await,
+        #[cfg(unix)]
+        Command::Store(args) => store::run(args).await,
     }
 }
 

@@ -14,8 +14,8 @@ use rand::RngExt as _;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
+use super::super::proxy::Proxy;
 use super::super::storm::{Life, Startup};
-use super::proxy::Proxy;
 use super::ways::{Way, Ways};
 use super::world::CALLEE;
 

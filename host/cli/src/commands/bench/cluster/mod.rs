@@ -8,7 +8,6 @@ mod events;
 mod faults;
 mod history;
 mod hosts;
-mod proxy;
 mod takeovers;
 mod ways;
 mod world;

@@ -1,8 +1,11 @@
 //! A proxy for TCP connections that are cut and frozen, as those of a network with faults are: all at once, or one in the
-//! middle of what it carries.
+//! middle of what it carries. It also counts how often a client waits for its server.
+
+mod server;
 
 use std::io;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context as _, Result};
@@ -11,6 +14,8 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+
+pub use server::{at, server_of};
 
 const BUFFER_BYTES: usize = 16 << 10;
 
@@ -30,6 +35,7 @@ struct Lines {
     is_frozen: watch::Sender<bool>,
     /// Number of bytes until the connection is cut that carries the last of them.
     fuse: Mutex<Option<usize>>,
+    round_trips: AtomicU64,
 }
 
 impl Proxy {
@@ -42,6 +48,7 @@ impl Proxy {
             cuts: watch::Sender::new(0),
             is_frozen: watch::Sender::new(false),
             fuse: Mutex::default(),
+            round_trips: AtomicU64::new(0),
         });
         let shared = Arc::clone(&lines);
         let accepting = tokio::spawn(async move {
@@ -68,6 +75,12 @@ impl Proxy {
         *self.lines.fuse.lock().unwrap_or_else(PoisonError::into_inner) = Some(bytes);
     }
 
+    /// Returns how often a client has sent something after an answer, or as the first: the number of times that it waited for an
+    /// answer. Everything that it sends before is one question.
+    pub fn round_trips(&self) -> u64 {
+        self.lines.round_trips.load(Ordering::Acquire)
+    }
+
     /// Holds back everything that is sent through the proxy until it is thawed. All connections stay open.
     pub fn freeze(&self) {
         self.lines.is_frozen.send_replace(true);
@@ -89,13 +102,23 @@ impl Drop for Proxy {
 impl Lines {
     async fn pass(&self, client: TcpStream) {
         let mut cuts = self.cuts.subscribe();
+        let is_asking = AtomicBool::new(false);
+        let asks = || {
+            if !is_asking.swap(true, Ordering::AcqRel) {
+                self.round_trips.fetch_add(1, Ordering::AcqRel);
+            }
+        };
+        let answers = || is_asking.store(false, Ordering::Release);
         let passing = async {
             self.until_thawed().await;
             let target = self.target.lock().unwrap_or_else(PoisonError::into_inner).clone();
             let server = TcpStream::connect(target).await?;
             let (from_client, to_client) = client.into_split();
             let (from_server, to_server) = server.into_split();
-            tokio::try_join!(self.copy(from_client, to_server), self.copy(from_server, to_client))
+            tokio::try_join!(
+                self.copy(from_client, to_server, asks),
+                self.copy(from_server, to_client, answers)
+            )
         };
         // Both ends are closed in either case.
         tokio::select! {
@@ -104,7 +127,13 @@ impl Lines {
         }
     }
 
-    async fn copy(&self, mut from: OwnedReadHalf, mut to: OwnedWriteHalf) -> io::Result<()> {
+    /// Copies one direction to its end, and calls `carries` for each part.
+    async fn copy(
+        &self,
+        mut from: OwnedReadHalf,
+        mut to: OwnedWriteHalf,
+        carries: impl Fn(),
+    ) -> io::Result<()> {
         let mut buffer = vec![0; BUFFER_BYTES];
         loop {
             let read = from.read(&mut buffer).await?;
@@ -112,6 +141,7 @@ impl Lines {
             if read == 0 {
                 return to.shutdown().await;
             }
+            carries();
             match self.burn(read) {
                 None => to.write_all(&buffer[..read]).await?,
                 Some(left) => {
@@ -203,6 +233,19 @@ mod tests {
         proxy.cut_after(7);
         assert_eq!(heard(said(&proxy, b"hello").await).await, b"he");
         said(&proxy, b"hello").await.read_exact(&mut [0; 5]).await.expect("only one was cut");
+    }
+
+    #[tokio::test]
+    async fn each_question_that_waits_for_an_answer_is_a_round_trip() {
+        let proxy = echo().await;
+        let mut stream = said(&proxy, b"one").await;
+        stream.read_exact(&mut [0; 3]).await.expect("it passes");
+        assert_eq!(proxy.round_trips(), 1);
+        for _ in 0..3 {
+            stream.write_all(b"more").await.expect("it is open");
+            stream.read_exact(&mut [0; 4]).await.expect("it passes");
+        }
+        assert_eq!(proxy.round_trips(), 4);
     }
 
     #[tokio::test]
