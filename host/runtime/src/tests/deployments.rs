@@ -145,11 +145,11 @@ async fn a_running_turn_finishes_on_its_version_and_the_next_uses_the_new_one() 
     panic!("no turn ran longer than a deployment takes");
 }
 
-/// The list of agents is read for the error of an unknown agent. A thread that held it meanwhile would wait for a change of the list
-/// that waits for the thread.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_for_unknown_agents_and_changes_of_the_agents_never_block_each_other() {
     const ROUNDS: usize = 20_000;
+    // The list of agents is read for the error of an unknown agent. A thread that held it meanwhile would wait for a change of the list
+    // that waits for the thread.
     let host = Host::start().await;
     let mut working: Vec<JoinHandle<()>> = Vec::new();
     for _ in 0..2 {

@@ -145,7 +145,6 @@ async fn a_decision_that_is_made_on_the_wrong_host_wakes_the_turn() {
     assert_eq!(run.outcome().await.expect("it continues").text, r#"{"id":1}"#);
 }
 
-/// The turns have no agent, so they stay open, and only their sessions find an owner.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_hosts_that_are_left_share_the_sessions_of_a_dead_one() {
     const SESSIONS: usize = 2_000;
@@ -157,6 +156,7 @@ async fn the_hosts_that_are_left_share_the_sessions_of_a_dead_one() {
     let sessions: Vec<String> = (0..SESSIONS).map(|number| format!("s{number}")).collect();
     let claims = join_all(sessions.iter().map(|session| one.store().claim_session("none", session))).await;
     assert!(claims.iter().all(|claim| matches!(claim, Ok(Claim::Ours { .. }))));
+    // They have no agent, so they stay open, and only their sessions find an owner.
     let turns = sessions.iter().map(|session| {
         one.store().accept_turn(NewTurn {
             id: format!("turn of {session}"),
