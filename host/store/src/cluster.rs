@@ -9,7 +9,7 @@ use crate::{
     Store, StoreError,
     hosts::{DRAINS, GONE, NOW_MS, SERVES},
     membership::Membership,
-    notices::Notices,
+    notices::{NoticeKind, Notices},
     postgres::{CONNECT_TIME, LEASE, SILENCE, holder_of_member},
     sql::{AssertSqlSafe, Connection, Dialect, Pool, Row, query, query_as, query_scalar},
 };
@@ -117,6 +117,16 @@ impl Store {
     pub fn notices(&self) -> Option<Notices> {
         let membership = self.membership.as_ref()?;
         Some(Notices::new(self.readers.clone(), membership.listening.clone()))
+    }
+
+    /// Returns the version of what a kind of notices is about, which grows with every change. Without a cluster it may be any.
+    pub async fn notice_version(&self, kind: NoticeKind) -> Result<i64, StoreError> {
+        let version: Option<i64> = query_scalar("SELECT version FROM notices WHERE kind = ?")
+            .bind(kind.as_str())
+            .fetch_optional(&self.readers)
+            .await
+            .map_err(StoreError::while_it("read whether something was changed"))?;
+        Ok(version.unwrap_or(0))
     }
 }
 

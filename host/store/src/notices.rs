@@ -6,7 +6,7 @@
 //! was not heard costs a second and no change.
 
 use crate::{
-    Store, StoreError,
+    StoreError,
     sql::{AssertSqlSafe, Connection, Dialect, Pool, query, query_as, query_scalar},
 };
 use sqlx::{PgPool, postgres::PgListener};
@@ -86,18 +86,6 @@ pub(crate) async fn raise(connection: &mut Connection, kind: NoticeKind) -> Resu
     let ring = format!("SELECT pg_notify({CHANNEL}, ?)");
     let rung = query(AssertSqlSafe(ring)).bind(kind.as_str()).execute(connection).await;
     rung.map(drop).map_err(failed())
-}
-
-impl Store {
-    /// Returns the version of what a kind of notices is about, which grows with every change. Without a cluster it may be any.
-    pub async fn notice_version(&self, kind: NoticeKind) -> Result<i64, StoreError> {
-        let version: Option<i64> = query_scalar("SELECT version FROM notices WHERE kind = ?")
-            .bind(kind.as_str())
-            .fetch_optional(&self.readers)
-            .await
-            .map_err(StoreError::while_it("read whether something was changed"))?;
-        Ok(version.unwrap_or(0))
-    }
 }
 
 /// Tells a host about changes that others made.
