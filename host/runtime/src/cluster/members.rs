@@ -130,8 +130,9 @@ impl Members {
     /// Returns the addresses of the hosts that serve beside this one and have not reported this version of the agents yet.
     pub(super) fn behind(&self, own: i64, agents: i64) -> Vec<String> {
         let rows = self.rows();
-        let knows = |row: &HostRow| Facts::of(row).is_some_and(|facts| facts.agents >= agents);
-        let behind = rows.iter().filter(|row| serves_beside(row, own) && !knows(row));
+        let behind = rows.iter().filter(|row| {
+            serves_beside(row, own) && Facts::of(row).is_some_and(|facts| facts.agents < agents)
+        });
         behind.map(|row| row.url.clone()).collect()
     }
 

@@ -75,9 +75,8 @@ impl World {
     /// Starts pairs of clients, and clients of batches. Each one finishes once [`World::end`] was called.
     pub fn load(self: &Arc<Self>, pairs: usize, seed: u64) -> JoinSet<()> {
         let mut clients = JoinSet::new();
-        let draws = |client: usize| {
-            StdRng::seed_from_u64(seed.wrapping_mul(1_000).wrapping_add(client as u64))
-        };
+        let draws =
+            |client: usize| StdRng::seed_from_u64(seed.wrapping_mul(1_000).wrapping_add(client as u64));
         for pair in 0..pairs {
             clients.spawn(Arc::clone(self).work(pair, draws(pair)));
         }
