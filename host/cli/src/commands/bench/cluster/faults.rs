@@ -29,13 +29,13 @@ const CUT_WITHIN_BYTES: usize = 32 << 10;
 /// The first faults, so that a short run has each kind of them, except for one that lasts as long as a stop.
 const OPENING: [Fault; 9] = [
     Fault::Stop,
-    Fault::Cut(Way::Peers),
     Fault::Kill,
+    Fault::Cut(Way::Peers),
     Fault::Cut(Way::Database),
     Fault::Database,
     Fault::Freeze(Way::Peers),
-    Fault::Kill,
     Fault::Freeze(Way::Database),
+    Fault::Kill,
     Fault::Pause,
 ];
 
@@ -113,7 +113,8 @@ impl<'a> Faults<'a> {
     /// Causes one fault after the other until this moment, and leaves all hosts running.
     pub async fn run(mut self, until: Instant) -> Result<Counts> {
         loop {
-            let pause = Duration::from_millis(self.draws.random_range(300..1_700));
+            let longest_ms = if self.opening.is_empty() { 2_500 } else { 1_000 };
+            let pause = Duration::from_millis(self.draws.random_range(300..longest_ms));
             tokio::time::sleep(pause.min(until.saturating_duration_since(Instant::now()))).await;
             self.revive().await?;
             if Instant::now() >= until {
@@ -257,7 +258,8 @@ impl<'a> Faults<'a> {
         let Some(place) = self.victim() else { return };
         let Some(proxy) = self.hosts.way(place, way) else { return };
         proxy.freeze();
-        tokio::time::sleep(Duration::from_millis(self.draws.random_range(200..3_000))).await;
+        let longest_ms = if self.opening.is_empty() { 4_000 } else { 1_500 };
+        tokio::time::sleep(Duration::from_millis(self.draws.random_range(200..longest_ms))).await;
         proxy.thaw();
         match way {
             Way::Peers => self.counts.peer_freezes += 1,
