@@ -185,4 +185,35 @@ fn effects_outside_a_commit_happen_at_most_once_and_those_that_clients_know_of_o
     assert_eq!(effect(Wanted::Once, 1), []);
     assert_eq!(effect(Wanted::Once, 0), [Kind::EffectLost]);
     assert_eq!(effect(Wanted::WithCommit, 1), [Kind::EffectUnfounded]);
+    assert_eq!(effect(Wanted::Never, 0), []);
+    assert_eq!(effect(Wanted::Never, 1), [Kind::EffectUnfounded]);
+}
+
+#[test]
+fn a_call_happens_only_if_somebody_may_have_approved_it() {
+    use Verdict::{Accepted, Late, Unknown};
+    for (decisions, said, expected) in [
+        (&[(true, Accepted)][..], Some("done"), Wanted::Once),
+        (&[(true, Accepted)], None, Wanted::AtMostOnce),
+        (&[(true, Unknown)], Some("done"), Wanted::Once),
+        (&[(true, Unknown), (false, Unknown)], None, Wanted::AtMostOnce),
+        (&[(true, Late), (false, Unknown)], None, Wanted::AtMostOnce),
+        (&[(true, Late), (false, Accepted)], Some("done"), Wanted::Never),
+        (&[(false, Accepted)], Some("refused"), Wanted::Never),
+        // The answer to it was lost, and it was sent again.
+        (&[(true, Late)], Some("done"), Wanted::Once),
+        (&[], None, Wanted::Never),
+    ] {
+        let decisions: Vec<Decision> = decisions
+            .iter()
+            .map(|(approves, verdict)| Decision {
+                approval: "call".to_owned(),
+                about: "a".to_owned(),
+                approves: *approves,
+                verdict: *verdict,
+            })
+            .collect();
+        let about: Vec<&Decision> = decisions.iter().collect();
+        assert_eq!(wanted_after(&about, said), expected, "{decisions:?}");
+    }
 }
