@@ -165,7 +165,8 @@ impl Hosts {
     /// Starts one more host.
     pub async fn add(&mut self) -> Result<()> {
         let place = self.places.len();
-        self.ways.push(Ways::new(&self.site.database).await?);
+        let ways = Ways::new(&self.site.database).await?;
+        self.ways.push(ways);
         self.places.push(None);
         self.open(place).await
     }
