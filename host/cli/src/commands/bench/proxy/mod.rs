@@ -113,6 +113,9 @@ impl Lines {
             self.until_thawed().await;
             let target = self.target.lock().unwrap_or_else(PoisonError::into_inner).clone();
             let server = TcpStream::connect(target).await?;
+            // Small messages must not wait for each other.
+            client.set_nodelay(true)?;
+            server.set_nodelay(true)?;
             let (from_client, to_client) = client.into_split();
             let (from_server, to_server) = server.into_split();
             tokio::try_join!(
