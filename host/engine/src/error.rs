@@ -23,7 +23,7 @@ pub enum EngineError {
     #[error("`{parameter}` cannot be enforced: {message}")]
     Constraint { parameter: String, message: String },
     /// No engine serves a model of this name.
-    #[error("no model is called `{name}`; available models: {}", known.join(", "))]
+    #[error("no model is called `{name}`; available models: {}", listed(known))]
     ModelUnknown { name: String, known: Vec<String> },
     /// The model is being loaded, and the request did not wait any longer.
     #[error("the model {name} is being loaded ({progress}); try again in {retry_after_ms} ms")]
@@ -113,4 +113,9 @@ impl EngineError {
     pub(crate) fn invalid(parameter: &str, message: impl Into<String>) -> Self {
         EngineError::InvalidRequest { parameter: parameter.to_string(), message: message.into() }
     }
+}
+
+/// Returns names for people.
+fn listed(names: &[String]) -> String {
+    if names.is_empty() { "none".to_owned() } else { names.join(", ") }
 }

@@ -92,7 +92,8 @@ impl FinishReason {
 }
 
 /// Token counts of one or several generations.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Usage {
     /// Tokens of the prompts, cached ones included.
     pub prompt_tokens: u32,
@@ -147,7 +148,8 @@ impl Usage {
 }
 
 /// Durations of a generation.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Timing {
     /// Time from submission to admission.
     pub queue_us: u64,

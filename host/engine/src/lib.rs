@@ -73,8 +73,8 @@ pub use in_force::InForce;
 pub use model::{Model, RemoteInfo, RemoteModel};
 pub use model_info::{ModelInfo, ReplicaMemory};
 pub use model_set::{
-    DEFAULT_LOAD_WAIT, LoadProgress, Loader, LocalModel, ModelChanges, ModelSet, ModelState, ServedModel,
-    WeakModelSet, check_name,
+    DEFAULT_LOAD_WAIT, LoadProgress, Loader, LocalModel, ModelChanges, ModelSet, ModelState, OtherModels,
+    ServedModel, WeakModelSet, check_name,
 };
 pub use observation::{
     Attempt, Attempts, Ending, Observation, Observer, PendingAttempt, PromptMessage, RequestObserver,

@@ -58,6 +58,11 @@ pub trait RemoteModel: Send + Sync {
         false
     }
 
+    /// Returns the numbers of the hosts that compute the model, if they are other hosts of this host's cluster.
+    fn hosts(&self) -> Vec<i64> {
+        Vec::new()
+    }
+
     /// Waits until the model can take a request: a model of this host may have to be loaded first.
     fn ready(&self) -> BoxFuture<'_, Result<(), EngineError>> {
         Box::pin(std::future::ready(Ok(())))

@@ -20,7 +20,7 @@ const MAX_TOP_LOGPROBS: u32 = 32;
 /// The caller of a request. The tenant separates prefix caches: pages are never shared between tenants. The
 /// session decides which replica serves the request; a session that is not known yet starts on the home replica
 /// of its parent.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Affinity {
     pub tenant: String,
     pub agent: Option<String>,

@@ -5,8 +5,9 @@ use serde::{Deserialize, Serialize};
 use super::message::ToolCall;
 use crate::{Timing, TokenLogprob, Usage};
 
-/// An event of an answer. The events come in order, and an answer that does not fail ends with `Finished`.
-#[derive(Clone, Debug)]
+/// An event of an answer. The events come in order, and an answer that does not fail ends with `Finished`. The serialized
+/// form is for another host, which does not get what belongs to the model's tokens.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum ChatEvent {
     /// A route chose the model that answers. It comes first, or not at all.
     Routed(Routed),
@@ -16,7 +17,11 @@ pub enum ChatEvent {
     /// A chunk of the model's reasoning, which is not part of its text.
     Reasoning { delta: String },
     /// A chunk of text. `logprobs` are those of the tokens that ended in this delta.
-    Text { delta: String, logprobs: Vec<TokenLogprob> },
+    Text {
+        delta: String,
+        #[serde(skip)]
+        logprobs: Vec<TokenLogprob>,
+    },
     /// The model has begun a call: its name is known, its arguments follow. `index` counts the calls of the answer
     /// from 0.
     ToolCallStarted { index: usize, id: String, name: String },
@@ -29,7 +34,7 @@ pub enum ChatEvent {
 }
 
 /// The model that a route chose.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Routed {
     pub model: String,
     /// Number of models that were asked, this one included.
@@ -37,7 +42,7 @@ pub struct Routed {
 }
 
 /// The whole of an answer, once it has ended.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ChatOutcome {
     /// The text without reasoning and without the markup of calls.
     pub text: String,
@@ -54,12 +59,16 @@ pub struct ChatOutcome {
     pub usage: Usage,
     pub timing: Timing,
     /// The prompt's tokens. Remote models report neither them nor any of the following.
+    #[serde(skip)]
     pub prompt: Vec<u32>,
     /// The answer's tokens that count as history, without an end-of-turn token and without a stop string.
+    #[serde(skip)]
     pub tokens: Vec<u32>,
     /// The text of `tokens`, tool-call markup included.
+    #[serde(skip)]
     pub raw: String,
     /// The prompt's text.
+    #[serde(skip)]
     pub rendered: String,
 }
 

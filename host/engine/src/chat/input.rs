@@ -1,5 +1,7 @@
 //! The input of a request: messages, or a text to continue.
 
+use serde::{Deserialize, Serialize};
+
 use super::image::Image;
 use super::message::ChatMessage;
 use super::options::Opening;
@@ -12,7 +14,7 @@ const MARKUP_TOKENS: usize = 8;
 const IMAGE_TOKENS: usize = 1_000;
 
 /// The input of a request to a model.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Input {
     Messages(Vec<ChatMessage>),
     /// A text that the model continues as it is, without a template.

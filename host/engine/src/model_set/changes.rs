@@ -76,7 +76,9 @@ impl Names {
         for (alias, model) in aliases {
             names.set_alias(&alias, &model)?;
         }
-        names.default = names.find(default.as_ref().unwrap_or(&names.default))?.name().to_owned();
+        if let Some(default) = default.or_else(|| names.default.clone()) {
+            names.default = Some(names.find(&default)?.name().to_owned());
+        }
         Ok(names)
     }
 }

@@ -1,5 +1,5 @@
 //! The models of one process, by name: those that engines of this process compute, which are loaded and unloaded
-//! while it runs, and those of other servers.
+//! while it runs, those of other servers, and those of the other hosts of a cluster (`others`).
 //!
 //! Reads take a snapshot and never wait for a load. An alias is another name of a model and can be pointed at
 //! another model at any time; a request that has its model keeps it.
@@ -8,6 +8,7 @@ mod changes;
 mod device_turns;
 mod load_progress;
 mod local_model;
+mod others;
 mod route_member;
 mod served;
 mod slot;
@@ -23,12 +24,15 @@ pub use changes::ModelChanges;
 use device_turns::DeviceTurns;
 pub use load_progress::LoadProgress;
 pub use local_model::{DEFAULT_LOAD_WAIT, Loader, LocalModel};
+pub use others::OtherModels;
 use route_member::RouteMember;
 pub use served::{ModelState, ServedModel};
 use slot::{Reload, Slot};
 
 /// Maximum number of models and of aliases.
 const MAX_MODELS: usize = 1024;
+/// The name in the error of a request without a model, if there is no default. No model can have it.
+const NO_NAME: &str = "default";
 
 /// Named models, one of which is the default. Clones share them.
 #[derive(Clone)]
@@ -47,22 +51,32 @@ struct Shared {
 }
 
 /// The models of all names at one point in time.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 struct Names {
     models: Vec<ServedModel>,
     /// The alias → the name of its model.
     aliases: BTreeMap<String, String>,
-    default: String,
+    /// `None` if the set was created without a model. The default is then one of the other hosts of the cluster.
+    default: Option<String>,
+    others: OtherModels,
 }
 
 impl ModelSet {
     /// Returns a set with one model, which is the default.
     pub fn new(default: impl Into<ServedModel>) -> Self {
         let model = default.into();
-        let names = Names { default: model.name().to_owned(), models: vec![model], aliases: BTreeMap::new() };
-        ModelSet {
-            shared: Arc::new(Shared { names: RwLock::new(Arc::new(names)), turns: DeviceTurns::default() }),
-        }
+        let default = Some(model.name().to_owned());
+        Self::of(Names { default, models: vec![model], ..Names::default() })
+    }
+
+    /// Returns a set without models, for a host whose models other hosts of its cluster compute.
+    pub fn empty() -> Self {
+        Self::of(Names::default())
+    }
+
+    fn of(names: Names) -> Self {
+        let names = RwLock::new(Arc::new(names));
+        ModelSet { shared: Arc::new(Shared { names, turns: DeviceTurns::default() }) }
     }
 
     /// Adds a model, which replaces a model of the same name, and returns the set.
@@ -90,9 +104,18 @@ impl ModelSet {
     /// Makes a model the default.
     pub fn set_default(&self, name: &str) -> Result<(), EngineError> {
         self.change(|names| {
-            names.default = names.find(name)?.name().to_owned();
+            names.default = Some(names.find(name)?.name().to_owned());
             Ok(())
         })
+    }
+
+    /// Replaces the models of the other hosts of the cluster.
+    pub fn set_others(&self, others: OtherModels) {
+        let replaced = self.change(|names| {
+            names.others = others;
+            Ok(())
+        });
+        replaced.expect("replacing them checks nothing");
     }
 
     /// Points an alias at a model. Requests that begin afterwards get this model.
@@ -103,24 +126,28 @@ impl ModelSet {
     /// Returns the aliases of a model.
     pub fn aliases_of(&self, name: &str) -> Vec<String> {
         let names = self.names();
-        names.aliases.iter().filter(|(_, model)| *model == name).map(|(alias, _)| alias.clone()).collect()
+        let own = names.aliases.iter();
+        let others = names.others.aliases.iter().filter(|(alias, _)| !names.hides(alias));
+        own.chain(others).filter(|(_, model)| *model == name).map(|(alias, _)| alias.clone()).collect()
     }
 
     /// Returns whether the name is an alias. A model's own name is not one.
     pub fn is_alias(&self, name: &str) -> bool {
-        self.names().aliases.contains_key(name)
+        let names = self.names();
+        names.aliases.contains_key(name) || names.others.aliases.contains_key(name) && !names.hides(name)
     }
 
-    /// Returns the name of the model that requests without a model get.
+    /// Returns the name of the model that requests without a model get; an empty text if there is none.
     pub fn default_name(&self) -> String {
-        self.names().default.clone()
+        self.names().default_name().unwrap_or_default().to_owned()
     }
 
     /// Returns the model of this name or alias, whether it is loaded or not. Without a name it is the default
     /// model.
     pub fn find(&self, name: Option<&str>) -> Result<ServedModel, EngineError> {
         let names = self.names();
-        names.find(name.unwrap_or(&names.default)).cloned()
+        let name = name.or(names.default_name()).unwrap_or(NO_NAME);
+        names.find(name).cloned()
     }
 
     /// Returns the model of this name or alias if it can be used now; otherwise the error says why it cannot.
@@ -141,14 +168,20 @@ impl ModelSet {
         }
     }
 
-    /// Returns the models as members of a route: a local one is loaded when the route chooses it.
+    /// Returns the models of this host as members of a route: a local one is loaded when the route chooses it.
     pub fn for_routes(&self) -> Vec<Model> {
         let turns = &self.shared.turns;
         let form = |model: ServedModel| match model {
             ServedModel::Local(slot) => Model::Remote(Arc::new(RouteMember::new(slot, turns.clone()))),
             ServedModel::Remote(remote) => Model::Remote(remote),
         };
-        self.served().into_iter().map(form).collect()
+        self.own().into_iter().map(form).collect()
+    }
+
+    /// Returns a model that this process computes, for another host of the cluster. It is loaded when it is asked.
+    pub fn computed_here(&self, name: &str) -> Option<Model> {
+        let ServedModel::Local(slot) = self.find(Some(name)).ok()? else { return None };
+        Some(Model::Remote(Arc::new(RouteMember::new(slot, self.shared.turns.clone()))))
     }
 
     /// Starts to load a model, if it is neither loaded nor being loaded, and returns at once.
@@ -172,8 +205,13 @@ impl ModelSet {
         self.served().into_iter().filter_map(|model| model.loaded())
     }
 
-    /// Returns all models, the loaded ones and the others.
+    /// Returns all models, loaded or not. Those of the other hosts of the cluster come last.
     pub fn served(&self) -> Vec<ServedModel> {
+        self.names().all().cloned().collect()
+    }
+
+    /// Returns the models that are not those of other hosts of the cluster, loaded or not.
+    pub fn own(&self) -> Vec<ServedModel> {
         self.names().models.clone()
     }
 
@@ -187,7 +225,7 @@ impl ModelSet {
             ServedModel::Local(slot) => Ok(slot),
             ServedModel::Remote(remote) => Err(EngineError::invalid(
                 "model",
-                format!("{} is an upstream model; only its server can load or unload it", remote.info().name),
+                format!("{} is computed elsewhere; only its server can load or unload it", remote.info().name),
             )),
         }
     }
@@ -237,11 +275,30 @@ impl Names {
     }
 
     fn find(&self, name: &str) -> Result<&ServedModel, EngineError> {
-        let of = self.aliases.get(name).map_or(name, String::as_str);
-        self.models.iter().find(|model| model.name() == of).ok_or_else(|| EngineError::ModelUnknown {
+        let own = self.aliases.get(name);
+        let others = || self.others.aliases.get(name).filter(|_| !self.hides(name));
+        let of = own.or_else(others).map_or(name, String::as_str);
+        // A model of this host comes first.
+        let mut models = self.models.iter().chain(&self.others.models);
+        models.find(|model| model.name() == of).ok_or_else(|| EngineError::ModelUnknown {
             name: name.to_string(),
-            known: self.models.iter().map(|model| model.name().to_owned()).collect(),
+            known: self.all().map(|model| model.name().to_owned()).collect(),
         })
+    }
+
+    /// Returns the models of this host, and those of other hosts that it does not hide.
+    fn all(&self) -> impl Iterator<Item = &ServedModel> {
+        self.models.iter().chain(self.others.models.iter().filter(|model| !self.hides(model.name())))
+    }
+
+    /// Returns whether a name means a model of this host, whatever it means at others.
+    fn hides(&self, name: &str) -> bool {
+        self.aliases.contains_key(name) || self.models.iter().any(|model| model.name() == name)
+    }
+
+    /// Returns the name of the model that requests without a model get.
+    fn default_name(&self) -> Option<&str> {
+        self.default.as_deref().or(self.others.default.as_deref())
     }
 }
 

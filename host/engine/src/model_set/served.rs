@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use skep_model::Sampling;
+use skep_model::{ModelDigest, Sampling};
 
 use super::local_model::LocalModel;
 use super::slot::Slot;
@@ -89,6 +89,23 @@ impl ServedModel {
         match self {
             ServedModel::Local(slot) => slot.known().map(|known| known.context_length),
             ServedModel::Remote(remote) => remote.context_length(),
+        }
+    }
+
+    /// Returns the digest of the model's weights, tokens and template. It is not known of a model of this process that was never
+    /// loaded.
+    pub fn digest(&self) -> Option<&ModelDigest> {
+        match self {
+            ServedModel::Local(slot) => slot.known().map(|known| &known.digest),
+            ServedModel::Remote(remote) => Some(&remote.info().digest),
+        }
+    }
+
+    /// Returns the numbers of the hosts that compute the model, if they are other hosts of this host's cluster.
+    pub fn hosts(&self) -> Vec<i64> {
+        match self {
+            ServedModel::Local(_) => Vec::new(),
+            ServedModel::Remote(remote) => remote.hosts(),
         }
     }
 

@@ -1,5 +1,6 @@
 //! Tests of loads and unloads, with real engines of a tiny model.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
@@ -7,10 +8,12 @@ use std::time::Duration;
 
 use skep_model::Sampling;
 
-use super::{LocalModel, ModelChanges, ModelSet, ModelState, ServedModel, check_name};
-use crate::chat::{ChatMessage, ChatOptions};
+use super::{LocalModel, ModelChanges, ModelSet, ModelState, OtherModels, ServedModel, check_name};
+use crate::chat::{ChatEvent, ChatFinish, ChatMessage, ChatOptions, ChatOutcome, Input, RemoteStream};
 use crate::tests::fixture::{collect, engine, first_token, greedy, model};
-use crate::{Engine, EngineError, EngineOptions, LoadProgress, Model, TokenEvent};
+use crate::{
+    Engine, EngineError, EngineOptions, LoadProgress, Model, ModelDigest, RemoteInfo, RemoteModel, TokenEvent,
+};
 
 /// Longer than anything in these tests takes.
 const LONG: Duration = Duration::from_secs(60);
@@ -362,4 +365,93 @@ fn names_of_local_models_cannot_be_mistaken_for_others() {
     for name in ["", "a/b", "agent:x", "default", "a b", "é"] {
         check_name(name).expect_err(name);
     }
+}
+
+/// A model that another host computes.
+struct Elsewhere(RemoteInfo);
+
+impl RemoteModel for Elsewhere {
+    fn info(&self) -> &RemoteInfo {
+        &self.0
+    }
+
+    fn hosts(&self) -> Vec<i64> {
+        vec![7]
+    }
+
+    fn ask(&self, _input: Input, _options: ChatOptions) -> RemoteStream {
+        let outcome = ChatOutcome::remote(self.0.name.clone(), ChatFinish::Stop);
+        Box::pin(futures::stream::iter([Ok(ChatEvent::Finished(outcome))]))
+    }
+
+    fn free_slots(&self) -> usize {
+        1
+    }
+
+    fn problem(&self) -> Option<String> {
+        None
+    }
+}
+
+/// Returns models of other hosts, with aliases that each mean one of them.
+fn others(models: &[&str], aliases: &[(&str, &str)]) -> OtherModels {
+    let remote = |name: &&str| {
+        let (name, digest) = ((*name).to_owned(), ModelDigest::default());
+        let info = RemoteInfo { name, digest, context_length: Some(64), created_unix_s: 0 };
+        ServedModel::Remote(Arc::new(Elsewhere(info)))
+    };
+    let aliases: BTreeMap<String, String> =
+        aliases.iter().map(|(alias, model)| ((*alias).to_owned(), (*model).to_owned())).collect();
+    OtherModels {
+        models: models.iter().map(remote).collect(),
+        aliases,
+        default: models.first().map(|name| (*name).to_owned()),
+    }
+}
+
+fn names_of(models: &[ServedModel]) -> Vec<&str> {
+    models.iter().map(ServedModel::name).collect()
+}
+
+#[tokio::test]
+async fn a_host_without_models_serves_those_of_other_hosts() {
+    let models = ModelSet::empty();
+    let error = models.find(None).err().expect("there is none").to_string();
+    assert_eq!(error, "no model is called `default`; available models: none");
+    assert_eq!(models.default_name(), "");
+    models.set_others(others(&["big", "small"], &[("fast", "small")]));
+    assert_eq!(models.ready(None).await.expect("the default of the others").name(), "big");
+    let fast = models.find(Some("fast")).expect("an alias of another host");
+    assert_eq!((fast.name(), fast.hosts(), fast.state()), ("small", vec![7], ModelState::Remote));
+    assert!(models.is_alias("fast") && models.aliases_of("small") == ["fast"]);
+    let error = models.find(Some("none")).err().expect("unknown").to_string();
+    assert_eq!(error, "no model is called `none`; available models: big, small");
+    assert!(models.own().is_empty() && models.for_routes().is_empty(), "nothing of it is this host's");
+    assert!(models.computed_here("big").is_none(), "a request is never passed on twice");
+    // A turn keeps the models that it began with.
+    let pinned = models.pinned();
+    models.make_changes(ModelChanges::default()).expect("no change of a default that is not there").await;
+    models.set_others(OtherModels::default());
+    models.find(Some("big")).err().expect("its host has left");
+    let answer = pinned.get(Some("big")).expect("kept").chat(&[], ChatOptions::default()).expect("asked");
+    assert_eq!(answer.outcome().await.expect("an answer").text, "big");
+}
+
+#[test]
+fn a_model_or_an_alias_of_this_host_hides_one_of_another_host() {
+    let models = ModelSet::new(declared("own")).with(declared("second"));
+    models.set_alias("fast", "second").expect("a model");
+    models.set_others(others(&["own", "big", "fast"], &[("second", "big"), ("quick", "own")]));
+    assert_eq!(names_of(&models.served()), ["own", "second", "big"]);
+    assert_eq!(names_of(&models.own()), ["own", "second"]);
+    assert_eq!(models.default_name(), "own");
+    for (name, expected) in [("own", "own"), ("second", "second"), ("fast", "second"), ("quick", "own")] {
+        let found = models.find(Some(name)).expect("known");
+        assert_eq!((found.name(), found.hosts()), (expected, Vec::new()), "{name}");
+    }
+    assert_eq!(models.aliases_of("own"), ["quick"]);
+    assert!(!models.is_alias("second") && models.aliases_of("big").is_empty());
+    assert!(models.computed_here("quick").is_some(), "an alias of this host's own model");
+    let error = models.load("big").expect_err("only its host can load it").to_string();
+    assert!(error.contains("only its server can load"), "{error}");
 }
