@@ -11,6 +11,7 @@ use crate::{
     name::OPERATOR,
     text::excerpt,
 };
+use skep_engine::ModelSet;
 use skep_store::{Store, VersionRow};
 use std::{
     collections::BTreeMap,
@@ -131,6 +132,17 @@ impl Deployments {
         self.restore_all(rows).await;
         names.retain(|name| self.deployed(name).is_ok());
         Ok(names)
+    }
+
+    /// Returns whether an agent could not be restarted for lack of a model that is served now.
+    pub(crate) fn lacked_what_is_served(&self, models: &ModelSet) -> bool {
+        self.read().values().any(|slot| match slot {
+            Slot::Failed(NotStarted { model_gone: Some((name, _)), .. }) => {
+                // An agent without a model of its own lacked a default.
+                models.find(Some(name.as_str()).filter(|name| *name != "default")).is_ok()
+            }
+            Slot::Failed(_) | Slot::Ready(_) => false,
+        })
     }
 
     /// Compares the stored agents with those in memory.

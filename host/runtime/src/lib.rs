@@ -93,8 +93,9 @@ pub use batch::{
 };
 pub use clock::Clock;
 pub use cluster::{
-    ClusterHost, Member, PeerError, PeerInvocation, Peers, RemoteEvent, RemoteEvents, RemoteRun,
-    SessionPlace, SharedCounts, TurnAddress,
+    ClusterHost, GenerationEvent, GenerationEvents, GenerationFailure, HostRole, Member, PeerError,
+    PeerGeneration, PeerInvocation, Peers, RemoteEvent, RemoteEvents, RemoteRun, SessionPlace, SharedCounts,
+    TurnAddress,
 };
 pub use compute::{Compute, QUICK_BYTES};
 pub use error::{BudgetUsedUp, PriceUnknown, RuntimeError};

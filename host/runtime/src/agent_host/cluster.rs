@@ -2,8 +2,13 @@
 
 use super::{AgentHost, Inner, membership, notices};
 use crate::{
-    ClusterHost, Invocation, RunHandle, RuntimeError, SessionPlace, cluster::Cluster, dispatch::Asks,
-    name::SessionKey,
+    ClusterHost, GenerationEvent, Invocation, PeerGeneration, RunHandle, RuntimeError, SessionPlace,
+    cluster::Cluster, dispatch::Asks, name::SessionKey,
+};
+use futures::{StreamExt, stream, stream::BoxStream};
+use skep_engine::{
+    EngineError,
+    chat::{ChatEvent, Input},
 };
 use skep_store::{HostState, NoticeKind, Notices};
 use std::{
@@ -40,6 +45,7 @@ impl AgentHost {
             is_this: true,
             started_at_ms: self.inner.started_at_ms,
             seen_ms_ago: 0,
+            role: facts.role,
             models: facts.models,
             sessions: self.loaded_sessions() as u64,
             running_turns: facts.running_turns,
@@ -111,6 +117,26 @@ impl AgentHost {
     /// a third host owns the session.
     pub async fn cancel_here(&self, agent: &str, session: &str, turn: &str) -> Result<(), RuntimeError> {
         self.inner.dispatch.cancel_turn(agent, session, turn, Asks::Nobody).await
+    }
+
+    /// Answers another host of the cluster with a model that this host computes, and never passes the question on. The host that asks
+    /// has checked who may use the model, and counts what is used; here, only the engine's meter does.
+    pub fn generate_here(&self, generation: PeerGeneration) -> BoxStream<'static, GenerationEvent> {
+        let (name, input, options) = generation.into_parts();
+        let begin = || {
+            self.host().shutdown.admit().map_err(|_| EngineError::ShuttingDown)?;
+            let Some(model) = self.models().computed_here(&name) else {
+                return Err(EngineError::ModelUnknown { name: name.clone(), known: Vec::new() });
+            };
+            match &input {
+                Input::Messages(messages) => model.chat(messages, options),
+                Input::Text(text) => model.complete(text, options),
+            }
+        };
+        match begin() {
+            Ok(answer) => answer.map(generation_event).boxed(),
+            Err(error) => stream::iter([GenerationEvent::Failed(error.into())]).boxed(),
+        }
     }
 
     /// Returns whether this host hands its sessions over, or has done so.
@@ -190,6 +216,13 @@ impl Inner {
         let host = &self.dispatch.host;
         let owned = host.cluster.ownership.sessions();
         owned.iter().all(|key| self.dispatch.sessions.is_parked(key)) && host.live.depending() == 0
+    }
+}
+
+fn generation_event(event: Result<ChatEvent, EngineError>) -> GenerationEvent {
+    match event {
+        Ok(event) => GenerationEvent::Event(Box::new(event)),
+        Err(error) => GenerationEvent::Failed(error.into()),
     }
 }
 

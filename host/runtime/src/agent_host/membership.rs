@@ -1,9 +1,12 @@
 //! Keeps this host among the hosts of its cluster: reports it, looks for hosts that are gone, and continues their work.
 
 use super::Inner;
-use crate::{RuntimeError, cluster::Facts};
+use crate::{
+    RuntimeError,
+    cluster::{Facts, ModelFacts},
+};
 use std::{
-    sync::{PoisonError, Weak},
+    sync::{Arc, PoisonError, Weak},
     time::Duration,
 };
 use tokio::time::{Instant, MissedTickBehavior, interval};
@@ -33,6 +36,7 @@ pub(super) async fn run(inner: Weak<Inner>) {
             }
             Err(error) => tracing::error!("cannot meet the other hosts of the cluster: {error}"),
         }
+        inner.look_at_models();
         if refreshed.elapsed() >= BUDGET_INTERVAL {
             refreshed = Instant::now();
             if let Err(error) = host.reach.tokens.refresh(&host.store).await {
@@ -45,13 +49,37 @@ pub(super) async fn run(inner: Weak<Inner>) {
 impl Inner {
     /// Returns what this host reports about itself.
     pub(super) fn facts(&self) -> Facts {
-        let models = self.dispatch.host.reach.models.set().served();
+        let (models, cluster) = (self.dispatch.host.reach.models.set(), &self.dispatch.host.cluster);
         Facts {
-            models: models.iter().map(|model| model.name().to_owned()).collect(),
+            models: models.own().iter().map(|model| model.name().to_owned()).collect(),
             running_turns: self.dispatch.admission.open_turns() as u64,
-            counts: self.dispatch.host.cluster.own_counts(),
+            counts: cluster.own_counts(),
             agents: self.dispatch.host.deployments.stored_version(),
+            role: cluster.role(),
+            catalogue: if cluster.is_clustered() { ModelFacts::of_own(models) } else { Vec::new() },
         }
+    }
+
+    /// Takes over which models the other hosts have, and restarts agents in the background that waited for one of them.
+    fn look_at_models(self: &Arc<Self>) {
+        let host = &self.dispatch.host;
+        let models = host.reach.models.set();
+        if let Some(others) = host.cluster.other_models(models) {
+            models.set_others(others);
+        }
+        // A restart that is not over yet, or a deployment, does not have to be waited for.
+        if !host.deployments.lacked_what_is_served(models) || self.deploying.try_lock().is_err() {
+            return;
+        }
+        let inner = self.clone();
+        let mut tasks = self.cluster_tasks.lock().unwrap_or_else(PoisonError::into_inner);
+        while tasks.try_join_next().is_some() {}
+        tasks.spawn(async move {
+            if let Err(error) = inner.restart_waiting_agents().await {
+                // The next meeting tries again.
+                tracing::warn!("cannot restart agents whose model another host has: {error}");
+            }
+        });
     }
 
     /// Reports this host, gives back what it should not remember, and continues the work of hosts that are gone.

@@ -122,12 +122,16 @@ impl AgentHost {
     /// open. An agent that no longer compiles is listed by [`AgentHost::failed_agents`] and does
     /// not keep the others from starting; its turns wait until it is deployed again.
     pub async fn start(parts: HostParts, options: RuntimeOptions) -> Result<Self, RuntimeError> {
-        let HostParts { store, models, tool_servers, disk, clock, peers, counts } = parts;
+        let HostParts { store, models, tool_servers, disk, clock, role, peers, counts } = parts;
         // Reports what others change from here on, so that nothing of what is read below is missed.
         let notices = store.notices();
         let max_owned = options.max_sessions_loaded.saturating_mul(OWNED_FOR_EACH_LOADED);
-        let cluster = Cluster::new(&store, peers, counts, max_owned)?;
+        let cluster = Cluster::new(&store, role, peers, counts, max_owned)?;
         cluster.refresh().await?;
+        // Agents that are started below may use models of other hosts.
+        if let Some(others) = cluster.other_models(&models) {
+            models.set_others(others);
+        }
         if let Err(error) = store.tidy().await {
             // The leftovers are invisible, and the next start tries again.
             tracing::warn!("cannot remove deleted data from the database yet: {error}");

@@ -1,6 +1,6 @@
 //! The parts that a host is built from.
 
-use crate::{Clock, Peers, SharedCounts};
+use crate::{Clock, HostRole, Peers, SharedCounts};
 use skep_engine::{DiskTier, ModelSet};
 use skep_outbound::ToolServer;
 use skep_store::Store;
@@ -17,6 +17,8 @@ pub struct HostParts {
     pub disk: Option<Arc<DiskTier>>,
     /// The wall clock of everything that the host does.
     pub clock: Clock,
+    /// The part that the host takes in its cluster. One that has no model needs other hosts with models.
+    pub role: HostRole,
     /// Asks the other hosts of the cluster. `None` without a cluster.
     pub peers: Option<Arc<dyn Peers>>,
     /// The amounts that all hosts of the cluster count together, such as those of rate limits.
@@ -26,7 +28,7 @@ pub struct HostParts {
 impl HostParts {
     /// Returns the parts of a host with the system's clock and without tool servers.
     pub fn new(store: Store, models: ModelSet) -> Self {
-        let (tool_servers, clock) = (BTreeMap::new(), Clock::default());
-        HostParts { store, models, tool_servers, disk: None, clock, peers: None, counts: None }
+        let (tool_servers, clock, role) = (BTreeMap::new(), Clock::default(), HostRole::All);
+        HostParts { store, models, tool_servers, disk: None, clock, role, peers: None, counts: None }
     }
 }

@@ -1,6 +1,6 @@
 //! Replaces the operator's settings while the host runs. Turns and requests end with the settings with which they began.
 
-use super::AgentHost;
+use super::{AgentHost, Inner};
 use crate::{NewWebhook, RuntimeError, RuntimeOptions, options::Rules};
 use skep_outbound::ToolServer;
 use std::{collections::BTreeMap, sync::Arc};
@@ -31,9 +31,15 @@ impl AgentHost {
 
     /// Starts the agents again that could not start because the host lacked their model, if it has the model now.
     pub async fn restart_waiting_agents(&self) -> Result<(), RuntimeError> {
-        let _one = self.inner.deploying.lock().await;
-        for name in self.host().deployments.restore_waiting().await? {
-            self.inner.dispatch.adopt_turns(Some(&name)).await?;
+        self.inner.restart_waiting_agents().await
+    }
+}
+
+impl Inner {
+    pub(super) async fn restart_waiting_agents(&self) -> Result<(), RuntimeError> {
+        let _one = self.deploying.lock().await;
+        for name in self.dispatch.host.deployments.restore_waiting().await? {
+            self.dispatch.adopt_turns(Some(&name)).await?;
         }
         Ok(())
     }

@@ -148,7 +148,8 @@ fn busy_tenants(queue: &QueueShared) -> Vec<BusyTenant> {
 /// Returns the models in which a background sequence could start now (an agent counts by its
 /// model), and whether these are all models.
 fn models_with_room(context: &Context) -> (Vec<String>, bool) {
-    let models = context.models.served().into_iter().map(|model| (model.name().to_owned(), model));
+    // A host of the cluster that has a model takes the items for it itself.
+    let models = context.models.own().into_iter().map(|model| (model.name().to_owned(), model));
     let agents = context.deployments.ready().into_iter().filter_map(|agent| {
         let model = context.models.find(Some(&agent.model)).ok()?;
         Some((format!("{AGENT_MODEL}{}", agent.manifest.name), model))

@@ -1,5 +1,6 @@
 //! The hosts of the cluster, as of the last look.
 
+use super::catalogue::ModelFacts;
 use crate::name::SessionKey;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -32,10 +33,24 @@ pub struct ClusterHost {
     pub started_at_ms: u64,
     /// Time since it was last heard of.
     pub seen_ms_ago: u64,
+    pub role: HostRole,
+    /// The models that it has itself.
     pub models: Vec<String>,
     /// Number of sessions that it owns.
     pub sessions: u64,
     pub running_turns: u64,
+}
+
+/// The part that a host takes in its cluster.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum HostRole {
+    /// The host runs agents, and has no model: other hosts compute its generations.
+    Gateway,
+    /// The host does everything. A role that only a newer version knows is read as this one.
+    #[default]
+    #[serde(other)]
+    All,
 }
 
 /// Facts that a host reports about itself.
@@ -50,6 +65,11 @@ pub(crate) struct Facts {
     /// version does not report it.
     #[serde(default)]
     pub(crate) agents: i64,
+    #[serde(default)]
+    pub(crate) role: HostRole,
+    /// The models that the host computes for others, too.
+    #[serde(default)]
+    pub(crate) catalogue: Vec<ModelFacts>,
 }
 
 /// The hosts that are not gone.
@@ -79,7 +99,7 @@ impl Facts {
 
 impl ClusterHost {
     pub(crate) fn of(row: HostRow, own: i64) -> Self {
-        let Facts { models, running_turns, .. } = Facts::of(&row).unwrap_or_default();
+        let Facts { models, running_turns, role, .. } = Facts::of(&row).unwrap_or_default();
         let HostRow { number, url, version, state, started_at_ms, seen_ms_ago, sessions, .. } = row;
         let (is_draining, is_this) = (state == HostState::Draining, number == own);
         ClusterHost {
@@ -90,6 +110,7 @@ impl ClusterHost {
             is_this,
             started_at_ms,
             seen_ms_ago,
+            role,
             models,
             sessions,
             running_turns,
@@ -233,5 +254,15 @@ mod tests {
         assert_eq!(members.chosen(1, &key(1)), None);
         assert!(members.has_other_serving(2));
         assert_eq!(members.chosen(2, &key(1)).map(|member| member.number), Some(1));
+    }
+    #[test]
+    fn facts_of_other_versions_are_read() {
+        let read = |facts: &str| Facts::of(&row(1, HostState::Serving, facts));
+        let early = read(r#"{"models": ["a"], "running_turns": 2}"#).expect("an earlier version");
+        assert_eq!((early.role, early.running_turns), (HostRole::All, 2));
+        let later = read(r#"{"models": [], "running_turns": 0, "role": "new", "more": {}}"#);
+        assert_eq!(later.expect("a later version").role, HostRole::All);
+        let facts = Facts { role: HostRole::Gateway, ..Facts::default() };
+        assert_eq!(read(&facts.encode()), Some(facts));
     }
 }

@@ -7,15 +7,21 @@
 //!
 //! Without a cluster, all of this is absent: each session belongs to this host, and nothing is written or waited for.
 //!
+//! The models of all hosts are one catalogue: a generation of a model that this host lacks goes to a host that has it (`catalogue`).
+//!
 //! This module knows neither turns nor actors. `dispatch` decides where a turn runs, and `agent_host` keeps what is known here
 //! up to date.
 
+mod catalogue;
+mod generation;
 mod members;
 mod ownership;
 mod peers;
 
+pub(crate) use catalogue::ModelFacts;
+pub use generation::{GenerationEvent, GenerationEvents, GenerationFailure, PeerGeneration};
 pub(crate) use members::Facts;
-pub use members::{ClusterHost, Member};
+pub use members::{ClusterHost, HostRole, Member};
 pub(crate) use ownership::{Claimed, Owned, Ownership};
 pub(crate) use peers::{PEER_KEY, failure, refusal};
 pub use peers::{PeerError, PeerInvocation, Peers, RemoteEvent, RemoteEvents, RemoteRun, TurnAddress};
@@ -24,7 +30,9 @@ use crate::{
     RuntimeError,
     name::{SessionKey, plain_session},
 };
+use catalogue::Catalogue;
 use members::Members;
+use skep_engine::{ModelSet, OtherModels};
 use skep_store::{HostRow, HostState, Store, StoreError};
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use tokio::sync::watch;
@@ -66,7 +74,10 @@ struct Shared {
     store: Store,
     /// The number of this host.
     own: i64,
-    members: Members,
+    role: HostRole,
+    /// Models of other hosts hold them, too, and not the connections of the database.
+    members: Arc<Members>,
+    catalogue: Catalogue,
     peers: Arc<dyn Peers>,
     counts: Option<Arc<dyn SharedCounts>>,
     draining: watch::Sender<bool>,
@@ -77,6 +88,7 @@ impl Cluster {
     /// that nobody uses.
     pub(crate) fn new(
         store: &Store,
+        role: HostRole,
         peers: Option<Arc<dyn Peers>>,
         counts: Option<Arc<dyn SharedCounts>>,
         max_owned: usize,
@@ -90,8 +102,9 @@ impl Cluster {
             return Err(RuntimeError::Internal { message });
         };
         let ownership = Ownership::of_claimed(store.clone(), max_owned);
-        let (members, draining) = (Members::default(), watch::Sender::new(false));
-        let shared = Shared { store: store.clone(), own, members, peers, counts, draining };
+        let (members, catalogue) = (Arc::default(), Catalogue::default());
+        let (store, draining) = (store.clone(), watch::Sender::new(false));
+        let shared = Shared { store, own, role, members, catalogue, peers, counts, draining };
         Ok(Cluster { ownership, shared: Some(Arc::new(shared)) })
     }
 
@@ -102,6 +115,18 @@ impl Cluster {
     /// Returns the number of this host; 0 without a cluster.
     pub(crate) fn own_number(&self) -> i64 {
         self.shared.as_ref().map_or(0, |shared| shared.own)
+    }
+
+    /// Returns the part that this host takes in its cluster.
+    pub(crate) fn role(&self) -> HostRole {
+        self.shared.as_ref().map_or(HostRole::All, |shared| shared.role)
+    }
+
+    /// Returns the models of the other hosts that this one lacks, as of the last refresh; `None` if they have not changed since the
+    /// last call.
+    pub(crate) fn other_models(&self, models: &ModelSet) -> Option<OtherModels> {
+        let shared = self.shared.as_ref()?;
+        shared.catalogue.look(shared.own, models, &shared.members, &shared.peers)
     }
 
     /// Returns the way to the other hosts.

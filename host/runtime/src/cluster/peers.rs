@@ -1,9 +1,9 @@
-//! Another host as this one asks it: to run a turn, to let it be followed, and to cancel it.
+//! Another host as this one asks it: to run a turn, to let it be followed, to cancel it, and to answer with one of its models.
 //!
 //! How the question gets there is not known here. An answer that does not come leaves open whether the turn was accepted, so a
 //! turn that outlives its caller travels with an idempotency key, under which the question can be repeated.
 
-use super::Member;
+use super::{GenerationEvents, Member, PeerGeneration};
 use crate::{
     Invocation, Json, Origin, Outcome, RunEvent, RuntimeError, error::known_code, invocation::OWN_KEY,
 };
@@ -34,6 +34,14 @@ pub trait Peers: Send + Sync + 'static {
 
     /// Cancels a turn as [`crate::AgentHost::cancel_here`] of that host does.
     fn cancel(&self, member: Member, turn: TurnAddress) -> BoxFuture<'static, Result<(), PeerError>>;
+
+    /// Asks for an answer as [`crate::AgentHost::generate_here`] of that host gives it. Dropping the events cancels the generation
+    /// there.
+    fn generate(
+        &self,
+        member: Member,
+        generation: PeerGeneration,
+    ) -> BoxFuture<'static, Result<GenerationEvents, PeerError>>;
 }
 
 /// The events of a turn that runs on another host.

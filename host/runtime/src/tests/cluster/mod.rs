@@ -6,16 +6,18 @@ mod certainty;
 mod counts;
 mod handing_over;
 mod logs;
+mod models;
 mod notices;
 mod sending;
 mod taking_over;
 
 use super::fixture::{Host, Setup, tiny_engine};
 use crate::{
-    AgentHost, Member, PeerError, PeerInvocation, Peers, RemoteEvent, RemoteRun, RunEvent, RunHandle,
-    RuntimeError, RuntimeOptions, TurnAddress,
+    AgentHost, GenerationEvent, GenerationEvents, GenerationFailure, Member, PeerError, PeerGeneration,
+    PeerInvocation, Peers, RemoteEvent, RemoteRun, RunEvent, RunHandle, RuntimeError, RuntimeOptions,
+    TurnAddress,
 };
-use futures::future::BoxFuture;
+use futures::{StreamExt, future::BoxFuture};
 use serde::{Serialize, de::DeserializeOwned};
 use skep_engine::ModelSet;
 use skep_store::{Store, TEST_SERVER};
@@ -67,9 +69,14 @@ impl Cluster {
     }
 
     async fn host(&self, setup: impl Into<Setup>) -> Host {
+        self.host_with(self.models.clone(), setup).await
+    }
+
+    /// Starts a host with models of its own.
+    async fn host_with(&self, models: ModelSet, setup: impl Into<Setup>) -> Host {
         let store = Store::connect_to_cluster(&self.url, "http://127.0.0.1:1").await.expect("it joins");
         let setup = Setup { peers: Some(self.calls.clone()), ..setup.into() };
-        let host = Host::on(store, self.models.clone(), setup).await;
+        let host = Host::on(store, models, setup).await;
         self.calls.hosts().insert(number(&host), host.agents.clone());
         host
     }
@@ -147,6 +154,25 @@ impl Peers for Calls {
         Box::pin(async move {
             let TurnAddress { agent, session, turn } = sent(&turn);
             host?.cancel_here(&agent, &session, &turn).await.map_err(refused)
+        })
+    }
+
+    fn generate(
+        &self,
+        member: Member,
+        generation: PeerGeneration,
+    ) -> BoxFuture<'static, Result<GenerationEvents, PeerError>> {
+        let host = self.host(&member);
+        Box::pin(async move {
+            let events = host?.generate_here(sent(&generation)).map(|event| {
+                Ok(match event {
+                    GenerationEvent::Event(event) => GenerationEvent::Event(sent(&event)),
+                    GenerationEvent::Failed(failure) => {
+                        GenerationEvent::Failed(sent::<GenerationFailure>(&failure))
+                    }
+                })
+            });
+            Ok(events.boxed())
         })
     }
 }
