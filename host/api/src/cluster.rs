@@ -28,7 +28,9 @@ pub struct ClusterHost {
     pub started_at: String,
     /// Milliseconds since the host was last heard of.
     pub seen_ms_ago: u64,
-    /// The models that the host serves.
+    #[serde(default)]
+    pub role: ClusterHostRole,
+    /// The models that the host has itself.
     pub models: Vec<String>,
     /// Number of sessions that the host owns.
     pub sessions: u64,
@@ -42,5 +44,22 @@ words! {
         Serving = "serving",
         /// The host hands its sessions over to others, and then ends.
         Draining = "draining",
+    }
+}
+
+words! {
+    /// The part that a host takes in a cluster.
+    pub enum ClusterHostRole {
+        /// The host runs agents and computes its models.
+        All = "all",
+        /// The host runs agents, and other hosts compute their generations.
+        Gateway = "gateway",
+    }
+}
+
+impl Default for ClusterHostRole {
+    /// Returns the role of a host that is too old to name one.
+    fn default() -> Self {
+        ClusterHostRole::All
     }
 }

@@ -49,9 +49,13 @@ pub struct ModelDetails {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub markup: Option<String>,
-    /// `local` for a model of this host, and `upstream` for one of another server and for a route.
+    /// `local` for a model of this host, `cluster` for one that other hosts of its cluster compute, and `upstream` for one of
+    /// another server and for a route.
     #[serde(default)]
     pub location: String,
+    /// The numbers of the hosts that compute the model, if they are other hosts of the cluster.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hosts: Vec<i64>,
     /// The format of the most bytes of the weights, such as `Q8_0` or `BF16`. It is known once the model has been loaded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Context as _, Result, anyhow, bail};
 use skep_gateway::ClusterKey;
 use skep_outbound::Url;
+use skep_runtime::HostRole;
 
 use crate::database_flag::DatabaseAddress;
 
@@ -22,6 +23,7 @@ pub struct ClusterSetup {
     /// The address at which the other hosts reach this one; by default the one that it listens on.
     pub url: Option<String>,
     pub key_file: Option<PathBuf>,
+    pub role: HostRole,
 }
 
 /// The place of a host in its cluster.
@@ -32,9 +34,33 @@ pub struct ClusterPlace {
     /// The address of this host.
     pub url: String,
     pub key: ClusterKey,
+    pub role: HostRole,
 }
 
 impl ClusterSetup {
+    /// Returns whether other hosts compute all generations of this one.
+    pub fn is_gateway(&self) -> bool {
+        self.role == HostRole::Gateway
+    }
+
+    /// Checks that the role fits: a gateway needs other hosts and has no models. `names_models` says whether the flags or the file
+    /// name any.
+    pub fn check_role(&self, names_models: bool) -> Result<()> {
+        if self.is_gateway() && !self.enabled {
+            bail!(
+                "a host with the role \"gateway\" has no model, so it needs other hosts that have one\n  hint: add --cluster (or \
+                 enabled = true under [cluster] in skep.toml), or remove the role"
+            );
+        }
+        if self.is_gateway() && names_models {
+            bail!(
+                "a host with the role \"gateway\" computes no model, and models are named\n  hint: remove --model (or model and \
+                 [[model]] in skep.toml), or start the host with --role all"
+            );
+        }
+        Ok(())
+    }
+
     /// Returns the place of a host that listens on `listen`, or `None` if it is not to be in a cluster. `environment` is
     /// the value of [`KEY_VARIABLE`].
     pub fn place(
@@ -68,7 +94,7 @@ impl ClusterSetup {
             None => format!("http://{listen}"),
         };
         let key = self.key(environment)?;
-        Ok(Some(ClusterPlace { database: database.clone(), url, key }))
+        Ok(Some(ClusterPlace { database: database.clone(), url, key, role: self.role }))
     }
 
     fn key(&self, environment: Option<String>) -> Result<ClusterKey> {
@@ -166,6 +192,20 @@ mod tests {
         assert!(error.expect_err("standby").to_string().contains("does not stand by"));
         let error = enabled().place(listen, None, false, Some(KEY.to_owned())).expect_err("no database");
         assert!(error.to_string().contains("--database"), "{error}");
+    }
+
+    #[test]
+    fn a_gateway_needs_a_cluster_and_has_no_models() {
+        let gateway = ClusterSetup { role: HostRole::Gateway, ..enabled() };
+        gateway.check_role(false).expect("other hosts have models");
+        let found = place(&gateway, "127.0.0.1:1", "postgres://db/skep").expect("an address");
+        assert_eq!(found.expect("a place").role, HostRole::Gateway);
+        let error = gateway.check_role(true).expect_err("a model is named").to_string();
+        assert!(error.contains("hint: remove --model (or model and [[model]] in skep.toml)"), "{error}");
+        let alone = ClusterSetup { enabled: false, ..gateway };
+        let error = alone.check_role(false).expect_err("there is nobody else").to_string();
+        assert!(error.contains("hint: add --cluster"), "{error}");
+        ClusterSetup::default().check_role(true).expect("a host as usual");
     }
 
     #[test]

@@ -30,7 +30,11 @@ pub fn declare(
             Some(set) => set.with(declared),
         });
     }
-    let Some(set) = set else { bail!("this host has no model\n  hint: name one with --model") };
+    let set = match set {
+        Some(set) => set,
+        None if options.cluster.is_gateway() => ModelSet::empty(),
+        None => bail!("this host has no model\n  hint: name one with --model"),
+    };
     for model in &models {
         let name = name_of(model);
         if model.is_default {

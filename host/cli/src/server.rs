@@ -13,7 +13,9 @@ use skep_engine::{EngineOptions, InForce};
 use skep_gateway::{
     ClusterOptions, Configuration, ConsoleOptions, DrainRequests, GatewayOptions, HttpPeers, RateLimiter,
 };
-use skep_runtime::{AgentHost, HostParts, Peers, RuntimeOptions, SealingKey, SharedCounts, check_sealed};
+use skep_runtime::{
+    AgentHost, HostParts, HostRole, Peers, RuntimeOptions, SealingKey, SharedCounts, check_sealed,
+};
 use skep_store::Store;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -128,7 +130,9 @@ pub async fn start_with(
     let peers = peers.map(|peers| -> Arc<dyn Peers> { Arc::new(peers) });
     // Requests and tokens per minute are those of all hosts.
     let counts = cluster.as_ref().map(|_| -> Arc<dyn SharedCounts> { rates.clone() });
-    let parts = HostParts { tool_servers, disk, peers, counts, ..HostParts::new(store.clone(), models) };
+    let role = options.cluster.role;
+    let parts =
+        HostParts { tool_servers, disk, role, peers, counts, ..HostParts::new(store.clone(), models) };
     let host = AgentHost::start(parts, runtime).await.context("cannot start the agent host")?;
     vault.open(host.secret_reader());
     for agent in agents {
@@ -155,10 +159,14 @@ pub async fn start_with(
     let configuration: Arc<dyn Configuration> = Arc::new(Settings::new(host.clone(), parts, options));
     let drain_requests = DrainRequests::default();
     let cluster = match cluster {
-        Some(ClusterPlace { url, key, .. }) => {
+        Some(ClusterPlace { url, key, role, .. }) => {
             let number = store.host_number().context("the database gave this host no number")?;
             let drain = drain_requests.clone();
-            Some((format!("host {number} at {url}"), ClusterOptions { key, number, drain }))
+            let place = match role {
+                HostRole::All => format!("host {number} at {url}"),
+                HostRole::Gateway => format!("host {number} at {url}, a gateway without a model"),
+            };
+            Some((place, ClusterOptions { key, number, drain }))
         }
         None => None,
     };

@@ -141,8 +141,11 @@ impl Default for ServerOptions {
 }
 
 impl ServerOptions {
-    /// Returns the models of the host.
+    /// Returns the models that the host computes, of which a gateway has none.
     pub fn local_models(&self) -> Vec<ModelOptions> {
+        if self.cluster.is_gateway() {
+            return Vec::new();
+        }
         match self.models.is_empty() {
             true => vec![ModelOptions::of(&*self.model)],
             false => self.models.clone(),

@@ -1,8 +1,7 @@
 //! The interface of all models: those that an engine of this process runs, and those of other servers.
 //!
-//! Callers ask a [`Model`] for answers, and everything above it (grants, budgets, journals, prices) is the same
-//! for both. A [`RemoteModel`] gets messages and returns events; its tokens mean nothing here, so
-//! conversations keep its answers as text.
+//! Callers ask a [`Model`] for answers, and everything above it (grants, budgets, journals, prices) is the same for both. A
+//! [`RemoteModel`] gets messages and returns events; its tokens mean nothing here, so conversations keep its answers as text.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -47,8 +46,7 @@ pub trait RemoteModel: Send + Sync {
         Vec::new()
     }
 
-    /// Returns the length of the model's context in tokens, if it is known now. That of a member of a
-    /// route which this host computes is known once the model was loaded.
+    /// Returns the length of the model's context in tokens, if it is known: a local member of a route has to be loaded first.
     fn context_length(&self) -> Option<usize> {
         self.info().context_length
     }
@@ -259,8 +257,7 @@ impl Model {
         })
     }
 
-    /// Generates the next assistant message of a transcript, which does not change until
-    /// [`Transcript::commit`].
+    /// Generates the next assistant message of a transcript, which does not change until [`Transcript::commit`].
     pub fn answer(&self, transcript: &Transcript, options: ChatOptions) -> Result<ChatStream, EngineError> {
         observed(self.name(), &mut said(transcript.messages()), options, |options| match self {
             Model::Local(engine) => {
@@ -287,8 +284,7 @@ impl Model {
         })
     }
 
-    /// Returns the number of tokens of the prompt that the next answer would continue. For a remote model it is
-    /// an estimate.
+    /// Returns the number of tokens of the prompt that the next answer would continue. For a remote model it is an estimate.
     pub fn prompt_tokens(
         &self,
         transcript: &Transcript,

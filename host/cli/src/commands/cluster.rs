@@ -61,8 +61,10 @@ pub async fn run(command: Command) -> Result<()> {
             if json {
                 return out::json(&hosts);
             }
-            let rows: Vec<[String; 8]> = hosts.hosts.iter().map(row).collect();
-            out::table(["HOST", "ADDRESS", "STATE", "VERSION", "SESSIONS", "TURNS", "SEEN", "MODELS"], &rows)
+            let rows: Vec<[String; 9]> = hosts.hosts.iter().map(row).collect();
+            let heads =
+                ["HOST", "ADDRESS", "STATE", "ROLE", "VERSION", "SESSIONS", "TURNS", "SEEN", "MODELS"];
+            out::table(heads, &rows)
         }
         Command::Drain(DrainArgs { number, wait, host }) => {
             let client = host.client()?;
@@ -103,15 +105,26 @@ fn this(hosts: &ClusterHosts) -> Option<i64> {
     hosts.hosts.iter().find(|host| host.this).map(|host| host.number)
 }
 
-fn row(host: &ClusterHost) -> [String; 8] {
+fn row(host: &ClusterHost) -> [String; 9] {
     let ClusterHost {
-        number, name, version, state, this, seen_ms_ago, models, sessions, running_turns, ..
+        number,
+        name,
+        version,
+        state,
+        this,
+        seen_ms_ago,
+        role,
+        models,
+        sessions,
+        running_turns,
+        ..
     } = host;
     let mark = if *this { " (this one)" } else { "" };
     [
         number.to_string(),
         format!("{name}{mark}"),
         state.to_string(),
+        role.to_string(),
         version.clone(),
         sessions.to_string(),
         running_turns.to_string(),
@@ -123,7 +136,7 @@ fn row(host: &ClusterHost) -> [String; 8] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use skep_api::ClusterHostState;
+    use skep_api::{ClusterHostRole, ClusterHostState};
 
     #[test]
     fn a_row_marks_the_host_that_answers() {
@@ -136,6 +149,7 @@ mod tests {
             this: true,
             started_at: "2026-01-02T03:04:05.006Z".to_owned(),
             seen_ms_ago: 120,
+            role: ClusterHostRole::Gateway,
             models: vec!["a".to_owned(), "b".to_owned()],
             sessions: 12,
             running_turns: 2,
@@ -143,7 +157,17 @@ mod tests {
         let other = ClusterHost { number: 4, this: false, ..host.clone() };
         assert_eq!(
             row(&host),
-            ["3", "10.0.0.2:8080 (this one)", "draining", "0.2.0", "12", "2", "120 ms ago", "a, b"]
+            [
+                "3",
+                "10.0.0.2:8080 (this one)",
+                "draining",
+                "gateway",
+                "0.2.0",
+                "12",
+                "2",
+                "120 ms ago",
+                "a, b"
+            ]
         );
         assert_eq!(row(&other)[1], "10.0.0.2:8080");
         assert_eq!(this(&ClusterHosts { hosts: vec![other, host] }), Some(3));

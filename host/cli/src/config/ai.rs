@@ -27,6 +27,10 @@ impl AiConfig {
     /// Checks that each name means something that a host with these options serves: a model or an alias of its own, a model
     /// of an upstream, a route, or an agent.
     pub fn check(&self, options: &ServerOptions) -> Result<()> {
+        // Another host of the cluster may have the model.
+        if options.cluster.enabled {
+            return Ok(());
+        }
         let local = options.local_models();
         // A model that cannot be found is reported when it is resolved.
         let names: Option<Vec<String>> = local.iter().map(ModelOptions::served_name).collect();

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+use skep_runtime::HostRole;
 
 use crate::cluster_setup::ClusterSetup;
 
@@ -15,6 +16,26 @@ pub struct ClusterConfig {
     pub url: Option<String>,
     /// File with the key of the cluster, relative to the file of settings.
     pub key_file: Option<PathBuf>,
+    pub role: Option<RoleSetting>,
+}
+
+/// Values of `role` and of `--role`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum RoleSetting {
+    /// Run agents and compute models.
+    All,
+    /// Run agents, without a model: the other hosts of the cluster compute its generations.
+    Gateway,
+}
+
+impl From<RoleSetting> for HostRole {
+    fn from(role: RoleSetting) -> Self {
+        match role {
+            RoleSetting::All => HostRole::All,
+            RoleSetting::Gateway => HostRole::Gateway,
+        }
+    }
 }
 
 impl ClusterConfig {
@@ -28,6 +49,7 @@ impl ClusterConfig {
         super::set(&mut setup.enabled, &self.enabled);
         setup.url = self.url.clone().or(setup.url.take());
         setup.key_file = self.key_file.clone().or(setup.key_file.take());
+        setup.role = self.role.map_or(setup.role, HostRole::from);
     }
 }
 
@@ -41,7 +63,8 @@ mod tests {
     fn the_place_in_a_cluster_comes_from_the_file() {
         let dir = tempfile::tempdir().expect("temporary folder");
         let path = dir.path().join("skep.toml");
-        let text = "[cluster]\nenabled = true\nurl = \"http://10.0.0.2:8080\"\nkey_file = \"cluster.key\"\n";
+        let text = "[cluster]\nenabled = true\nurl = \"http://10.0.0.2:8080\"\nkey_file = \"cluster.key\"\n\
+                    role = \"gateway\"\n";
         std::fs::write(&path, text).expect("file");
         let mut options = ServerOptions::default();
         assert_eq!(options.cluster, ClusterSetup::default());
@@ -50,8 +73,10 @@ mod tests {
             enabled: true,
             url: Some("http://10.0.0.2:8080".to_owned()),
             key_file: Some(dir.path().join("cluster.key")),
+            role: HostRole::Gateway,
         };
         assert_eq!(options.cluster, expected);
         assert!(Config::parse("[cluster]\nkey = \"a secret\"\n").is_err(), "a key is not a setting");
+        assert!(Config::parse("[cluster]\nrole = \"decode\"\n").is_err(), "a role that does not exist");
     }
 }

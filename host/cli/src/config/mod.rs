@@ -46,7 +46,7 @@ use agents::AgentConfig;
 pub use ai::AiConfig;
 pub use auth::{AuthConfig, AuthFlag};
 pub use batch::{BatchConfig, ResponseConfig};
-pub use cluster::ClusterConfig;
+pub use cluster::{ClusterConfig, RoleSetting};
 pub use engine::{EngineConfig, KvConfig, RoutingConfig, SpeculationConfig};
 use grants::GrantsConfig;
 pub use http::HttpConfig;

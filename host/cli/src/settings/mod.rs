@@ -88,6 +88,8 @@ impl Settings {
         let read =
             read.await.map_err(|_| ReloadError::Failed("reading the configuration panicked".to_owned()))?;
         let mut options = read.map_err(invalid)?;
+        // A host changes its role, and with it whether it has models, only when it starts.
+        options.cluster.role = self.started.cluster.role;
         let plan = self.models(&applied, &options).with_context(|| config::is_invalid(file.as_ref()));
         let plan = plan.map_err(invalid)?;
         keep_tool_servers(&applied, &mut options);
@@ -164,6 +166,7 @@ pub fn check(file: &std::path::Path) -> Result<(ServerOptions, Vec<String>)> {
     let mut options = ServerOptions::default();
     let is_invalid = || config::is_invalid(file);
     config.apply(&mut options).with_context(is_invalid)?;
+    options.cluster.check_role(config.model.is_some()).with_context(is_invalid)?;
     let warnings = check_together(&options, &config).with_context(is_invalid)?;
     Ok((options, warnings))
 }

@@ -13,8 +13,11 @@ pub fn warnings(options: &ServerOptions, models: &ModelSet) -> Vec<String> {
     let granted = runtime.granted_models.iter().map(|grants| ("[grants]".to_owned(), grants));
     let of_tenants =
         runtime.tenant_models.iter().map(|(tenant, grants)| (format!("[tenants.{tenant}]"), grants));
+    // Another host of the cluster may have a model that this one lacks.
+    let may_be_elsewhere = |name: &str| options.cluster.enabled && !name.contains(['/', '*']);
     for (section, grants) in granted.chain(of_tenants) {
-        warnings.extend(grants.iter().filter_map(|grant| unknown_model(&section, grant, &known)));
+        let here = grants.iter().filter(|grant| !may_be_elsewhere(&String::from((*grant).clone())));
+        warnings.extend(here.filter_map(|grant| unknown_model(&section, grant, &known)));
     }
     let servers = || options.tool_servers.keys().map(String::as_str);
     for grant in &runtime.granted_tools {
@@ -26,7 +29,9 @@ pub fn warnings(options: &ServerOptions, models: &ModelSet) -> Vec<String> {
             ));
         }
     }
-    warnings.extend(options.runtime.prices.models().filter_map(|model| useless_price(model, models, &known)));
+    let priced = options.runtime.prices.models();
+    let priced = priced.filter(|&model| !may_be_elsewhere(model) || models.find(Some(model)).is_ok());
+    warnings.extend(priced.filter_map(|model| useless_price(model, models, &known)));
     warnings
 }
 

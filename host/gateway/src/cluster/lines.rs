@@ -4,7 +4,7 @@
 
 use axum::body::{Body, BodyDataStream, Bytes};
 use futures::{Stream, StreamExt, stream};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use skep_runtime::{Outcome, PeerError, RemoteEvent, RemoteRun, RunEvent, RunHandle};
 use std::{convert::Infallible, time::Duration};
 
@@ -60,8 +60,8 @@ pub(super) async fn read(body: Body) -> Result<RemoteRun, PeerError> {
 }
 
 async fn read_within(body: Body, silence: Duration) -> Result<RemoteRun, PeerError> {
-    let mut reader = Reader { body: body.into_data_stream(), buffer: Vec::new(), searched: 0, silence };
-    match reader.next().await {
+    let mut reader = Reader::new(body, silence);
+    match reader.next::<Line>().await {
         Some(Ok(Line::Turn { id })) => Ok(RemoteRun { turn_id: id, events: Box::pin(events(reader)) }),
         Some(Ok(_)) => Err(broken("the first line is not the id of the turn")),
         Some(Err(error)) => Err(error),
@@ -74,7 +74,7 @@ fn events(reader: Reader) -> impl Stream<Item = Result<RemoteEvent, PeerError>> 
     stream::unfold(Some(reader), |reader| async move {
         let mut reader = reader?;
         loop {
-            match reader.next().await {
+            match reader.next::<Line>().await {
                 Some(Ok(line)) => {
                     if let Some(event) = line.event() {
                         return Some((Ok(event), Some(reader)));
@@ -122,7 +122,7 @@ fn text(line: &Line) -> Bytes {
 }
 
 /// Reads lines from a body.
-struct Reader {
+pub(super) struct Reader {
     body: BodyDataStream,
     buffer: Vec<u8>,
     /// The number of bytes at the front of the buffer in which there is no end of a line.
@@ -132,8 +132,13 @@ struct Reader {
 }
 
 impl Reader {
+    /// Returns a reader to which a writer that is silent for this time is gone.
+    pub(super) fn new(body: Body, silence: Duration) -> Self {
+        Reader { body: body.into_data_stream(), buffer: Vec::new(), searched: 0, silence }
+    }
+
     /// Returns the next line that this version knows. A body that ends within a line has broken off.
-    async fn next(&mut self) -> Option<Result<Line, PeerError>> {
+    pub(super) async fn next<L: DeserializeOwned>(&mut self) -> Option<Result<L, PeerError>> {
         loop {
             if let Some(at) = self.buffer[self.searched..].iter().position(|byte| *byte == b'\n') {
                 let rest = self.buffer.split_off(self.searched + at + 1);
@@ -161,7 +166,7 @@ impl Reader {
 }
 
 /// Parses a line. Returns `None` if it is of a kind that this version does not know.
-fn parse(line: &[u8]) -> Result<Option<Line>, PeerError> {
+fn parse<L: DeserializeOwned>(line: &[u8]) -> Result<Option<L>, PeerError> {
     match serde_json::from_slice(line) {
         Ok(line) => Ok(Some(line)),
         Err(error) if error.is_data() && error.to_string().starts_with("unknown variant") => {

@@ -1,12 +1,13 @@
 //! Several hosts on one database: requests for a session go to the host that owns it.
 //!
 //! A client may talk to any host. `proxy` passes a request whose path names a session on to the session's owner, as it is;
-//! `routes` and [`HttpPeers`] are what the runtimes of two hosts say to each other. Both are requests that `key` signs and
+//! `routes` and [`HttpPeers`] are what the runtimes of two hosts say to each other, and `generation` is the answer of a model. Both are requests that `key` signs and
 //! `inbound` checks, before anything else sees them. Without [`ClusterOptions`], none of this exists.
 //!
 //! The database decides who owns a session, and a host that is gone writes nothing more (`store`). So a request that arrives
 //! at the wrong host, because something has moved meanwhile, costs time and not correctness.
 
+mod generation;
 mod inbound;
 mod key;
 mod lines;

@@ -1,6 +1,7 @@
-//! Asks the other hosts to run, follow and cancel turns: the runtime's [`Peers`] over HTTP.
+//! Asks the other hosts to run, follow and cancel turns, and to answer with their models: the runtime's [`Peers`] over HTTP.
 
 use super::{
+    generation,
     key::{ClusterKey, SignedBody},
     lines,
     link::{Link, LinkError, Outgoing},
@@ -12,7 +13,9 @@ use axum::{
 };
 use futures::future::BoxFuture;
 use serde::Serialize;
-use skep_runtime::{Member, PeerError, PeerInvocation, Peers, RemoteRun, TurnAddress};
+use skep_runtime::{
+    GenerationEvents, Member, PeerError, PeerGeneration, PeerInvocation, Peers, RemoteRun, TurnAddress,
+};
 use std::{fmt, sync::Arc, time::Duration};
 
 /// Time within which another host must have accepted a turn. It may wait for a session that a third one hands over; the runtime
@@ -63,6 +66,26 @@ impl Peers for HttpPeers {
     fn cancel(&self, member: Member, turn: TurnAddress) -> BoxFuture<'static, Result<(), PeerError>> {
         let link = self.link.clone();
         Box::pin(async move { call(&link, &member, routes::CANCEL, json(&turn)?).await.map(drop) })
+    }
+
+    fn generate(
+        &self,
+        member: Member,
+        generation: PeerGeneration,
+    ) -> BoxFuture<'static, Result<GenerationEvents, PeerError>> {
+        let link = self.link.clone();
+        Box::pin(async move {
+            let asked = call(&link, &member, routes::GENERATE, json(&generation)?);
+            // A host answers before its model does.
+            match tokio::time::timeout(generation::SILENCE, asked).await {
+                Ok(answer) => Ok(generation::read(answer?.into_body())),
+                Err(_) => {
+                    let why =
+                        format!("host {} did not answer within {:?}", member.number, generation::SILENCE);
+                    Err(PeerError::Broken(why))
+                }
+            }
+        })
     }
 }
 

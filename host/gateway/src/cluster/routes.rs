@@ -1,7 +1,7 @@
 //! The internal routes: what another host may ask this one. Only requests that were signed with the cluster's key get here.
 
 use super::{
-    Cluster,
+    Cluster, generation,
     key::{Signed, SignedBody},
     lines,
 };
@@ -14,13 +14,14 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use skep_runtime::{PeerInvocation, RunHandle, RuntimeError, TurnAddress};
+use skep_runtime::{PeerGeneration, PeerInvocation, RunHandle, RuntimeError, TurnAddress};
 use std::time::Duration;
 
 pub(super) const INVOKE: &str = "/cluster/v1/invoke";
 pub(super) const FOLLOW: &str = "/cluster/v1/follow";
 pub(super) const CANCEL: &str = "/cluster/v1/cancel";
 pub(super) const DRAIN: &str = "/cluster/v1/drain";
+pub(super) const GENERATE: &str = "/cluster/v1/generate";
 /// The code of the error that a session is owned by another host.
 pub(super) const ELSEWHERE: &str = "session_elsewhere";
 
@@ -37,7 +38,7 @@ pub(super) struct Refusal {
 
 /// Returns whether a request is for one of these routes.
 pub(super) fn is_internal(method: &Method, path: &str) -> bool {
-    method == Method::POST && [INVOKE, FOLLOW, CANCEL, DRAIN].contains(&path)
+    method == Method::POST && [INVOKE, FOLLOW, CANCEL, DRAIN, GENERATE].contains(&path)
 }
 
 /// Answers a request of another host.
@@ -74,6 +75,11 @@ async fn act(gateway: &Gateway, cluster: &Cluster, path: &str, body: &[u8]) -> R
             let TurnAddress { agent, session, turn } = parse(body)?;
             host.cancel_here(&agent, &session, &turn).await.map_err(refused)?;
             Ok(StatusCode::NO_CONTENT.into_response())
+        }
+        GENERATE => {
+            let generation: PeerGeneration = parse(body)?;
+            let body = generation::write(host.generate_here(generation));
+            Ok(([(header::CONTENT_TYPE, LINES)], body).into_response())
         }
         DRAIN => {
             tracing::info!("an admin has asked, through another host, that this one drains and ends");

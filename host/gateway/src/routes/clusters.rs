@@ -6,8 +6,8 @@ use axum::{
     extract::{Path, State},
     http::StatusCode,
 };
-use skep_api::{ClusterHost, ClusterHostState, ClusterHosts};
-use skep_runtime::Member;
+use skep_api::{ClusterHost, ClusterHostRole, ClusterHostState, ClusterHosts};
+use skep_runtime::{HostRole, Member};
 
 /// Shows the hosts that share the database with this one. A host that is not in a cluster shows itself.
 #[utoipa::path(get, path = "/v1/cluster", tag = "host", operation_id = "get_cluster", responses(
@@ -54,6 +54,7 @@ fn described(host: skep_runtime::ClusterHost) -> ClusterHost {
         is_this,
         started_at_ms,
         seen_ms_ago,
+        role,
         models,
         sessions,
         running_turns,
@@ -68,6 +69,10 @@ fn described(host: skep_runtime::ClusterHost) -> ClusterHost {
         this: is_this,
         started_at: timestamp(started_at_ms),
         seen_ms_ago,
+        role: match role {
+            HostRole::All => ClusterHostRole::All,
+            HostRole::Gateway => ClusterHostRole::Gateway,
+        },
         models,
         sessions,
         running_turns,

@@ -59,7 +59,7 @@ fn models(gateway: &Gateway, caller: &Caller) -> Vec<Model> {
 /// Returns the description of a model.
 pub(super) fn described(models: &ModelSet, model: &ServedModel) -> Model {
     let name = model.name().to_owned();
-    let abilities = model.abilities();
+    let (abilities, hosts) = (model.abilities(), model.hosts());
     let (message, percent) = match model.state() {
         ModelState::Loading { step, percent } => (Some(step), percent),
         ModelState::Failed(reason) => (Some(reason), None),
@@ -80,8 +80,10 @@ pub(super) fn described(models: &ModelSet, model: &ServedModel) -> Model {
             markup: model.markup().map(str::to_owned),
             location: match model {
                 ServedModel::Local(_) => "local".to_owned(),
+                ServedModel::Remote(_) if !hosts.is_empty() => "cluster".to_owned(),
                 ServedModel::Remote(_) => "upstream".to_owned(),
             },
+            hosts,
             quantization: model.weights().map(str::to_owned),
             max_output: abilities.max_output.map(|tokens| tokens as u64),
             capabilities: ModelCapabilities {

@@ -34,7 +34,7 @@ pub(super) fn print(models: &[Model], as_json: bool) -> Result<()> {
 
 fn line(model: &Model) -> String {
     let Some(details) = &model.skep else { return model.id.clone() };
-    let ModelDetails { state, message, percent, is_default, aliases, sampling, markup, .. } = details;
+    let ModelDetails { state, message, percent, is_default, aliases, hosts, sampling, markup, .. } = details;
     let mut parts = vec![state.clone()];
     if let Some(message) = message {
         let percent = percent.map(|percent| format!(" {percent} %")).unwrap_or_default();
@@ -45,6 +45,10 @@ fn line(model: &Model) -> String {
     }
     if !aliases.is_empty() {
         parts.push(format!("aliases {}", aliases.join(" ")));
+    }
+    if !hosts.is_empty() {
+        let numbers: Vec<String> = hosts.iter().map(i64::to_string).collect();
+        parts.push(format!("at hosts {}", numbers.join(" ")));
     }
     if let Some(context) = model.context_length {
         parts.push(format!("context {context}"));
@@ -70,5 +74,11 @@ mod tests {
         }))
         .expect("valid");
         assert_eq!(line(&model), "big  loading, reading 40 %, default, aliases a b");
+        let model: Model = serde_json::from_value(serde_json::json!({
+            "id": "far", "object": "model", "created": 0, "owned_by": "skep", "context_length": 64,
+            "skep": {"state": "remote", "is_default": false, "aliases": [], "location": "cluster", "hosts": [2, 5]}
+        }))
+        .expect("valid");
+        assert_eq!(line(&model), "far  remote, at hosts 2 5, context 64");
     }
 }

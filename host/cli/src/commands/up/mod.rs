@@ -236,7 +236,7 @@ fn options(args: &Args, config: &Config) -> Result<ServerOptions> {
     }
     options.database = args.storage.database.database.clone().or(options.database);
     options.standby |= args.storage.standby;
-    args.storage.cluster.apply(&mut options.cluster);
+    args.storage.cluster.apply(&mut options.cluster, config.model.is_some() || !args.models.is_empty())?;
     options.kv_disk.gigabytes = args.storage.kv_disk.kv_disk_gb.unwrap_or(options.kv_disk.gigabytes);
     options.listen = args.listen.unwrap_or(options.listen);
     options.threads = args.threads.or(options.threads);

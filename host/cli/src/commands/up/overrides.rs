@@ -18,6 +18,7 @@ pub(super) fn apply(args: &Args, models: &[ModelOptions], written: &mut FileSett
     let device = compute.device;
     let cluster = &args.storage.cluster;
     let key_file = cluster.cluster_key_file.as_ref().map(|file| file.display().to_string());
+    let role = cluster.role.and_then(|role| Some(role.to_possible_value()?.get_name().to_owned()));
     let flags = [
         (None, "listen", "--listen", args.listen.map(|value| text(&value))),
         (None, "data", "--data", data.map(|value| text(&value))),
@@ -27,6 +28,7 @@ pub(super) fn apply(args: &Args, models: &[ModelOptions], written: &mut FileSett
         (Some("cluster"), "enabled", "--cluster", cluster.cluster.then(|| number(&true))),
         (Some("cluster"), "url", "--cluster-url", cluster.cluster_url.as_ref().map(|value| text(value))),
         (Some("cluster"), "key_file", "--cluster-key-file", key_file.map(|value| text(&value))),
+        (Some("cluster"), "role", "--role", role.map(|value| text(&value))),
         (None, "device", "--device", device.device.map(|value| text(&value))),
         (None, "deterministic", "--deterministic", device.deterministic.map(|value| number(&value))),
         (None, "threads", "--threads", args.threads.map(|value| number(&value))),

@@ -23,12 +23,15 @@ use axum::{
 };
 use futures::StreamExt;
 use serde_json::json;
-use skep_engine::Priority;
-use skep_runtime::{
-    Invocation, Manifest, Member, Origin, PeerError, PeerInvocation, Peers, RemoteEvent, RunEvent,
-    TurnAddress,
+use skep_engine::{
+    Affinity, Priority,
+    chat::{ChatEvent, ChatMessage, ChatOptions, Input},
 };
-use std::sync::Arc;
+use skep_runtime::{
+    GenerationEvent, GenerationFailure, Invocation, Manifest, Member, Origin, PeerError, PeerGeneration,
+    PeerInvocation, Peers, RemoteEvent, RunEvent, TurnAddress,
+};
+use std::{sync::Arc, time::Duration};
 
 const MESSAGES: &str = "/v1/agents/echo/sessions/s/messages";
 
@@ -60,7 +63,7 @@ async fn send(routes: &Router, path: &str, body: &str, key: &ClusterKey, signed:
 async fn nobody_without_the_key_reaches_an_internal_route() {
     let (_server, routes, drain) = there().await;
     let body = json!({"agent": "echo", "session": "s", "turn": "t"}).to_string();
-    for path in [routes::INVOKE, routes::FOLLOW, routes::CANCEL, routes::DRAIN] {
+    for path in [routes::INVOKE, routes::FOLLOW, routes::CANCEL, routes::DRAIN, routes::GENERATE] {
         let plain = ask(&routes, Request::post(path).body(Body::from(body.clone())).unwrap()).await;
         assert_eq!((plain.status.as_u16(), &plain.error()["code"]), (401, &json!("cluster_key_required")));
         let other = ClusterKey::new(&[b'o'; 32]).unwrap();
@@ -181,4 +184,70 @@ async fn a_turn_runs_at_another_host_and_is_followed_there() {
     let here = Cluster::new(here, Script::new(vec![None]));
     here.drain(&member).await.unwrap();
     drain.asked().await;
+}
+
+/// Asks the other host for an answer of a model, and returns what arrives.
+async fn generated(
+    peers: &HttpPeers,
+    member: &Member,
+    model: &str,
+    options: &ChatOptions,
+) -> Vec<GenerationEvent> {
+    let input = Input::Messages(vec![ChatMessage::user("hello")]);
+    let question = PeerGeneration::new(model, &input, options);
+    let events = peers.generate(member.clone(), question).await.map_err(code).unwrap();
+    events.map(|event| event.map_err(code).unwrap()).collect().await
+}
+
+#[tokio::test]
+async fn a_model_answers_another_host_and_only_with_the_cluster_key() {
+    let (server, routes, _) = there().await;
+    let (member, _stop) = serve(routes).await;
+    let peers = HttpPeers::new(key());
+    let affinity = Affinity { tenant: "t".into(), session: Some("s".into()), ..Affinity::default() };
+    let options = ChatOptions { max_tokens: Some(8), ignore_eos: true, affinity, ..ChatOptions::default() };
+    for is_repeated in [false, true] {
+        let events = generated(&peers, &member, "tiny", &options).await;
+        let [GenerationEvent::Event(first), .., GenerationEvent::Event(last)] = &events[..] else {
+            panic!("{events:?}")
+        };
+        let ChatEvent::Started { cached_tokens, .. } = &**first else { panic!("{first:?}") };
+        let ChatEvent::Finished(outcome) = &**last else { panic!("{last:?}") };
+        assert_eq!(outcome.usage.completion_tokens, 8);
+        assert_eq!(*cached_tokens > 0, is_repeated, "the pages of the session stay with the model");
+        let said = |event: &GenerationEvent| match event {
+            GenerationEvent::Event(event) => match &**event {
+                ChatEvent::Text { delta, .. } => delta.clone(),
+                _ => String::new(),
+            },
+            GenerationEvent::Failed(failure) => panic!("{failure:?}"),
+        };
+        assert_eq!(events.iter().map(said).collect::<String>(), outcome.text);
+    }
+    let failure = |events: Vec<GenerationEvent>| match events.into_iter().next() {
+        Some(GenerationEvent::Failed(failure)) => failure,
+        other => panic!("{other:?}"),
+    };
+    let absent = failure(generated(&peers, &member, "none", &options).await);
+    assert_eq!(absent, GenerationFailure::Absent {});
+    let long = ChatOptions { max_tokens: Some(1 << 20), ..options.clone() };
+    let overflow = failure(generated(&peers, &member, "tiny", &long).await);
+    assert!(matches!(overflow, GenerationFailure::ContextOverflow { .. }), "{overflow:?}");
+    // Whoever hangs up ends the generation.
+    let endless = ChatOptions { max_tokens: Some(3_000), ..options };
+    let question = PeerGeneration::new("tiny", &Input::Text("hello".to_owned()), &endless);
+    let mut events = peers.generate(member.clone(), question).await.map_err(code).unwrap();
+    events.next().await.unwrap().unwrap();
+    let until = async |is_running: bool| {
+        while (server.engine.stats().running > 0) != is_running {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    until(true).await;
+    drop(events);
+    tokio::time::timeout(Duration::from_secs(60), until(false)).await.expect("it ends with its caller");
+    let stranger = HttpPeers::new(ClusterKey::new(&[b'o'; 32]).unwrap());
+    let question = PeerGeneration::new("tiny", &Input::Text("hello".to_owned()), &ChatOptions::default());
+    let error = stranger.generate(member, question).await.map(drop).map_err(code);
+    assert!(error.unwrap_err().contains("without the proof of the cluster's key"));
 }
