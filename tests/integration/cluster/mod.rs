@@ -9,6 +9,8 @@ mod balancer;
 mod failures;
 /// A server that holds turns up.
 mod gate;
+/// Hosts without a model, and hosts with different ones.
+mod models;
 /// The hosts.
 mod nodes;
 /// Hosts that are restarted one after the other.

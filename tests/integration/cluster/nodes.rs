@@ -43,7 +43,7 @@ impl Site {
         std::fs::create_dir(folder.path().join("tiny")).unwrap();
         tiny_model(&folder.path().join("tiny"));
         let settings = "[secrets]\nkey_file = \"secrets.key\"\n\
-                        [grants]\nhosts = [\"*\"]\ntools = [\"agent:gate/*\"]\n\
+                        [grants]\nhosts = [\"*\"]\nmodels = [\"*\"]\ntools = [\"agent:gate/*\"]\n\
                         [outbound]\nallow_private = [\"127.0.0.0/8\"]\n";
         std::fs::write(folder.path().join("skep.toml"), settings).unwrap();
         private(&folder.path().join("cluster.key"), &"the key of this cluster ".repeat(2));
@@ -75,11 +75,17 @@ impl Site {
 
     /// Returns the command of a host that is not one of the cluster yet.
     pub fn command(&self) -> Command {
+        let mut command = self.command_without_model();
+        command.arg("--model").arg(self.model());
+        command
+    }
+
+    fn command_without_model(&self) -> Command {
         let number = self.started.fetch_add(1, Ordering::AcqRel);
         let mut command = Command::new(env!("CARGO_BIN_EXE_skep"));
         command.args(["up", "--threads", "1", "--log-level", "warn", "--database", &self.server.url()]);
         command.args(["--auth", if self.key.is_some() { "required" } else { "off" }]);
-        command.arg("--model").arg(self.model()).arg("--config").arg(self.path("skep.toml"));
+        command.arg("--config").arg(self.path("skep.toml"));
         command.arg("--data").arg(self.path(&format!("data-{number}")));
         command.env_remove("SKEP_CLUSTER_KEY").stdin(Stdio::null());
         command
@@ -92,7 +98,25 @@ impl Site {
 
     /// Starts a host with this key of a cluster.
     pub async fn node_with(&self, cluster_key: &Path) -> Node {
-        let mut command = self.command();
+        self.joined(self.command(), cluster_key).await
+    }
+
+    /// Starts a host without a model.
+    pub async fn gateway(&self) -> Node {
+        let mut command = self.command_without_model();
+        command.args(["--role", "gateway"]);
+        self.joined(command, &self.path("cluster.key")).await
+    }
+
+    /// Starts a host with the model under this name, and no other one.
+    pub async fn node_with_model(&self, name: &str) -> Node {
+        let mut command = self.command_without_model();
+        command.arg("--model").arg(format!("{name}={}", self.model().display()));
+        self.joined(command, &self.path("cluster.key")).await
+    }
+
+    /// Starts a host of the cluster.
+    async fn joined(&self, mut command: Command, cluster_key: &Path) -> Node {
         command.arg("--cluster").arg("--cluster-key-file").arg(cluster_key);
         let log = self.path(&format!("log-{}", self.started.load(Ordering::Acquire)));
         let (key, listen) = (self.key.clone(), free_address());

@@ -33,3 +33,47 @@ impl ClusterFlags {
         setup.check_role(names_models)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Args, options};
+    use crate::config::Config;
+    use crate::server_options::ServerOptions;
+    use anyhow::Result;
+    use clap::Parser as _;
+
+    #[derive(clap::Parser)]
+    struct Wrapper {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn read(flags: &[&str], file: &str) -> Result<ServerOptions> {
+        let arguments = ["up"].into_iter().chain(flags.iter().copied());
+        options(&Wrapper::try_parse_from(arguments)?.args, &Config::parse(file)?)
+    }
+
+    #[test]
+    fn a_gateway_has_no_model() {
+        let gateway = ["--cluster", "--role", "gateway"];
+        let in_file = "[cluster]\nenabled = true\nrole = \"gateway\"\n";
+        for options in [read(&gateway, ""), read(&[], in_file)] {
+            let options = options.expect("other hosts have models");
+            assert!(options.cluster.is_gateway() && options.local_models().is_empty());
+        }
+        let options = read(&["--role", "all"], in_file).expect("a flag overrides the file");
+        assert_eq!((options.cluster.is_gateway(), options.local_models().len()), (false, 1));
+        for (flags, file) in [
+            (&["--cluster", "--role", "gateway", "--model", "x.gguf"][..], ""),
+            (&gateway[..], "model = \"x.gguf\"\n"),
+            (&gateway[..], "[[model]]\nsource = \"x.gguf\"\n"),
+        ] {
+            let error = read(flags, file).expect_err("it names a model").to_string();
+            assert!(error.contains("hint: remove --model (or model and [[model]] in skep.toml)"), "{error}");
+        }
+        let error = read(&["--role", "gateway"], "").expect_err("there is nobody else").to_string();
+        assert!(error.contains("hint: add --cluster"), "{error}");
+        let error = read(&["--cluster", "--role", "decode"], "").expect_err("no such role").to_string();
+        assert!(error.contains("[possible values: all, gateway]"), "{error}");
+    }
+}
