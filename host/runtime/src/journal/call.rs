@@ -85,6 +85,12 @@ pub(super) enum RecordedCall {
 }
 
 impl Call {
+    /// Returns whether the caller was shown text before a restart of which the journal has no tokens: a remote model produced it.
+    /// Another host of the cluster may have, with a model that this host computes itself.
+    pub(crate) fn was_shown_by_remote(&self) -> bool {
+        self.tokens().is_empty() && self.shown_bytes() > 0
+    }
+
     /// Returns the tokens that the generation had produced when it was interrupted.
     pub(crate) fn tokens(&self) -> &[u32] {
         match &self.recorded {

@@ -46,6 +46,10 @@ impl Scripted {
             context_length,
             created_unix_s: 0,
         };
+        Scripted::of(info, script)
+    }
+
+    fn of(info: RemoteInfo, script: Vec<Vec<Step>>) -> Arc<Self> {
         Arc::new(Scripted {
             info,
             script: Mutex::new(script.into()),
@@ -301,6 +305,34 @@ pub(super) async fn followed(host: &Host) -> (Vec<RunEvent>, Result<Outcome, Run
             Err(error) => return (events, Err(error)),
         }
     }
+}
+
+#[tokio::test]
+async fn an_answer_that_another_host_began_is_regenerated_where_its_session_is_now() {
+    let engine = tiny_engine("tiny");
+    let (name, digest) = ("tiny".to_owned(), engine.info().digest.clone());
+    let info = RemoteInfo { name, digest, context_length: None, created_unix_s: 0 };
+    let elsewhere = Scripted::of(info, vec![vec![Step::Say("One"), Step::Hang]]);
+    let models = ModelSet::new(skep_engine::Model::Remote(elsewhere));
+    let host = Host::with_models(models, RuntimeOptions::default()).await;
+    host.deploy("chat", "", chatter()).await.expect("valid");
+    let mut invocation = super::fixture::invocation("chat", "s", "count");
+    invocation.idempotency_key = Some("k".to_owned());
+    let mut run = host.agents.invoke(invocation).await.expect("taken");
+    while !matches!(run.next().await.expect("it runs").expect("well"), RunEvent::Delta { .. }) {}
+    drop(run);
+    let host = host.crash().await.start_with(ModelSet::new(engine), RuntimeOptions::default()).await;
+    let (events, outcome) = followed(&host).await;
+    let texts: Vec<&str> = events
+        .iter()
+        .filter_map(|event| match event {
+            RunEvent::Delta { text } => Some(text.as_str()),
+            RunEvent::GenerationRestarted => Some("again: "),
+            _ => None,
+        })
+        .collect();
+    let text = outcome.expect("this host has the same model").text;
+    assert_eq!(texts.concat(), format!("Oneagain: {text}"), "the answer has all of its text: {events:?}");
 }
 
 #[tokio::test]

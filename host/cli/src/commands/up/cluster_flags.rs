@@ -18,7 +18,7 @@ pub(super) struct ClusterFlags {
     /// File with the key that all hosts of the cluster have; SKEP_CLUSTER_KEY can hold the key instead
     #[arg(long, value_name = "FILE")]
     pub(super) cluster_key_file: Option<PathBuf>,
-    /// What the host does in its cluster; a gateway has no model, and other hosts compute its generations [default: all]
+    /// Role of the host in its cluster: a gateway has no model, and other hosts compute its generations [default: all]
     #[arg(long, value_name = "ROLE")]
     pub(super) role: Option<RoleSetting>,
 }

@@ -107,6 +107,11 @@ pub(crate) async fn complete(
     let Some(engine) = model.engine().cloned() else {
         return complete_elsewhere(&turn, &call, &model, prompt, chat, visible, reservation).await;
     };
+    if call.was_shown_by_remote()
+        && let Err(error) = remote::make_again(&turn, &call, false).await?
+    {
+        return Ok(Err(refuse(&turn, &call, error)));
+    }
     // The tokens of the prompt are not known yet.
     let mut request = GenerateRequest::new(Vec::new());
     request.sampling = chat.sampling;

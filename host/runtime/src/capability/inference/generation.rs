@@ -170,7 +170,7 @@ impl RequestedGeneration {
         if let Err(error) = check_model(&call, &model) {
             return Ok(Err(refuse(&turn, &call, error)));
         }
-        if model.engine().is_none()
+        if (model.engine().is_none() || call.was_shown_by_remote())
             && let Err(error) = remote::make_again(&turn, &call, was_read).await?
         {
             return Ok(Err(refuse(&turn, &call, error)));

@@ -42,8 +42,9 @@ impl<'a> Progress<'a> {
         model: &'a Model,
         visible: bool,
     ) -> Self {
-        // A remote model answers again from the beginning after a restart.
-        let shown_before = if model.engine().is_some() { call.shown_bytes() } else { 0 };
+        // A remote model answers again from the beginning after a restart, and so does a local one after a remote one.
+        let continues = model.engine().is_some() && !call.was_shown_by_remote();
+        let shown_before = if continues { call.shown_bytes() } else { 0 };
         let journalled = call.tokens().len();
         // A resumed local model has already reported its prompt length.
         let used = (model.engine().is_some() && !call.attempts().is_empty()).then_some(0);
