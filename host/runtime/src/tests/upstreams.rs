@@ -320,6 +320,7 @@ async fn an_answer_that_another_host_began_is_regenerated_where_its_session_is_n
     invocation.idempotency_key = Some("k".to_owned());
     let mut run = host.agents.invoke(invocation).await.expect("taken");
     while !matches!(run.next().await.expect("it runs").expect("well"), RunEvent::Delta { .. }) {}
+    until(async || host.journals().await.contains("One").then_some(())).await;
     drop(run);
     let host = host.crash().await.start_with(ModelSet::new(engine), RuntimeOptions::default()).await;
     let (events, outcome) = followed(&host).await;

@@ -6,7 +6,7 @@
 mod choice;
 mod model;
 
-use super::{Facts, Member, Members, Peers};
+use super::{Facts, Members, Peers};
 use model::ClusterModel;
 use serde::{Deserialize, Serialize};
 use skep_engine::{ModelDigest, ModelSet, OtherModels, ServedModel};
