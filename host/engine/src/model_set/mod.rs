@@ -225,7 +225,10 @@ impl ModelSet {
             ServedModel::Local(slot) => Ok(slot),
             ServedModel::Remote(remote) => Err(EngineError::invalid(
                 "model",
-                format!("{} is computed elsewhere; only its server can load or unload it", remote.info().name),
+                format!(
+                    "{} is computed elsewhere; only its server can load or unload it",
+                    remote.info().name
+                ),
             )),
         }
     }
