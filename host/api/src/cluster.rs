@@ -35,6 +35,13 @@ pub struct ClusterHost {
     /// Number of sessions that the host owns.
     pub sessions: u64,
     pub running_turns: u64,
+    /// Percentage of the host's capacity that is in use, by turns or by the KV pages of its models, whichever is more. It
+    /// exceeds 100 if turns wait. Absent if the host does not report it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub load_percent: Option<u32>,
+    /// Number of requests that wait for the host's models.
+    #[serde(default)]
+    pub waiting_requests: u64,
 }
 
 words! {

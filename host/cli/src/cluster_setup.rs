@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Context as _, Result, anyhow, bail};
 use skep_gateway::ClusterKey;
 use skep_outbound::Url;
-use skep_runtime::HostRole;
+use skep_runtime::{HostRole, placement::Placement};
 
 use crate::database_flag::DatabaseAddress;
 
@@ -24,6 +24,8 @@ pub struct ClusterSetup {
     pub url: Option<String>,
     pub key_file: Option<PathBuf>,
     pub role: HostRole,
+    /// The host at which a session begins that nobody owns.
+    pub placement: Placement,
 }
 
 /// The place of a host in its cluster.

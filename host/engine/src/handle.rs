@@ -255,6 +255,11 @@ impl Engine {
         self.shared.options.max_queue * self.shared.replicas.len()
     }
 
+    /// Returns the number of sequences that all replicas together run at once.
+    pub fn max_sequences(&self) -> usize {
+        self.shared.replicas.iter().map(|replica| replica.view().max_sequences).sum()
+    }
+
     /// Returns the statistics of all replicas together.
     pub fn stats(&self) -> EngineStats {
         self.replica_stats().into_iter().fold(EngineStats::default(), EngineStats::plus)

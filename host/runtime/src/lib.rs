@@ -52,6 +52,7 @@ pub mod metric;
 mod models;
 mod name;
 mod options;
+pub mod placement;
 mod portable;
 mod requests;
 mod route;

@@ -20,6 +20,7 @@ pub(crate) const ALARM_DELAY: &str = "skep_alarm_delay_seconds";
 pub(crate) const COMMIT_TIME: &str = skep_store::COMMIT_TIME;
 pub(crate) const EVENTS: &str = "skep_events_total";
 pub(crate) const WAITING_BYTES: &str = "skep_waiting_message_bytes";
+pub(crate) const PLACEMENTS: &str = "skep_cluster_placements_total";
 pub(crate) const REQUESTS_DROPPED: &str = "skep_requests_log_dropped_total";
 
 /// Histogram buckets from an idle host to a day-long queue.
@@ -66,6 +67,12 @@ pub const METRICS: &[MetricSpec] = &[
         kind: MetricKind::Gauge,
         unit: Unit::Count,
         help: "Running guest instances",
+    },
+    MetricSpec {
+        name: PLACEMENTS,
+        kind: MetricKind::Counter,
+        unit: Unit::Count,
+        help: "Sessions that nobody owned, by where they begin and why",
     },
     MetricSpec {
         name: REQUESTS_DROPPED,

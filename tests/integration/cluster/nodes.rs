@@ -42,7 +42,8 @@ impl Site {
         let folder = tempfile::tempdir().unwrap();
         std::fs::create_dir(folder.path().join("tiny")).unwrap();
         tiny_model(&folder.path().join("tiny"));
-        let settings = "[secrets]\nkey_file = \"secrets.key\"\n\
+        // A session begins at the host that gets its first message, so that the tests know its owner.
+        let settings = "[cluster]\nplacement = \"here\"\n[secrets]\nkey_file = \"secrets.key\"\n\
                         [grants]\nhosts = [\"*\"]\nmodels = [\"*\"]\ntools = [\"agent:gate/*\"]\n\
                         [outbound]\nallow_private = [\"127.0.0.0/8\"]\n";
         std::fs::write(folder.path().join("skep.toml"), settings).unwrap();

@@ -61,10 +61,12 @@ pub async fn run(command: Command) -> Result<()> {
             if json {
                 return out::json(&hosts);
             }
-            let rows: Vec<[String; 9]> = hosts.hosts.iter().map(row).collect();
-            let heads =
-                ["HOST", "ADDRESS", "STATE", "ROLE", "VERSION", "SESSIONS", "TURNS", "SEEN", "MODELS"];
-            out::table(heads, &rows)
+            let rows: Vec<[String; 11]> = hosts.hosts.iter().map(row).collect();
+            let header = [
+                "HOST", "ADDRESS", "STATE", "ROLE", "VERSION", "SESSIONS", "TURNS", "LOAD", "WAITING", "SEEN",
+                "MODELS",
+            ];
+            out::table(header, &rows)
         }
         Command::Drain(DrainArgs { number, wait, host }) => {
             let client = host.client()?;
@@ -105,7 +107,7 @@ fn this(hosts: &ClusterHosts) -> Option<i64> {
     hosts.hosts.iter().find(|host| host.this).map(|host| host.number)
 }
 
-fn row(host: &ClusterHost) -> [String; 9] {
+fn row(host: &ClusterHost) -> [String; 11] {
     let ClusterHost {
         number,
         name,
@@ -117,6 +119,8 @@ fn row(host: &ClusterHost) -> [String; 9] {
         models,
         sessions,
         running_turns,
+        load_percent,
+        waiting_requests,
         ..
     } = host;
     let mark = if *this { " (this one)" } else { "" };
@@ -128,6 +132,8 @@ fn row(host: &ClusterHost) -> [String; 9] {
         version.clone(),
         sessions.to_string(),
         running_turns.to_string(),
+        load_percent.map_or("-".to_owned(), |percent| format!("{percent} %")),
+        waiting_requests.to_string(),
         format!("{seen_ms_ago} ms ago"),
         models.join(", "),
     ]
@@ -153,23 +159,15 @@ mod tests {
             models: vec!["a".to_owned(), "b".to_owned()],
             sessions: 12,
             running_turns: 2,
+            load_percent: Some(125),
+            waiting_requests: 1,
         };
-        let other = ClusterHost { number: 4, this: false, ..host.clone() };
+        let other = ClusterHost { number: 4, this: false, load_percent: None, ..host.clone() };
         assert_eq!(
-            row(&host),
-            [
-                "3",
-                "10.0.0.2:8080 (this one)",
-                "draining",
-                "gateway",
-                "0.2.0",
-                "12",
-                "2",
-                "120 ms ago",
-                "a, b"
-            ]
+            row(&host).join("|"),
+            "3|10.0.0.2:8080 (this one)|draining|gateway|0.2.0|12|2|125 %|1|120 ms ago|a, b"
         );
-        assert_eq!(row(&other)[1], "10.0.0.2:8080");
+        assert_eq!((row(&other)[1].as_str(), row(&other)[7].as_str()), ("10.0.0.2:8080", "-"));
         assert_eq!(this(&ClusterHosts { hosts: vec![other, host] }), Some(3));
     }
 }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
-use skep_runtime::HostRole;
+use skep_runtime::{HostRole, placement::Placement};
 
 use crate::cluster_setup::ClusterSetup;
 
@@ -17,6 +17,8 @@ pub struct ClusterConfig {
     /// File with the key of the cluster, relative to the file of settings.
     pub key_file: Option<PathBuf>,
     pub role: Option<RoleSetting>,
+    /// The host at which a session begins that nobody owns.
+    pub placement: Option<Placement>,
 }
 
 /// Values of `role` and of `--role`.
@@ -48,6 +50,7 @@ impl ClusterConfig {
     pub(super) fn apply(&self, setup: &mut ClusterSetup) {
         super::set(&mut setup.enabled, &self.enabled);
         setup.url = self.url.clone().or(setup.url.take());
+        super::set(&mut setup.placement, &self.placement);
         setup.key_file = self.key_file.clone().or(setup.key_file.take());
         setup.role = self.role.map_or(setup.role, HostRole::from);
     }
@@ -64,7 +67,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("temporary folder");
         let path = dir.path().join("skep.toml");
         let text = "[cluster]\nenabled = true\nurl = \"http://10.0.0.2:8080\"\nkey_file = \"cluster.key\"\n\
-                    role = \"gateway\"\n";
+                    role = \"gateway\"\nplacement = \"here\"\n";
         std::fs::write(&path, text).expect("file");
         let mut options = ServerOptions::default();
         assert_eq!(options.cluster, ClusterSetup::default());
@@ -74,9 +77,13 @@ mod tests {
             url: Some("http://10.0.0.2:8080".to_owned()),
             key_file: Some(dir.path().join("cluster.key")),
             role: HostRole::Gateway,
+            placement: Placement::Here,
         };
+        assert_eq!(ClusterSetup::default().placement, Placement::Balanced);
         assert_eq!(options.cluster, expected);
         assert!(Config::parse("[cluster]\nkey = \"a secret\"\n").is_err(), "a key is not a setting");
         assert!(Config::parse("[cluster]\nrole = \"decode\"\n").is_err(), "a role that does not exist");
+        let unknown = Config::parse("[cluster]\nplacement = \"there\"\n").expect_err("not a placement");
+        assert!(format!("{unknown:#}").contains("balanced"), "{unknown:#}");
     }
 }

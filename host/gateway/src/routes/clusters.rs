@@ -58,6 +58,8 @@ fn described(host: skep_runtime::ClusterHost) -> ClusterHost {
         models,
         sessions,
         running_turns,
+        load_percent,
+        waiting_requests,
     } = host;
     let name = url.split_once("://").map_or(url.as_str(), |(_, name)| name).trim_end_matches('/').to_owned();
     ClusterHost {
@@ -76,6 +78,8 @@ fn described(host: skep_runtime::ClusterHost) -> ClusterHost {
         models,
         sessions,
         running_turns,
+        load_percent,
+        waiting_requests,
     }
 }
 

@@ -49,6 +49,8 @@ impl AgentHost {
             models: facts.models,
             sessions: self.loaded_sessions() as u64,
             running_turns: facts.running_turns,
+            load_percent: facts.load.percent(),
+            waiting_requests: u64::from(facts.load.waiting),
         }])
     }
 

@@ -4,6 +4,7 @@ use super::Inner;
 use crate::{
     RuntimeError,
     cluster::{Facts, ModelFacts},
+    placement::Load,
 };
 use std::{
     sync::{Arc, PoisonError, Weak},
@@ -49,14 +50,42 @@ pub(super) async fn run(inner: Weak<Inner>) {
 impl Inner {
     /// Returns what this host reports about itself.
     pub(super) fn facts(&self) -> Facts {
-        let (models, cluster) = (self.dispatch.host.reach.models.set(), &self.dispatch.host.cluster);
+        let host = &self.dispatch.host;
+        let (models, cluster) = (host.reach.models.set(), &host.cluster);
         Facts {
             models: models.own().iter().map(|model| model.name().to_owned()).collect(),
             running_turns: self.dispatch.admission.open_turns() as u64,
             counts: cluster.own_counts(),
-            agents: self.dispatch.host.deployments.stored_version(),
+            agents: host.deployments.stored_version(),
             role: cluster.role(),
             catalogue: if cluster.is_clustered() { ModelFacts::of_own(models) } else { Vec::new() },
+            load: self.load(),
+            warm: host.cluster.warm_agents(),
+        }
+    }
+
+    /// Returns the load of this host.
+    fn load(&self) -> Load {
+        let host = &self.dispatch.host;
+        let (mut waiting, mut capacity, mut pages, mut free) = (0, 0, 0, 0);
+        for engine in host.reach.models.set().engines() {
+            let stats = engine.stats();
+            waiting += stats.waiting;
+            capacity += engine.max_sequences();
+            pages += stats.pages_total;
+            free += stats.pages_free.min(stats.pages_total);
+        }
+        if capacity == 0 {
+            // It computes no model at the moment, so its turns are bounded by the instances.
+            (_, capacity) = host.instances.taken();
+        }
+        let bounded = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+        let kv_percent = (pages - free) * 100 / pages.max(1);
+        Load {
+            running_turns: bounded(self.dispatch.admission.open_turns()),
+            waiting: bounded(waiting),
+            capacity: bounded(capacity),
+            kv_percent: u8::try_from(kv_percent).unwrap_or(100),
         }
     }
 

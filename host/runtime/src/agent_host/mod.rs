@@ -126,7 +126,7 @@ impl AgentHost {
         // Reports what others change from here on, so that nothing of what is read below is missed.
         let notices = store.notices();
         let max_owned = options.max_sessions_loaded.saturating_mul(OWNED_FOR_EACH_LOADED);
-        let cluster = Cluster::new(&store, role, peers, counts, max_owned)?;
+        let cluster = Cluster::new(&store, role, peers, counts, max_owned, options.placement)?;
         cluster.refresh().await?;
         // Agents that are started below may use models of other hosts.
         if let Some(others) = cluster.other_models(&models) {

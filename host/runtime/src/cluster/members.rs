@@ -1,9 +1,11 @@
 //! The hosts of the cluster, as of the last look.
 
 use super::catalogue::ModelFacts;
-use crate::name::SessionKey;
+use crate::{
+    name::SessionKey,
+    placement::{self, AgentDigest, Load, Report, SessionHash},
+};
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 use skep_store::{HostRow, HostState};
 use std::{
     collections::BTreeMap,
@@ -39,6 +41,10 @@ pub struct ClusterHost {
     /// Number of sessions that it owns.
     pub sessions: u64,
     pub running_turns: u64,
+    /// Percentage of its capacity that is in use; more than 100 if turns wait. `None` if it does not say.
+    pub load_percent: Option<u32>,
+    /// Requests that wait for its models.
+    pub waiting_requests: u64,
 }
 
 /// The part that a host takes in its cluster.
@@ -70,6 +76,11 @@ pub(crate) struct Facts {
     /// The models that the host computes for others, too.
     #[serde(default)]
     pub(crate) catalogue: Vec<ModelFacts>,
+    #[serde(default)]
+    pub(crate) load: Load,
+    /// The agents whose sessions ran there lately, those first that ran last. At most [`placement::MAX_WARM`].
+    #[serde(default)]
+    pub(crate) warm: Vec<AgentDigest>,
 }
 
 /// The hosts that are not gone.
@@ -99,7 +110,7 @@ impl Facts {
 
 impl ClusterHost {
     pub(crate) fn of(row: HostRow, own: i64) -> Self {
-        let Facts { models, running_turns, role, .. } = Facts::of(&row).unwrap_or_default();
+        let Facts { models, running_turns, role, load, .. } = Facts::of(&row).unwrap_or_default();
         let HostRow { number, url, version, state, started_at_ms, seen_ms_ago, sessions, .. } = row;
         let (is_draining, is_this) = (state == HostState::Draining, number == own);
         ClusterHost {
@@ -114,6 +125,8 @@ impl ClusterHost {
             models,
             sessions,
             running_turns,
+            load_percent: load.percent(),
+            waiting_requests: u64::from(load.waiting),
         }
     }
 }
@@ -157,28 +170,31 @@ impl Members {
         behind.map(|row| row.url.clone()).collect()
     }
 
-    /// Returns the host that a session prefers among those that serve beside this one: the one with the highest hash of the
-    /// session and the host (rendezvous hashing), so that the choice of a session changes only if its host ends.
+    /// Returns the host that a session prefers among those that serve beside this one, so that the choice of a session changes
+    /// only if its host ends.
     pub(super) fn chosen(&self, own: i64, key: &SessionKey) -> Option<Member> {
         let rows = self.rows();
-        let serving = rows.iter().filter(|row| serves_beside(row, own));
-        serving.max_by_key(|row| weight(key, row.number)).map(Member::of)
+        let serving = || rows.iter().filter(|row| serves_beside(row, own));
+        let session = SessionHash::of(&key.agent, &key.session);
+        let number = placement::chosen(session, serving().map(|row| row.number))?;
+        rows.iter().find(|row| row.number == number).map(Member::of)
+    }
+
+    /// Returns what the hosts that serve beside this one report, at a time of this host.
+    pub(super) fn reports(&self, own: i64, now_ms: u64) -> Vec<Report> {
+        let rows = self.rows();
+        let others = rows.iter().filter(|row| row.number != own && row.state == HostState::Serving);
+        let reports = others.filter_map(|row| {
+            let Facts { load, warm, .. } = Facts::of(row)?;
+            Some(Report { host: row.number, at_ms: now_ms.saturating_sub(row.seen_ms_ago), load, warm })
+        });
+        reports.collect()
     }
 }
 
 /// Returns whether a host other than `own` serves and has started completely.
 fn serves_beside(row: &HostRow, own: i64) -> bool {
     row.number != own && row.state == HostState::Serving && Facts::of(row).is_some()
-}
-
-fn weight(key: &SessionKey, host: i64) -> [u8; 32] {
-    let mut hasher = Sha256::new();
-    hasher.update(host.to_le_bytes());
-    for part in [&key.agent, &key.session] {
-        hasher.update((part.len() as u64).to_le_bytes());
-        hasher.update(part);
-    }
-    hasher.finalize().into()
 }
 
 #[cfg(test)]
@@ -264,5 +280,26 @@ mod tests {
         assert_eq!(later.expect("a later version").role, HostRole::All);
         let facts = Facts { role: HostRole::Gateway, ..Facts::default() };
         assert_eq!(read(&facts.encode()), Some(facts));
+    }
+
+    #[test]
+    fn only_hosts_that_serve_report_and_facts_of_other_versions_can_be_read() {
+        let load = Load { running_turns: 6, waiting: 2, capacity: 4, kv_percent: 50 };
+        let warm = vec![AgentDigest::of("local", "desk", "1")];
+        let facts = Facts { load, warm: warm.clone(), ..Facts::default() }.encode();
+        let members = Members::default();
+        members.set(vec![
+            row(1, HostState::Serving, &facts),
+            row(2, HostState::Serving, &facts),
+            row(3, HostState::Draining, &facts),
+            row(4, HostState::Serving, ""),
+            row(5, HostState::Serving, r#"{"models": [], "running_turns": 1, "later": true}"#),
+        ]);
+        let silent = Report { host: 5, at_ms: 99, load: Load::default(), warm: Vec::new() };
+        let expected = vec![Report { host: 2, at_ms: 99, load, warm }, silent];
+        assert_eq!(members.reports(1, 100), expected, "each was seen a millisecond ago");
+        let described = ClusterHost::of(row(2, HostState::Serving, &facts), 1);
+        assert_eq!((described.load_percent, described.waiting_requests), (Some(150), 2));
+        assert_eq!(ClusterHost::of(row(5, HostState::Serving, "{}"), 1).load_percent, None);
     }
 }

@@ -17,6 +17,7 @@ mod generation;
 mod members;
 mod ownership;
 mod peers;
+mod placing;
 
 pub(crate) use catalogue::ModelFacts;
 pub use generation::{GenerationEvent, GenerationEvents, GenerationFailure, PeerGeneration};
@@ -29,9 +30,11 @@ pub use peers::{PeerError, PeerInvocation, Peers, RemoteEvent, RemoteEvents, Rem
 use crate::{
     RuntimeError,
     name::{SessionKey, plain_session},
+    placement::{AgentDigest, Choice, Placement},
 };
 use catalogue::Catalogue;
 use members::Members;
+use placing::Placing;
 use skep_engine::{ModelSet, OtherModels};
 use skep_store::{HostRow, HostState, Store, StoreError};
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
@@ -80,18 +83,20 @@ struct Shared {
     catalogue: Catalogue,
     peers: Arc<dyn Peers>,
     counts: Option<Arc<dyn SharedCounts>>,
+    placing: Placing,
     draining: watch::Sender<bool>,
 }
 
 impl Cluster {
     /// Returns the cluster of a host that works on this database, or that of a single host. Remembers up to `max_owned` sessions
-    /// that nobody uses.
+    /// that nobody uses. `placement` says where sessions begin.
     pub(crate) fn new(
         store: &Store,
         role: HostRole,
         peers: Option<Arc<dyn Peers>>,
         counts: Option<Arc<dyn SharedCounts>>,
         max_owned: usize,
+        placement: Placement,
     ) -> Result<Self, RuntimeError> {
         if !store.is_clustered() {
             return Ok(Cluster { ownership: Ownership::of_all(), shared: None });
@@ -103,8 +108,8 @@ impl Cluster {
         };
         let ownership = Ownership::of_claimed(store.clone(), max_owned);
         let (members, catalogue) = (Arc::default(), Catalogue::default());
-        let (store, draining) = (store.clone(), watch::Sender::new(false));
-        let shared = Shared { store, own, role, members, catalogue, peers, counts, draining };
+        let (store, placing, draining) = (store.clone(), Placing::new(placement), watch::Sender::new(false));
+        let shared = Shared { store, own, role, members, catalogue, peers, counts, placing, draining };
         Ok(Cluster { ownership, shared: Some(Arc::new(shared)) })
     }
 
@@ -137,6 +142,7 @@ impl Cluster {
     /// Reports this host to the others, and marks hosts that are dead.
     pub(crate) async fn meet(&self, facts: &Facts) -> Result<(), StoreError> {
         let Some(shared) = &self.shared else { return Ok(()) };
+        shared.placing.set_load(facts.load);
         let marked = shared.store.meet_hosts(&facts.encode(), self.is_draining()).await?;
         if !marked.is_empty() {
             shared.members.note_loss();
@@ -161,6 +167,7 @@ impl Cluster {
     pub(crate) async fn refresh(&self) -> Result<(), StoreError> {
         let Some(shared) = &self.shared else { return Ok(()) };
         shared.members.set(shared.store.members().await?);
+        shared.placing.set_others(shared.members.reports(shared.own, shared.placing.now_ms()));
         Ok(())
     }
 
@@ -233,6 +240,39 @@ impl Cluster {
     pub(crate) fn successor(&self, key: &SessionKey) -> Option<Member> {
         let shared = self.shared.as_ref()?;
         shared.members.chosen(shared.own, key)
+    }
+
+    /// Chooses the host at which a session begins that nobody owns. `running_turns` is the number of turns of this host. `None`
+    /// without a cluster.
+    pub(crate) fn choose(&self, key: &SessionKey, agent: AgentDigest, running_turns: usize) -> Option<Choice> {
+        let running_turns = u32::try_from(running_turns).unwrap_or(u32::MAX);
+        self.shared.as_ref().map(|shared| shared.placing.choose(key, agent, running_turns))
+    }
+
+    /// Counts a session that begins at another host because of such a choice.
+    pub(crate) fn note_sent(&self, host: i64) {
+        if let Some(shared) = &self.shared {
+            shared.placing.note_sent(host);
+        }
+    }
+
+    /// Makes sessions begin elsewhere for a while, because a message did not get to this host.
+    pub(crate) fn avoid(&self, host: i64) {
+        if let Some(shared) = &self.shared {
+            shared.placing.avoid(host);
+        }
+    }
+
+    /// Records that a turn of an agent begins at this host. The digest is only made in a cluster.
+    pub(crate) fn note_turn(&self, agent: impl FnOnce() -> AgentDigest) {
+        if let Some(shared) = &self.shared {
+            shared.placing.note_turn(agent());
+        }
+    }
+
+    /// Returns the agents that this host reports as warm.
+    pub(crate) fn warm_agents(&self) -> Vec<AgentDigest> {
+        self.shared.as_ref().map(|shared| shared.placing.warm()).unwrap_or_default()
     }
 
     /// Returns the error for a session that belongs to another host.

@@ -7,7 +7,7 @@
 use super::{
     Asks, Dispatch, Place, Purpose, check_same,
     pump::{Pump, Source},
-    session_key,
+    purpose_of, session_key,
 };
 use crate::{
     Invocation, Member, PeerError, PeerInvocation, Peers, RemoteRun, RunHandle, RuntimeError, TurnAddress,
@@ -117,6 +117,8 @@ impl Dispatch {
             {
                 return Err(gone(&member, why));
             }
+            // A session that nobody owns does not begin there now.
+            self.host.cluster.avoid(member.number);
             if error == PeerError::Moved {
                 // The host that was asked has waited for an owner that drains.
                 until += began.elapsed();
@@ -126,7 +128,7 @@ impl Dispatch {
             }
             tokio::time::sleep(POLL_INTERVAL).await;
             let began = Instant::now();
-            let place = self.place(&key, Purpose::Change, Asks::Others).await?;
+            let place = self.place(&key, purpose_of(client.as_ref()), Asks::Others).await?;
             // The wait for an owner has a limit of its own.
             until += began.elapsed();
             match place {

@@ -22,6 +22,7 @@ use crate::{
     invocation::OWN_KEY,
     journal,
     name::{SessionKey, plain_session, tenant_of},
+    placement::AgentDigest,
     session::{
         Accepted, Command, Input, Message, Sessions, Settlement, StoredFailure, StoredState, TurnHost,
         TurnRequest, decode_outcome,
@@ -111,7 +112,7 @@ impl Dispatch {
         if let Some(handle) = self.already_running(&invocation, asks).await? {
             return Ok(handle);
         }
-        match self.place(&session_key(&invocation), Purpose::Change, asks).await? {
+        match self.place(&session_key(&invocation), purpose_of(client.as_ref()), asks).await? {
             Place::Here(owned) => self.accept_with(agent, invocation, client, owned).await,
             Place::There(member) => self.forward(invocation, client, member).await,
         }
@@ -136,6 +137,7 @@ impl Dispatch {
         client: Option<Weak<dyn TurnClient>>,
         owned: Owned,
     ) -> Result<RunHandle, RuntimeError> {
+        self.host.cluster.note_turn(|| digest_of(&agent, &invocation.session));
         let feed = Feed::new(uuid::Uuid::now_v7().simple().to_string());
         if let Some(client) = &client {
             feed.serve(client.clone());
@@ -438,6 +440,20 @@ fn detail(
 
 fn session_key(invocation: &Invocation) -> SessionKey {
     SessionKey { agent: invocation.agent.clone(), session: invocation.session.clone() }
+}
+
+/// Returns why the session of a message is looked for. A turn on another host sends its client nothing but events, so a
+/// message of a client that expects more begins no session there.
+fn purpose_of(client: Option<&Weak<dyn TurnClient>>) -> Purpose {
+    match client {
+        Some(_) => Purpose::Change,
+        None => Purpose::Begin,
+    }
+}
+
+/// Returns what identifies an agent in the choice of hosts.
+fn digest_of(agent: &Agent, session: &str) -> AgentDigest {
+    AgentDigest::of(tenant_of(session), agent.manifest.name.as_str(), &agent.digest)
 }
 
 fn in_memory(invocation: Invocation, received_at_ms: u64, state: StoredState) -> Message {

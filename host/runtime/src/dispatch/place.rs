@@ -2,14 +2,19 @@
 //!
 //! A host that drains hands everything new over to hosts that serve, and they wait until it has let go of the session. So a session
 //! under load moves after the turn that runs, and nobody refuses a message because of the move.
+//!
+//! A session that nobody owns begins here or at another host, as `placement` says. The other host claims it when it gets the
+//! message. The owner is read before a message is sent there, instead of the claim, so no message costs another statement.
 
-use super::Dispatch;
+use super::{Dispatch, digest_of};
 use crate::{
     RuntimeError,
     cluster::{
         Claimed, Cluster, DRAIN_PATIENCE, LONGEST_POLL_INTERVAL, Member, Owned, PATIENCE, POLL_INTERVAL,
     },
+    metric,
     name::SessionKey,
+    placement::Choice,
 };
 use skep_store::HostState;
 use std::time::{Duration, Instant};
@@ -19,6 +24,8 @@ use std::time::{Duration, Instant};
 pub(crate) enum Purpose {
     /// To run a turn in it, or to change it as a whole.
     Change,
+    /// To run a turn in it. If nobody owns it, it may begin at another host.
+    Begin,
     /// To follow or cancel a turn that is open. Such a request goes to a host that drains, too, because the turn runs there.
     Follow,
 }
@@ -35,6 +42,13 @@ pub(crate) enum Asks {
 pub(crate) enum Place {
     Here(Owned),
     There(Member),
+}
+
+/// The result of a claim, or of a choice of another host.
+enum Found {
+    Place(Place),
+    /// This live host owns the session.
+    Owner(i64),
 }
 
 /// The time for which a request has waited for a session. Time in which its owner drained is counted separately: the owner lets
@@ -85,9 +99,9 @@ impl Dispatch {
                     _ => Err(Cluster::elsewhere(key, cluster.own_number())),
                 };
             }
-            let owner = match cluster.ownership.claim(key).await? {
-                Claimed::Here(owned) => return Ok(Place::Here(owned)),
-                Claimed::Elsewhere(owner) => owner,
+            let owner = match self.find(key, purpose, asks).await? {
+                Found::Place(place) => return Ok(place),
+                Found::Owner(owner) => owner,
             };
             if let Some(member) = self.answering(owner, purpose) {
                 return match asks {
@@ -97,6 +111,42 @@ impl Dispatch {
             }
             self.until_other_owner(key, owner, purpose, &mut patience).await?;
         }
+    }
+
+    /// Claims a session for this host, unless another one owns it or it begins elsewhere.
+    async fn find(&self, key: &SessionKey, purpose: Purpose, asks: Asks) -> Result<Found, RuntimeError> {
+        let cluster = &self.host.cluster;
+        // A session that this host owns needs neither a choice nor a statement.
+        let may_begin = purpose == Purpose::Begin && asks == Asks::Others && !cluster.ownership.owns(key);
+        let choice = if may_begin { self.choose(key) } else { None };
+        if let Some(Choice::There { host, .. }) = choice
+            && let Some((member, HostState::Serving)) = cluster.find(host)
+        {
+            match self.host.store.owner_of(&key.agent, &key.session).await? {
+                None => {
+                    cluster.note_sent(host);
+                    count_choice(choice);
+                    return Ok(Found::Place(Place::There(member)));
+                }
+                Some(owner) if owner != cluster.own_number() => return Ok(Found::Owner(owner)),
+                // This host has claimed it, and the answer was lost.
+                Some(_) => {}
+            }
+        }
+        match cluster.ownership.claim(key).await? {
+            Claimed::Here(owned) => {
+                count_choice(choice.filter(|choice| matches!(choice, Choice::Here(_))));
+                Ok(Found::Place(Place::Here(owned)))
+            }
+            Claimed::Elsewhere(owner) => Ok(Found::Owner(owner)),
+        }
+    }
+
+    /// Chooses the host at which a session begins if nobody owns it.
+    fn choose(&self, key: &SessionKey) -> Option<Choice> {
+        let agent = self.host.deployments.agent(&key.agent).ok()?;
+        let running_turns = self.admission.open_turns();
+        self.host.cluster.choose(key, digest_of(&agent, &key.session), running_turns)
     }
 
     /// Claims a session for this host. Fails if another one has it.
@@ -143,6 +193,12 @@ impl Dispatch {
                 return Ok(());
             }
         }
+    }
+}
+
+fn count_choice(choice: Option<Choice>) {
+    if let Some(choice) = choice {
+        metrics::counter!(metric::PLACEMENTS, "outcome" => choice.name()).increment(1);
     }
 }
 

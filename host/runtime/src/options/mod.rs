@@ -10,7 +10,10 @@ pub use responses::ResponseOptions;
 pub(crate) use rules::Rules;
 pub use waiting_bytes::WaitingBytes;
 
-use crate::{Limits, ModelGrant, Money, NewWebhook, PriceList, RequestLogOptions, SealingKey, ToolGrant};
+use crate::{
+    Limits, ModelGrant, Money, NewWebhook, PriceList, RequestLogOptions, SealingKey, ToolGrant,
+    placement::Placement,
+};
 use skep_outbound::Origins;
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
@@ -83,6 +86,8 @@ pub struct RuntimeOptions {
     pub requests: RequestLogOptions,
     /// Time before an alarm is due at which the KV pages of its session are read from the disk. Zero reads none ahead.
     pub warm_ahead: Duration,
+    /// The host of a cluster at which a session begins that nobody owns.
+    pub placement: Placement,
 }
 
 impl RuntimeOptions {
@@ -125,6 +130,7 @@ impl Default for RuntimeOptions {
             responses: ResponseOptions::default(),
             requests: RequestLogOptions::default(),
             warm_ahead: Duration::from_secs(2),
+            placement: Placement::default(),
         }
     }
 }

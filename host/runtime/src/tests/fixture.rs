@@ -239,6 +239,12 @@ pub(crate) fn tiny_engine(name: &str) -> Engine {
     Engine::start(tiny_model(name, |text| text), EngineOptions::default()).expect("the engine starts")
 }
 
+/// Starts the model for so many sequences at once.
+pub(super) fn narrow_engine(name: &str, max_sequences: usize) -> Engine {
+    let options = EngineOptions { max_sequences, ..EngineOptions::default() };
+    Engine::start(tiny_model(name, |text| text), options).expect("the engine starts")
+}
+
 /// Starts the model with KV pages on disk.
 pub(super) fn engine_with_disk(name: &str, disk: &Arc<DiskTier>) -> Engine {
     let options = EngineOptions { disk: Some(disk.clone()), ..EngineOptions::default() };

@@ -8,6 +8,7 @@ mod handing_over;
 mod logs;
 mod models;
 mod notices;
+mod placing;
 mod sending;
 mod taking_over;
 
@@ -15,7 +16,7 @@ use super::fixture::{Host, Setup, tiny_engine};
 use crate::{
     AgentHost, GenerationEvent, GenerationEvents, GenerationFailure, Member, PeerError, PeerGeneration,
     PeerInvocation, Peers, RemoteEvent, RemoteRun, RunEvent, RunHandle, RuntimeError, RuntimeOptions,
-    TurnAddress,
+    TurnAddress, placement::Placement,
 };
 use futures::{StreamExt, future::BoxFuture};
 use serde::{Serialize, de::DeserializeOwned};
@@ -68,12 +69,24 @@ impl Cluster {
         Some((cluster, one, other))
     }
 
+    /// Starts a host at which the sessions begin whose first messages it gets, so that a test knows where they are.
     async fn host(&self, setup: impl Into<Setup>) -> Host {
         self.host_with(self.models.clone(), setup).await
     }
 
-    /// Starts a host with models of its own.
+    /// Starts such a host with models of its own.
     async fn host_with(&self, models: ModelSet, setup: impl Into<Setup>) -> Host {
+        let mut setup: Setup = setup.into();
+        setup.options.placement = Placement::Here;
+        self.start(models, setup).await
+    }
+
+    /// Starts a host that may begin sessions at others, if its settings say so.
+    async fn placing_host(&self, setup: impl Into<Setup>) -> Host {
+        self.start(self.models.clone(), setup).await
+    }
+
+    async fn start(&self, models: ModelSet, setup: impl Into<Setup>) -> Host {
         let store = Store::connect_to_cluster(&self.url, "http://127.0.0.1:1").await.expect("it joins");
         let setup = Setup { peers: Some(self.calls.clone()), ..setup.into() };
         let host = Host::on(store, models, setup).await;
