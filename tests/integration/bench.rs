@@ -81,6 +81,43 @@ fn a_server_whose_calls_break_their_schema_fails_the_benchmark() {
 }
 
 #[test]
+fn a_fleet_that_knows_what_is_cached_hits_more_and_only_dead_hosts_lose_sessions() {
+    let small = ["fleet", "--hosts", "20", "--sessions", "2000", "--turns", "6000", "--agents", "20"];
+    let (output, report) = bench(&small);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let policies = report["policies"].as_array().unwrap();
+    let of = |name: &str| policies.iter().find(|of| of["policy"] == name).unwrap();
+    let hit_rate = |name: &str| of(name)["hit_rate"].as_f64().unwrap();
+    for knowing in ["affinity", "placement"] {
+        assert!(hit_rate(knowing) > hit_rate("round-robin") + 0.05, "{report:#}");
+    }
+    let placement = of("placement");
+    assert_eq!((&report["deaths"], &placement["moved_from_living_hosts"]), (&2.into(), &0.into()));
+    let count = |field: &str| placement[field].as_u64().unwrap();
+    let moved = count("moved_from_dead_hosts");
+    assert!(moved > 0 && moved <= count("sessions_of_dead_hosts"), "{placement:#}");
+    assert!(count("report_bytes") > 0 && placement["first_token_ms"]["p50"].as_f64().unwrap() > 0.0);
+}
+
+#[test]
+fn a_fleet_takes_its_turns_from_a_trace() {
+    let folder = tempfile::tempdir().unwrap();
+    let trace = folder.path().join("turns.jsonl");
+    let path = trace.to_str().unwrap();
+    let sizes = ["fleet", "--hosts", "4", "--sessions", "100", "--turns", "500", "--write-trace", path];
+    assert!(bench(&sizes).0.status.success());
+    let lines = std::fs::read_to_string(&trace).unwrap();
+    assert_eq!(lines.lines().count(), 500);
+    let (output, report) = bench(&["fleet", "--hosts", "4", "--policy", "placement", "--trace", path]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!((&report["turns"], &report["policies"][0]["policy"]), (&500.into(), &"placement".into()));
+    std::fs::write(&trace, format!("{lines}{}", lines.lines().next().unwrap())).unwrap();
+    let (output, _) = bench(&["fleet", "--hosts", "4", "--trace", path]);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && error.contains("line 501"), "{error}");
+}
+
+#[test]
 fn an_unreachable_server_has_its_own_exit_code() {
     let (output, report) = bench(&["agents", "--url", "http://127.0.0.1:9/v1"]);
     assert_eq!((output.status.code(), report), (Some(3), Value::Null));

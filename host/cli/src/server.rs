@@ -125,7 +125,8 @@ pub async fn start_with(
     }
     let warm_ahead = options.kv_disk.warm_ahead;
     let placement = options.cluster.placement;
-    let runtime = RuntimeOptions { artifact_dir, sealing_key, warm_ahead, placement, ..options.runtime.clone() };
+    let runtime =
+        RuntimeOptions { artifact_dir, sealing_key, warm_ahead, placement, ..options.runtime.clone() };
     let tool_servers = options.tool_servers.clone();
     let peers = cluster.as_ref().map(|place| HttpPeers::new(place.key.clone()));
     let peers = peers.map(|peers| -> Arc<dyn Peers> { Arc::new(peers) });

@@ -85,6 +85,7 @@ pub use request::{
     Affinity, AnswerMarkup, BeforeCalls, CallMarkup, CallPart, CallableTool, Constraint, GenerateRequest,
     ObjectMarkup, ParameterMarkup, PartsMarkup, Priority, Thinking, ToolCallForm,
 };
+pub use router::policy;
 pub use skep_cache::{
     DiskTier, EraseFilter, Pin, PinError, PinStatus, SealingSecret, TierError, TierOptions, TierShares,
     TierStatus,

@@ -7,7 +7,7 @@
 //! a burst of requests never herds to one replica.
 
 mod load;
-mod policy;
+pub mod policy;
 mod session_table;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -23,7 +23,7 @@ const IMBALANCE_RATIO: usize = 2;
 
 /// A replica from the perspective of one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Candidate {
+pub struct Candidate {
     pub is_open: bool,
     /// Prompt tokens that the replica still has to compute for other requests.
     pub prefill_tokens: usize,
@@ -35,14 +35,16 @@ pub(crate) struct Candidate {
     pub vacant_tokens: usize,
 }
 
+/// The replica that gets a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Choice {
+pub struct Choice {
     pub replica: usize,
     pub reason: Reason,
 }
 
+/// The reason why a replica gets a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Reason {
+pub enum Reason {
     /// The replica is the home of the session or of its parent.
     Home,
     /// The home was overloaded or closed.
@@ -80,7 +82,7 @@ impl Candidate {
 }
 
 /// Chooses a replica. Returns `None` only if no candidate is open.
-pub(crate) fn choose(prompt_tokens: usize, home: Option<usize>, candidates: &[Candidate]) -> Option<Choice> {
+pub fn choose(prompt_tokens: usize, home: Option<usize>, candidates: &[Candidate]) -> Option<Choice> {
     let open = || candidates.iter().enumerate().filter(|(_, candidate)| candidate.is_open);
     // The first of equal candidates is chosen, so that the choice is deterministic.
     let (best, cheapest) = open().min_by_key(|(_, candidate)| candidate.cost(prompt_tokens))?;
@@ -102,7 +104,7 @@ pub(crate) fn choose(prompt_tokens: usize, home: Option<usize>, candidates: &[Ca
 }
 
 /// Returns the next open candidate in turn, starting with `turn`.
-pub(crate) fn take_turns(turn: usize, candidates: &[Candidate]) -> Option<Choice> {
+pub fn take_turns(turn: usize, candidates: &[Candidate]) -> Option<Choice> {
     let mut in_turn = (0..candidates.len()).map(|n| (turn + n) % candidates.len());
     let replica = in_turn.find(|replica| candidates[*replica].is_open)?;
     Some(Choice { replica, reason: Reason::Turn })

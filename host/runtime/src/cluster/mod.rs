@@ -244,7 +244,12 @@ impl Cluster {
 
     /// Chooses the host at which a session begins that nobody owns. `running_turns` is the number of turns of this host. `None`
     /// without a cluster.
-    pub(crate) fn choose(&self, key: &SessionKey, agent: AgentDigest, running_turns: usize) -> Option<Choice> {
+    pub(crate) fn choose(
+        &self,
+        key: &SessionKey,
+        agent: AgentDigest,
+        running_turns: usize,
+    ) -> Option<Choice> {
         let running_turns = u32::try_from(running_turns).unwrap_or(u32::MAX);
         self.shared.as_ref().map(|shared| shared.placing.choose(key, agent, running_turns))
     }

@@ -119,7 +119,8 @@ mod tests {
             for _ in 0..10 {
                 placing.note_sent(2);
             }
-            assert_eq!(placing.choose(&key, agent, 10), Choice::Here(Stay::Busy), "the other one has its share");
+            let busy = placing.choose(&key, agent, 10);
+            assert_eq!(busy, Choice::Here(Stay::Busy), "the other one has its share");
         }
     }
 }

@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn a_load_without_some_fields_can_be_read() {
-        let load: Load = serde_json::from_str(r#"{"capacity": 4, "later": 1}"#).expect("fields may be absent");
+        let load: Load = serde_json::from_str(r#"{"capacity": 4, "later": 1}"#).expect("it can be read");
         assert_eq!(load, Load { capacity: 4, ..Load::default() });
     }
 
@@ -115,8 +115,7 @@ mod tests {
         let digests: Vec<AgentDigest> =
             (0..2 * MAX_WARM).map(|agent| AgentDigest::of("t", &agent.to_string(), "1")).collect();
         let (first, last) = (digests[0], digests[2 * MAX_WARM - 1]);
-        let reports =
-            Reports::new(vec![Report { host: 1, at_ms: 0, load: Load::default(), warm: digests }]);
+        let reports = Reports::new(vec![Report { host: 1, at_ms: 0, load: Load::default(), warm: digests }]);
         assert_eq!((reports.warm(first).count(), reports.warm(last).count()), (1, 0));
     }
 }

@@ -7,6 +7,7 @@ mod cluster;
 mod crash;
 mod determinism;
 mod engine;
+mod fleet;
 mod health;
 mod interference;
 mod invoke;
@@ -34,7 +35,7 @@ use crate::guest_build::{self, BuildRequest, GuestTarget};
 use crate::progress::Terminal;
 
 /// Measure the engine, KV pages on disk, the cost of calling an agent, servers under agents' work, load and
-/// kills, and structured output
+/// kills, and structured output; simulate a fleet of hosts
 #[derive(Debug, clap::Subcommand)]
 pub enum Command {
     Engine(engine::Args),
@@ -52,6 +53,7 @@ pub enum Command {
     Tools(tools::Args),
     Determinism(determinism::Args),
     Crash(crash::Args),
+    Fleet(fleet::Args),
     Soak(soak::Args),
     #[cfg(unix)]
     Cluster(cluster::Args),
@@ -76,6 +78,7 @@ pub async fn run(command: Command) -> Result<()> {
         Command::Tools(args) => tools::run(args).await,
         Command::Determinism(args) => determinism::run(args).await,
         Command::Crash(args) => crash::run(args).await,
+        Command::Fleet(args) => tokio::task::block_in_place(|| fleet::run(&args)),
         Command::Soak(args) => soak::run(args).await,
         #[cfg(unix)]
         Command::Cluster(args) => cluster::run(args).await,
