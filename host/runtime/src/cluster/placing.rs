@@ -1,5 +1,5 @@
-//! What this host knows for the choice of where sessions begin: its own load and warm agents, the reports of the other hosts, and
-//! what it has sent to them since.
+//! Keeps what the choice of where sessions begin depends on: the load and the warm agents of this host, the reports of the other
+//! hosts, and what was sent to them since.
 
 use crate::{
     name::SessionKey,

@@ -11,9 +11,9 @@
 //! 3. Otherwise it stays if there is room.
 //! 4. Otherwise it begins at a host that is clearly less loaded, and stays if there is none.
 //!
-//! Reports are half a second old, and all hosts have the same ones. So that they do not all send their sessions to the same host, each
-//! of two hosts is preferred by the hash of the session and the less loaded one of the two is taken, and a host sends to another one
-//! only its share of the room there: what it has sent counts, and a share of less than one session is taken by chance.
+//! Reports are half a second old, and all hosts have the same ones. So that they do not all send their sessions to the same host, the
+//! hash of a session names two of the good hosts, of which the less loaded one is taken, and a host sends to another one only its
+//! share of the room there: what it has sent counts, and a share of less than one session is taken by chance.
 //!
 //! This module knows neither the database nor how hosts talk.
 
@@ -71,7 +71,7 @@ pub enum Stay {
 pub enum Move {
     /// The agent is warm there, and there is room.
     Warm,
-    /// That host is clearly less loaded.
+    /// The other host is clearly less loaded.
     Load,
 }
 
@@ -198,7 +198,7 @@ impl View<'_> {
         if age > MAX_REPORT_AGE_MS || self.sent.avoids(report.host, self.now_ms) {
             return false;
         }
-        // As many hosts as there are reports may send to that one: this host and all others but that one.
+        // This host and all others but that one may send to it, which are as many as there are reports.
         let share = report.load.room_below(limit) / self.others.all().len().max(1) as f64;
         let left = share - f64::from(self.sent.count(report.host, self.now_ms));
         left > fraction(mix(weight(self.session, report.host)))

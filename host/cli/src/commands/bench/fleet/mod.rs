@@ -30,8 +30,8 @@ const DEATHS_AFTER: f64 = 0.6;
 
 /// Simulate a fleet of hosts: what their caches hit, how long first tokens take, and what happens when hosts die
 ///
-/// Nothing is computed: the hosts are queues with the measured costs that the flags name. What chooses the hosts is the
-/// code that hosts and engines use. `affinity` and `round-robin` are the router of an engine's replicas over all hosts,
+/// No model runs: the hosts are queues with the measured costs that the flags name. The code that chooses among them is
+/// the one that hosts and engines use. `affinity` and `round-robin` are the router of an engine's replicas over all hosts,
 /// which sees them as they are; `least-loaded` takes the host with the fewest turns; `placement` is a cluster: sessions
 /// stay at one host, and begin where half a second old reports say that their agent is warm or that there is room. The
 /// sessions' activity follows Zipf's law. All policies get the same turns, which depend on the seed alone.

@@ -51,7 +51,7 @@ pub(super) struct PolicyReport {
     report_bytes: u64,
     /// The reports of all hosts in the memory of each.
     view_bytes: u64,
-    /// What all hosts together read from the database, because each reads the reports of all.
+    /// Megabytes of reports that all hosts together read from the database in a second, because each reads those of all.
     reports_read_mb_per_s: f64,
     wall_s: f64,
 }

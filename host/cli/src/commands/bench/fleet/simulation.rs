@@ -184,7 +184,7 @@ impl Simulation<'_> {
     fn report(&mut self, now_us: u64, next_us: Option<u64>) {
         self.figures.reports = self.router.report(&self.hosts, self.plan.costs, now_us);
         self.figures.balance.look(&self.hosts, now_us);
-        // Nothing happens in a fleet without turns.
+        // A fleet without turns has no news.
         let idle_until = if self.open == 0 { next_us.unwrap_or(0) } else { 0 };
         self.add((now_us + REPORT_US).max(idle_until), Event::Report);
     }
