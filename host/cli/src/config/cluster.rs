@@ -83,7 +83,7 @@ mod tests {
         assert_eq!(options.cluster, expected);
         assert!(Config::parse("[cluster]\nkey = \"a secret\"\n").is_err(), "a key is not a setting");
         assert!(Config::parse("[cluster]\nrole = \"decode\"\n").is_err(), "a role that does not exist");
-        let unknown = Config::parse("[cluster]\nplacement = \"there\"\n").expect_err("not a placement");
+        let unknown = Config::parse("[cluster]\nplacement = \"spread\"\n").expect_err("not a placement");
         assert!(format!("{unknown:#}").contains("balanced"), "{unknown:#}");
     }
 }

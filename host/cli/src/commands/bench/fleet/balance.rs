@@ -85,7 +85,7 @@ mod tests {
         let filled = open.iter().map(|open| {
             let mut host = Host::new(&Costs::for_tests());
             for session in 0..*open {
-                host.push(Turn { at_us: 0, session, agent: 0, prompt_tokens: 9, output_tokens: 1 });
+                host.push(Turn { at_us: 0, session, agent: 0, prompt_tokens: 9, output_tokens: 1, cuts: 0 });
             }
             host
         });

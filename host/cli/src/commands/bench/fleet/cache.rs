@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, HashMap};
 pub(super) enum Entry {
     /// The beginning of all prompts of an agent.
     Prefix(u32),
-    /// The rest of the prompt and the answer of a session's last turn.
-    Session(u32),
+    /// The rest of the prompt and the answer of a session's last turn. After a conversation was cut, it is another one.
+    Session { session: u32, cuts: u32 },
 }
 
 /// The entries of one host, with their numbers of tokens.
@@ -79,10 +79,14 @@ impl Cache {
 mod tests {
     use super::*;
 
+    fn session(session: u32) -> Entry {
+        Entry::Session { session, cuts: 0 }
+    }
+
     #[test]
     fn the_least_recently_used_entries_leave_first() {
         let (mut cache, mut evicted) = (Cache::new(100), Vec::new());
-        let [a, b, c] = [Entry::Prefix(1), Entry::Session(1), Entry::Session(2)];
+        let [a, b, c] = [Entry::Prefix(1), session(1), session(2)];
         cache.put(a, 40, &mut evicted);
         cache.put(b, 40, &mut evicted);
         cache.put(a, 50, &mut evicted);

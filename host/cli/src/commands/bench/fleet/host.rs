@@ -86,7 +86,7 @@ impl Host {
         if prefix == 0 && costs.prefix_tokens > 0 {
             return 0;
         }
-        let cached = prefix + self.cache.tokens(Entry::Session(turn.session));
+        let cached = prefix + self.cache.tokens(conversation(turn));
         cached.min(turn.prompt_tokens - 1)
     }
 
@@ -120,7 +120,7 @@ impl Host {
         let prefix = costs.prefix_tokens.min(turn.prompt_tokens);
         let rest = (turn.prompt_tokens - prefix).saturating_add(turn.output_tokens);
         // The prefix is used after the rest, so that it stays longer.
-        self.cache.put(Entry::Session(turn.session), rest, evicted);
+        self.cache.put(conversation(&turn), rest, evicted);
         self.cache.put(Entry::Prefix(turn.agent), prefix, evicted);
         self.held_tokens += held(&turn);
         self.running.push(Running { id, turn });
@@ -144,6 +144,10 @@ impl Host {
     }
 }
 
+fn conversation(turn: &Turn) -> Entry {
+    Entry::Session { session: turn.session, cuts: turn.cuts }
+}
+
 fn held(turn: &Turn) -> u64 {
     u64::from(turn.prompt_tokens) + u64::from(turn.output_tokens)
 }
@@ -153,7 +157,7 @@ mod tests {
     use super::*;
 
     fn turn(session: u32, prompt_tokens: u32) -> Turn {
-        Turn { at_us: 0, session, agent: 1, prompt_tokens, output_tokens: 125 }
+        Turn { at_us: 0, session, agent: 1, prompt_tokens, output_tokens: 125, cuts: 0 }
     }
 
     #[test]
@@ -170,6 +174,10 @@ mod tests {
         host.push(turn(2, 2_000));
         let (_, other) = host.begin(3, 3_000_000, &costs, &mut evicted).expect("a sequence is free");
         assert_eq!((other.cached_tokens, other.first_token_us), (1_000, 3_050_000 + 500_000 + 8_000));
+        // A conversation that was cut has only the beginning in common with the one before.
+        host.push(Turn { cuts: 1, ..turn(1, 1_400) });
+        let (_, cut) = host.begin(4, 9_000_000, &costs, &mut evicted).expect("a sequence is free");
+        assert_eq!(cut.cached_tokens, 1_000);
         assert!(evicted.is_empty());
     }
 

@@ -47,7 +47,7 @@ pub struct Args {
     /// Number of hosts
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     hosts: u32,
-    /// Number of sessions; each takes eight bytes
+    /// Number of sessions; each takes 16 bytes
     #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
     sessions: u32,
     /// Number of turns [default: four for each session, at most 1,000,000]

@@ -1,4 +1,4 @@
-//! The course of a fleet, event by event. Only turns that are open are simulated in detail; a session takes four bytes here, and
+//! The course of a fleet, event by event. Only turns that are open are simulated in detail; a session takes twelve bytes here, and
 //! four in the workload.
 
 use std::cmp::Reverse;
@@ -57,12 +57,22 @@ enum Event {
     End { host: u32, id: u64 },
 }
 
+/// A session between its turns.
+#[derive(Debug, Clone, Copy, Default)]
+struct Session {
+    /// The host of the last turn, plus one; zero before the first one.
+    host: u32,
+    /// Tokens of the last prompt.
+    prompt_tokens: u32,
+    /// Number of times that the conversation was cut.
+    cuts: u32,
+}
+
 struct Simulation<'a> {
     plan: Plan<'a>,
     hosts: Vec<Host>,
     router: Router,
-    /// The host of the last turn of each session, plus one; zero before the first one.
-    homes: Vec<u32>,
+    sessions: Vec<Session>,
     /// The events by their times, and those of the same time in the order in which they were added.
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
     added: u64,
@@ -81,7 +91,7 @@ pub(super) fn run(plan: Plan<'_>, workload: &mut Workload) -> Result<Figures> {
         plan,
         router: Router::new(plan.policy, hosts.len(), draws),
         hosts,
-        homes: Vec::new(),
+        sessions: Vec::new(),
         events: BinaryHeap::new(),
         added: 0,
         open: 0,
@@ -90,6 +100,13 @@ pub(super) fn run(plan: Plan<'_>, workload: &mut Workload) -> Result<Figures> {
     };
     simulation.run(workload)?;
     Ok(simulation.figures)
+}
+
+impl Session {
+    /// Returns the host of the last turn.
+    fn home(&self) -> Option<usize> {
+        (self.host as usize).checked_sub(1)
+    }
 }
 
 impl Simulation<'_> {
@@ -106,6 +123,7 @@ impl Simulation<'_> {
                     if self.plan.deaths > 0 && self.figures.turns == self.plan.deaths_after {
                         self.kill(turn.at_us);
                     }
+                    let turn = Turn { cuts: self.cuts(&turn), ..turn };
                     self.arrive(turn, turn.at_us);
                 }
                 _ => {
@@ -126,13 +144,23 @@ impl Simulation<'_> {
         self.events.push(Reverse((at_us, self.added, event)));
     }
 
+    /// Returns how often the conversation of a turn was cut. A prompt that is shorter than the one before shows that it was, because
+    /// it would otherwise have grown.
+    fn cuts(&mut self, turn: &Turn) -> u32 {
+        let session = turn.session as usize;
+        if self.sessions.len() <= session {
+            self.sessions.resize(session + 1, Session::default());
+        }
+        let session = &mut self.sessions[session];
+        session.cuts += u32::from(turn.prompt_tokens < session.prompt_tokens);
+        session.prompt_tokens = turn.prompt_tokens;
+        session.cuts
+    }
+
     /// Routes a turn, unless its host is dead and nobody knows that yet.
     fn arrive(&mut self, turn: Turn, now_us: u64) {
         let session = turn.session as usize;
-        if self.homes.len() <= session {
-            self.homes.resize(session + 1, 0);
-        }
-        let home = (self.homes[session] as usize).checked_sub(1);
+        let home = self.sessions[session].home();
         if let Some(died_us) = home.and_then(|home| self.hosts[home].died_us)
             && self.plan.policy.keeps_home()
             && now_us < died_us + DETECTION_US
@@ -150,7 +178,7 @@ impl Simulation<'_> {
             Some(home) if home != host => self.figures.moved_from_dead += 1,
             _ => {}
         }
-        self.homes[session] = host as u32 + 1;
+        self.sessions[session].host = host as u32 + 1;
         self.router.note_turn(turn.agent, &mut self.hosts[host], now_us);
         self.hosts[host].push(turn);
         self.begin(host, now_us);
@@ -201,10 +229,8 @@ impl Simulation<'_> {
                 self.add(now_us + DETECTION_US, Event::Again(turn));
             }
         }
-        let is_dead = |home: &&u32| {
-            (**home as usize).checked_sub(1).is_some_and(|home| !self.hosts[home].is_alive())
-        };
-        self.figures.of_dead_hosts = self.homes.iter().filter(is_dead).count() as u64;
+        let homes = self.sessions.iter().filter_map(Session::home);
+        self.figures.of_dead_hosts = homes.filter(|home| !self.hosts[*home].is_alive()).count() as u64;
         self.figures.balance.note_deaths(now_us);
     }
 }

@@ -80,6 +80,7 @@ impl TraceReader {
             agent: number(&mut self.agents, hash(&agent)),
             prompt_tokens,
             output_tokens,
+            cuts: 0,
         }))
     }
 }

@@ -27,6 +27,8 @@ pub(super) struct Turn {
     pub(super) agent: u32,
     pub(super) prompt_tokens: u32,
     pub(super) output_tokens: u32,
+    /// Number of times that the session's conversation was cut before, as the simulation finds out.
+    pub(super) cuts: u32,
 }
 
 /// The turns of one run, in the order of their times.
@@ -97,7 +99,7 @@ impl Drawn {
         let prompt_tokens = self.prefix_tokens + *conversation + message;
         *conversation += message + output_tokens;
         let agent = agent_of(session, self.sizes);
-        Some(Turn { at_us: self.at_us as u64, session, agent, prompt_tokens, output_tokens })
+        Some(Turn { at_us: self.at_us as u64, session, agent, prompt_tokens, output_tokens, cuts: 0 })
     }
 
     /// Draws a session. Its activity is inversely proportional to its rank (Zipf's law), except that the first ranks are levelled
