@@ -174,9 +174,9 @@ impl Members {
     /// only if its host ends.
     pub(super) fn chosen(&self, own: i64, key: &SessionKey) -> Option<Member> {
         let rows = self.rows();
-        let serving = || rows.iter().filter(|row| serves_beside(row, own));
+        let serving = rows.iter().filter(|row| serves_beside(row, own));
         let session = SessionHash::of(&key.agent, &key.session);
-        let number = placement::chosen(session, serving().map(|row| row.number))?;
+        let number = placement::chosen(session, serving.map(|row| row.number))?;
         rows.iter().find(|row| row.number == number).map(Member::of)
     }
 

@@ -85,7 +85,7 @@ impl Reports {
     /// Returns the reports of hosts where an agent is warm.
     pub(super) fn warm(&self, agent: AgentDigest) -> impl Iterator<Item = &Report> {
         let positions = self.warm.get(&agent).map(Vec::as_slice).unwrap_or_default();
-        positions.iter().filter_map(|position| self.all.get(*position as usize))
+        positions.iter().filter_map(move |position| self.all.get(*position as usize))
     }
 }
 

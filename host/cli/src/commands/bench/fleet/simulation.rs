@@ -192,12 +192,13 @@ impl Simulation<'_> {
         self.figures.prompt_tokens += u64::from(turn.prompt_tokens);
         self.figures.cached_tokens += u64::from(course.cached_tokens);
         self.figures.first_token.add(course.first_token_us - turn.at_us);
-        self.router.note_prefix(turn.agent, host, true);
         for entry in self.evicted.drain(..) {
             if let Entry::Prefix(agent) = entry {
                 self.router.note_prefix(agent, host, false);
             }
         }
+        // The conversation may have evicted it for a moment.
+        self.router.note_prefix(turn.agent, host, true);
         self.add(course.end_us, Event::End { host: host as u32, id });
     }
 
