@@ -63,8 +63,8 @@ pub async fn run(command: Command) -> Result<()> {
             }
             let rows: Vec<[String; 11]> = hosts.hosts.iter().map(row).collect();
             let header = [
-                "HOST", "ADDRESS", "STATE", "ROLE", "VERSION", "SESSIONS", "TURNS", "LOAD", "WAITING", "SEEN",
-                "MODELS",
+                "HOST", "ADDRESS", "STATE", "ROLE", "VERSION", "SESSIONS", "TURNS", "LOAD", "WAITING",
+                "SEEN", "MODELS",
             ];
             out::table(header, &rows)
         }

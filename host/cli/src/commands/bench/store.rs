@@ -15,8 +15,8 @@ use rand::RngExt as _;
 use serde::Serialize;
 use skep_engine::ModelSet;
 use skep_runtime::{
-    AgentHost, HostParts, Member, PeerError, PeerInvocation, Peers, RemoteRun, RuntimeError, RuntimeOptions,
-    TurnAddress,
+    AgentHost, GenerationEvents, HostParts, Member, PeerError, PeerGeneration, PeerInvocation, Peers,
+    RemoteRun, RuntimeError, RuntimeOptions, TurnAddress, placement::Placement,
 };
 use skep_store::{Durability, Store};
 use tempfile::TempDir;
@@ -129,6 +129,14 @@ impl Peers for Nobody {
     }
 
     fn cancel(&self, _: Member, _: TurnAddress) -> BoxFuture<'static, Result<(), PeerError>> {
+        Box::pin(async { Err(unreached()) })
+    }
+
+    fn generate(
+        &self,
+        _: Member,
+        _: PeerGeneration,
+    ) -> BoxFuture<'static, Result<GenerationEvents, PeerError>> {
         Box::pin(async { Err(unreached()) })
     }
 }
@@ -250,6 +258,7 @@ impl Bench {
             let options = RuntimeOptions {
                 artifact_dir: Some(self.folder.path().join("artifacts")),
                 max_instances: MAX_INSTANCES,
+                placement: Placement::Here,
                 ..RuntimeOptions::default()
             };
             running.push(Running { host: AgentHost::start(parts, options).await?, store });

@@ -54,7 +54,10 @@ enum Event {
     Report,
     /// A turn whose host is dead, or may be, is sent again.
     Again(Turn),
-    End { host: u32, id: u64 },
+    End {
+        host: u32,
+        id: u64,
+    },
 }
 
 /// A session between its turns.
@@ -258,9 +261,8 @@ mod tests {
     #[test]
     fn a_run_depends_on_its_seed_alone() {
         for policy in Policy::ALL {
-            let run = |seed: u64| {
-                format!("{:?}", figures_of(policy, 2, Sizes { seed, turns: 5_000, ..SIZES }))
-            };
+            let run =
+                |seed: u64| format!("{:?}", figures_of(policy, 2, Sizes { seed, turns: 5_000, ..SIZES }));
             assert_eq!(run(3), run(3), "{policy:?}");
             assert_ne!(run(3), run(4), "{policy:?}");
         }
