@@ -49,6 +49,8 @@ pub enum ImageError {
     Length,
     #[error("its checksum is wrong")]
     Checksum,
+    #[error("it was not sealed with the key of these hosts")]
+    Seal,
 }
 
 impl Header {

@@ -39,6 +39,7 @@ mod model_info;
 mod model_set;
 mod observation;
 mod options;
+mod page_peers;
 mod queue_shares;
 mod replica;
 mod request;
@@ -81,14 +82,16 @@ pub use observation::{
     SpentTokens, ToolCallRef,
 };
 pub use options::{DraftLimits, EngineOptions, Routing, Speculation};
+pub use page_peers::PagePeers;
 pub use request::{
     Affinity, AnswerMarkup, BeforeCalls, CallMarkup, CallPart, CallableTool, Constraint, GenerateRequest,
     ObjectMarkup, ParameterMarkup, PartsMarkup, Priority, Thinking, ToolCallForm,
 };
 pub use router::policy;
 pub use skep_cache::{
-    DiskTier, EraseFilter, Pin, PinError, PinStatus, SealingSecret, TierError, TierOptions, TierShares,
-    TierStatus,
+    Digest, DiskTier, EraseFilter, ImageError, LayoutId, PageQuestion, PageRead, PageStream, Pin, PinError,
+    PinStatus, QuestionError, SealingSecret, TierError, TierOptions, TierShares, TierStatus, TransferRate,
+    TransitSeal,
 };
 pub use skep_model::{LayerLoad, MemoryPlan, ModelDigest, RankMemory, RankTime, Sampling, SpecialTokens};
 pub use stats::{AheadStats, EngineStats, EngineTimes, PageOwner};

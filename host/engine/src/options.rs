@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use skep_cache::DiskTier;
 
-use crate::{InForce, Timeline, TokenMeter, Weights};
+use crate::{InForce, PagePeers, Timeline, TokenMeter, Weights};
 
 /// The bounds and settings of an engine.
 #[derive(Debug, Clone)]
@@ -40,6 +40,8 @@ pub struct EngineOptions {
     pub timeline: Option<Arc<Timeline>>,
     /// Keeps KV pages on disk.
     pub disk: Option<Arc<DiskTier>>,
+    /// Gets KV pages from other hosts, beside a disk whose pages they name alike.
+    pub peers: Option<Arc<dyn PagePeers>>,
 }
 
 impl Default for EngineOptions {
@@ -58,6 +60,7 @@ impl Default for EngineOptions {
             meter: None,
             timeline: None,
             disk: None,
+            peers: None,
         }
     }
 }

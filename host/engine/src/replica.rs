@@ -67,7 +67,8 @@ impl Replica {
         let scheduler = Scheduler::new(step, &options.weights, options.meter.clone(), &view);
         let timer = StepTimer::new(options.timeline.clone(), index);
         let disk = options.disk.as_ref();
-        let disk = disk.and_then(|tier| DiskPages::of(tier, &info.digest.weights, &*executor, &info.name));
+        let disk = disk.map(|tier| (tier, options.peers.as_ref()));
+        let disk = disk.and_then(|from| DiskPages::of(from, &info.digest.weights, &*executor, &info.name));
         let around = (masks, disk);
         let (experts, times) = (executor.expert_load(), executor.rank_times());
         let engine_loop =

@@ -15,7 +15,7 @@ mod open;
 mod pins;
 mod reader;
 mod record;
-mod sealing;
+pub(crate) mod sealing;
 #[cfg(test)]
 mod share_tests;
 mod shares;
@@ -34,7 +34,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::{Digest, Owner, PageNamer, TenantTag};
+use crate::{Digest, Owner, PageNamer, TenantTag, TransferRate};
 
 use erasures::Erasures;
 #[cfg(any(test, feature = "faults"))]
@@ -49,7 +49,6 @@ pub use reader::{PageRead, PageStream};
 use sealing::PageCipher;
 use shares::ByteShares;
 pub use shares::TierShares;
-use space::ReadRate;
 use writer::Command;
 use written_days::{WrittenDays, today};
 
@@ -82,6 +81,9 @@ pub struct TierOptions {
     pub shares: TierShares,
     /// The key that pages are encrypted with; `None` leaves them as they are.
     pub key: Option<SealingSecret>,
+    /// The key under which pages are named, if several hosts name them alike; `None` is the folder's own. Pages that have
+    /// names under another key are removed.
+    pub name_key: Option<SealingSecret>,
 }
 
 /// A key for pages, which is never shown.
@@ -156,7 +158,7 @@ struct Shared {
     options: TierOptions,
     keys: PageNamer,
     state: Mutex<State>,
-    rate: ReadRate,
+    rate: TransferRate,
     erasures: Erasures,
     queued_write_bytes: AtomicU64,
     queued_read_bytes: AtomicU64,
@@ -219,7 +221,7 @@ impl DiskTier {
         Ok(tier)
     }
 
-    /// Returns the keys under which pages are named. They belong to this folder.
+    /// Returns the keys under which pages are named. They belong to this folder, or to the hosts that share the key.
     pub fn keys(&self) -> &PageNamer {
         &self.shared.keys
     }

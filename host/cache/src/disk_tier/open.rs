@@ -14,21 +14,28 @@ use super::{
     ByteShares, Layout, PageCipher, Pins, Shared, State, TierError, TierOptions, Totals, WrittenDays,
     sealing, small_file, written_days,
 };
-use crate::{Digest, PageNamer};
+use crate::{Digest, PageNamer, TransferRate};
 
 const KEY_FILE: &str = "key";
+/// The file with the number of the last erasure that was made in the folder, of those that all hosts count together.
+const ERASED_FILE: &str = "erased";
+/// Assumed latency of a read, until it has been measured.
+const READ_LATENCY_S: f64 = 0.002;
+/// Assumed read rate in bytes per second, until it has been measured: that of a slow solid-state disk.
+const READ_BYTES_PER_S: f64 = 200e6;
 
 pub(super) fn open(options: TierOptions) -> Result<Shared, TierError> {
     let folder = options.folder.clone();
     let failed = |source: io::Error| TierError::Folder { path: folder.clone(), source };
     DirBuilder::new().recursive(true).mode(0o700).create(&folder).map_err(failed)?;
     std::fs::set_permissions(&folder, Permissions::from_mode(0o700)).map_err(failed)?;
+    let shared = options.name_key.as_ref().map(|key| key.0);
     let secret = match read_key(&folder).map_err(failed)? {
-        Some(secret) => secret,
-        None => {
-            // Pages under a lost key have names that nobody can compute any more.
+        Some(secret) if shared.is_none_or(|shared| shared == secret) => secret,
+        _ => {
+            // Pages under a lost key, or another one, have names that nobody computes any more.
             remove_pages(&folder).map_err(failed)?;
-            create_key(&folder).map_err(failed)?
+            create_key(&folder, shared.unwrap_or_else(rand::random)).map_err(failed)?
         }
     };
     let cipher = options.key.as_ref().map(PageCipher::new);
@@ -45,7 +52,7 @@ pub(super) fn open(options: TierOptions) -> Result<Shared, TierError> {
         options,
         keys,
         state: Mutex::new(state),
-        rate: super::ReadRate::default(),
+        rate: TransferRate::assumed(READ_LATENCY_S, READ_BYTES_PER_S),
         erasures: super::Erasures::default(),
         queued_write_bytes: AtomicU64::new(0),
         queued_read_bytes: AtomicU64::new(0),
@@ -71,8 +78,7 @@ fn read_key(folder: &Path) -> io::Result<Option<[u8; 32]>> {
     }
 }
 
-fn create_key(folder: &Path) -> io::Result<[u8; 32]> {
-    let secret: [u8; 32] = rand::random();
+fn create_key(folder: &Path, secret: [u8; 32]) -> io::Result<[u8; 32]> {
     let path = folder.join(KEY_FILE);
     let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
     file.write_all(&secret)?;
@@ -185,6 +191,25 @@ impl Layout {
 }
 
 impl super::DiskTier {
+    /// Returns the number of a layout that has files here.
+    pub fn find_layout(&self, layout: Digest, payload_bytes: usize) -> Option<LayoutId> {
+        let overhead = if self.shared.cipher.is_some() { sealing::OVERHEAD } else { 0 };
+        let head = Head { layout, payload_bytes: payload_bytes.checked_add(overhead)? };
+        let state = self.shared.state();
+        state.layouts.iter().position(|known| known.files.head == head).map(LayoutId)
+    }
+
+    /// Returns the number of the last erasure that was made here, of those that all hosts count together. `None` if none was
+    /// ever recorded.
+    pub fn erased_until(&self) -> io::Result<Option<u64>> {
+        Ok(small_file::read(&self.shared.options.folder, ERASED_FILE)?.trim().parse().ok())
+    }
+
+    /// Records that all erasures up to this one were made. It waits for the disk.
+    pub fn set_erased_until(&self, number: u64) -> io::Result<()> {
+        small_file::replace(&self.shared.options.folder, ERASED_FILE, &number.to_string())
+    }
+
     /// Returns the bytes that a page takes on disk.
     pub fn page_bytes(payload_bytes: usize) -> u64 {
         slot_bytes(payload_bytes)

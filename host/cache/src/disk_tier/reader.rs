@@ -53,6 +53,13 @@ impl ReadJob {
 }
 
 impl PageStream {
+    /// Returns a stream of pages that come from elsewhere, and the end that takes them. At most `pages` wait for their
+    /// reader; the stream ends when the other end is dropped.
+    pub fn bounded(pages: usize) -> (SyncSender<Vec<u8>>, PageStream) {
+        let (sender, received) = sync_channel(pages);
+        (sender, PageStream(received))
+    }
+
     /// Returns the next page if it has arrived.
     pub fn poll(&mut self) -> PageRead {
         match self.0.try_recv() {

@@ -1,4 +1,4 @@
-//! Encryption of pages on disk, if the operator wants it.
+//! Encryption of pages on disk, if the operator wants it, and of pages on their way to another host.
 //!
 //! A page is sealed with AES-256-GCM under a key of its own, which is derived from the secret, a fresh random nonce, and the
 //! layout and the tokens of the page. Slots are used again and again, and a derived key makes a repeated nonce of the cipher
@@ -19,14 +19,14 @@ pub(super) const FILE: &str = "sealed";
 const NONCE_BYTES: usize = 24;
 const TAG_BYTES: usize = 16;
 /// Number of bytes by which a sealed page is longer.
-pub(super) const OVERHEAD: usize = NONCE_BYTES + TAG_BYTES;
+pub(crate) const OVERHEAD: usize = NONCE_BYTES + TAG_BYTES;
 
-pub(super) struct PageCipher {
+pub(crate) struct PageCipher {
     secret: hmac::Key,
 }
 
 impl PageCipher {
-    /// Creates a cipher under a secret that nobody outside of this host knows.
+    /// Creates a cipher under a secret that nobody else knows.
     pub fn new(secret: &SealingSecret) -> Self {
         PageCipher { secret: hmac::Key::new(hmac::HMAC_SHA256, &secret.0) }
     }

@@ -194,3 +194,58 @@ fn pages_of_another_key_are_damaged_pages() {
     tier.flush();
     assert_eq!((tier.status().damaged_pages, tier.leading(form, &prefixes)), (1, 0));
 }
+
+#[test]
+fn hosts_with_a_common_key_name_pages_alike_and_pages_under_another_key_are_removed() {
+    let [one, other] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let shared = |folder: &Path, key: u8| {
+        let name_key = Some(SealingSecret([key; 32]));
+        let tier = DiskTier::open(TierOptions { name_key, ..options(folder) }).unwrap();
+        let form = layout(&tier, "form");
+        (tier, form)
+    };
+    // A folder that had a key of its own starts over, and others that join find the same names.
+    let own = DiskTier::open(options(one.path())).unwrap();
+    let form = layout(&own, "form");
+    let before = write(&own, form, "t", "s", &tokens(1, 3));
+    drop(own);
+    let (first, form) = shared(one.path(), 7);
+    assert_eq!(first.status().pages_at_start, 0, "their names belong to the key of the folder");
+    let named = write(&first, form, "t", "s", &tokens(1, 3));
+    assert_ne!(named, before);
+    let (second, form) = shared(other.path(), 7);
+    assert_eq!(second.keys().prefixes("t", &tokens(1, 3), 16), named);
+    assert_eq!(second.leading(form, &named), 0);
+    drop(first);
+    // The pages stay while the key does, also for a host that leaves the others.
+    assert_eq!(shared(one.path(), 7).0.status().pages_at_start, 3);
+    assert_eq!(DiskTier::open(options(one.path())).unwrap().status().pages_at_start, 3);
+    assert_eq!(shared(one.path(), 8).0.status().pages_at_start, 0);
+}
+
+#[test]
+fn a_layout_is_found_only_as_it_was_made() {
+    for key in [None, Some(SealingSecret([1; 32]))] {
+        let folder = tempfile::tempdir().unwrap();
+        let tier = DiskTier::open(TierOptions { key, ..options(folder.path()) }).unwrap();
+        let name = tier.keys().layout("weights", "form");
+        assert_eq!(tier.find_layout(name, BYTES), None);
+        let form = layout(&tier, "form");
+        assert_eq!(tier.find_layout(name, BYTES), Some(form));
+        assert_eq!(tier.find_layout(name, BYTES + 1), None);
+        assert_eq!(tier.find_layout(name, usize::MAX), None);
+    }
+}
+
+#[test]
+fn the_last_erasure_of_all_hosts_is_remembered_by_the_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let tier = DiskTier::open(options(folder.path())).unwrap();
+    assert_eq!(tier.erased_until().unwrap(), None);
+    tier.set_erased_until(41).unwrap();
+    drop(tier);
+    let tier = DiskTier::open(options(folder.path())).unwrap();
+    assert_eq!(tier.erased_until().unwrap(), Some(41));
+    std::fs::write(folder.path().join("erased"), "no number").unwrap();
+    assert_eq!(tier.erased_until().unwrap(), None);
+}

@@ -1,17 +1,7 @@
-//! Space and speed: the free part of the disk, the rate of writes, and the measured rate of reads.
+//! Space and speed: the free part of the disk, and the rate of writes.
 
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
-
-/// Assumed latency of a read, until it has been measured.
-const READ_LATENCY_S: f64 = 0.002;
-/// Assumed read rate in bytes per second, until it has been measured: that of a slow solid-state disk.
-const READ_BYTES_PER_S: f64 = 200e6;
-/// Lifetime of a measured rate. Afterwards the default is assumed again.
-const MEASURED_FOR: Duration = Duration::from_secs(30);
-/// Weight of the newest read in the moving average.
-const NEWEST: f64 = 0.25;
 
 /// Returns the bytes that may still be written until less than `min_free_percent` of the disk is free.
 pub(super) fn writable_bytes(folder: &Path, min_free_percent: u8) -> u64 {
@@ -48,28 +38,6 @@ impl Pace {
     }
 }
 
-/// The measured rate of reads.
-#[derive(Debug, Default)]
-pub(super) struct ReadRate(Mutex<Option<(f64, Instant)>>);
-
-impl ReadRate {
-    /// Counts a read of `bytes` bytes. Recent reads count for more.
-    pub fn record(&self, bytes: u64, took: Duration, now: Instant) {
-        let mut rate = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let newest = took.as_secs_f64() / bytes.max(1) as f64;
-        let old = rate.filter(|(_, at)| now.saturating_duration_since(*at) < MEASURED_FOR);
-        *rate = Some((old.map_or(newest, |(old, _)| old + NEWEST * (newest - old)), now));
-    }
-
-    /// Estimates the time of a read of `bytes`.
-    pub fn estimate(&self, bytes: u64, now: Instant) -> Duration {
-        let rate = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let measured = rate.filter(|(_, at)| now.saturating_duration_since(*at) < MEASURED_FOR);
-        let byte_s = measured.map_or(1.0 / READ_BYTES_PER_S, |(byte_s, _)| byte_s);
-        Duration::from_secs_f64((READ_LATENCY_S + bytes as f64 * byte_s).min(3600.0))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -82,15 +50,6 @@ mod tests {
         assert_eq!(pace.wait(500, start), Duration::from_millis(1000));
         let later = start + Duration::from_secs(9);
         assert_eq!(pace.wait(100, later), Duration::from_millis(100), "idle time is not saved up");
-    }
-
-    #[test]
-    fn a_slow_disk_is_known_as_slow_for_a_while() {
-        let (rate, start) = (ReadRate::default(), Instant::now());
-        let before = rate.estimate(1 << 20, start);
-        rate.record(1 << 20, Duration::from_secs(1), start);
-        assert!(rate.estimate(1 << 20, start) >= Duration::from_secs(1));
-        assert_eq!(rate.estimate(1 << 20, start + MEASURED_FOR), before);
     }
 
     #[test]

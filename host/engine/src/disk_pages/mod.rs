@@ -1,13 +1,16 @@
-//! Moves KV pages to the disk tier and back.
+//! Moves KV pages to the disk tier and back, and gets pages from other hosts.
 //!
 //! When a sequence ends, its whole pages are copied out of the executor between steps and queued for the disk. When a request
 //! arrives whose prefix is on disk and not in memory, and reading is expected to take less time than computing, the request
 //! waits while its pages are read into the prefix tree, where admission finds them. A caller may have the pages of a
-//! conversation read before a request needs them.
+//! conversation read before a request needs them. What is neither in memory nor on disk may be on another host of a cluster,
+//! and is fetched on the same terms.
 //!
-//! Invariant: whatever fails, a page is computed instead. Nothing here makes a step wait for the disk.
+//! Invariant: whatever fails, a page is computed instead. Nothing here makes a step wait for the disk or another host.
 
+mod misses;
 mod promotion;
+mod speed;
 mod spill;
 mod warming;
 
@@ -15,16 +18,18 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use skep_cache::{DiskTier, EraseFilter, LayoutId, Owner, PageNamer, TenantTag};
+use skep_cache::{Digest, DiskTier, EraseFilter, LayoutId, Owner, PageNamer, PageQuestion, TenantTag};
 use skep_model::{Executor, PAGE_TOKENS};
 
-use crate::Affinity;
 use crate::kv::{PrefixOwner, SequencePages};
 use crate::scheduler::Scheduler;
 use crate::sequence::Sequence;
 use crate::sequence_id::SequenceId;
+use crate::{Affinity, PagePeers};
 
-use promotion::{PAGES_AT_ONCE, Progress, Promotion, Reader};
+use misses::RecentMisses;
+use promotion::{Progress, Promotion, Reader, Reading, Source};
+use speed::Speed;
 use spill::{Copied, Spill};
 pub use warming::Warmed;
 pub(crate) use warming::Warming;
@@ -35,21 +40,12 @@ const MAX_SPILLS: usize = 1024;
 pub(crate) const COPY_TIME: Duration = Duration::from_micros(500);
 /// Prefixes of fewer pages are computed instead of read.
 const MIN_READ_PAGES: usize = 2;
-/// Assumed number of tokens that are computed in a second, until it has been measured. It is the speed of a slow machine,
-/// so that the first prefix after a start is read rather than computed.
-const TOKENS_PER_S: f64 = 500.0;
-/// Until the speed of computing has been measured, a read is abandoned if it takes longer than expected by this time.
-const FIRST_PATIENCE: Duration = Duration::from_secs(2);
-/// A read is abandoned after this multiple of the estimated compute time, because a slow machine is slow at both.
-const PATIENCE: u32 = 2;
+/// Prefixes of fewer missing pages are computed, and no other host is asked for them.
+const MIN_FETCH_PAGES: usize = 8;
 /// Time that a read may take if prefixes are read in any case.
 const LONG_PATIENCE: Duration = Duration::from_secs(60);
 /// Time that a read ahead of a request may take.
 const WARM_PATIENCE: Duration = Duration::from_secs(30);
-/// A step with fewer tokens says little about the speed of prefills.
-const MEASURED_TOKENS: usize = 48;
-/// Weight of the newest step in the moving average.
-const NEWEST: f64 = 0.25;
 
 /// The pages to erase, by the names of their owners.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,7 +91,13 @@ impl EraseScope {
 /// The connection of one replica to the disk tier.
 pub(crate) struct DiskPages {
     tier: Arc<DiskTier>,
+    /// The other hosts, if they are asked for pages.
+    peers: Option<Arc<dyn PagePeers>>,
+    /// Pages that they did not have.
+    misses: RecentMisses,
     layout: LayoutId,
+    /// The name of the layout, which other hosts with the same weights and format have too.
+    layout_name: Digest,
     page_bytes: usize,
     spills: VecDeque<Spill>,
     promotions: Vec<Promotion>,
@@ -108,48 +110,14 @@ pub(crate) struct DiskPages {
     speed: Speed,
 }
 
-/// How fast the replica has been lately.
-#[derive(Default)]
-struct Speed {
-    /// Tokens that are computed in a second, if it was measured.
-    tokens_per_s: Option<f64>,
-    /// Duration of a step.
-    step_s: f64,
-}
-
-impl Speed {
-    fn record_step(&mut self, tokens: usize, took: Duration) {
-        let took = took.as_secs_f64().max(1e-6);
-        self.step_s += NEWEST * (took - self.step_s);
-        if tokens >= MEASURED_TOKENS {
-            let newest = tokens as f64 / took;
-            let before = self.tokens_per_s.unwrap_or(newest);
-            self.tokens_per_s = Some(before + NEWEST * (newest - before));
-        }
-    }
-
-    /// Returns the time that computing these tokens is expected to take.
-    fn compute_time(&self, tokens: usize) -> Duration {
-        Duration::from_secs_f64(tokens as f64 / self.tokens_per_s.unwrap_or(TOKENS_PER_S).max(1.0))
-    }
-
-    /// Returns the time that steps take meanwhile while pages are taken between them.
-    fn take_time(&self, pages: usize) -> Duration {
-        Duration::from_secs_f64(pages.div_ceil(PAGES_AT_ONCE) as f64 * self.step_s)
-    }
-
-    /// Returns how long a read may take that is expected to take `read`, in place of computing for `compute`.
-    fn patience(&self, read: Duration, compute: Duration) -> Duration {
-        match self.tokens_per_s {
-            Some(_) => PATIENCE * compute,
-            None => (PATIENCE * compute).min(PATIENCE * read + FIRST_PATIENCE),
-        }
-    }
-}
-
 impl DiskPages {
     /// Returns the tier for the pages of an executor, or `None` if it cannot copy them out.
-    pub fn of(tier: &Arc<DiskTier>, weights: &str, executor: &dyn Executor, model: &str) -> Option<Self> {
+    pub fn of(
+        (tier, peers): (&Arc<DiskTier>, Option<&Arc<dyn PagePeers>>),
+        weights: &str,
+        executor: &dyn Executor,
+        model: &str,
+    ) -> Option<Self> {
         let Some(form) = executor.page_form() else {
             tracing::info!(
                 model,
@@ -157,11 +125,14 @@ impl DiskPages {
             );
             return None;
         };
-        let layout = tier.keys().layout(weights, &form.description);
-        match tier.layout(layout, form.bytes) {
+        let layout_name = tier.keys().layout(weights, &form.description);
+        match tier.layout(layout_name, form.bytes) {
             Ok(layout) => Some(DiskPages {
                 tier: tier.clone(),
+                peers: peers.cloned(),
+                misses: RecentMisses::default(),
                 layout,
+                layout_name,
                 page_bytes: form.bytes,
                 spills: VecDeque::new(),
                 promotions: Vec::new(),
@@ -282,20 +253,22 @@ impl DiskPages {
         let Warming { affinity, done, .. } = warming;
         let (reader, deadline) = (Reader::Warming { found, done }, Instant::now() + WARM_PATIENCE);
         let prefix = (&affinity, tokens.as_slice());
-        self.promotions.push(Promotion::new(reader, prefix, (names, read), held, deadline));
+        let reading = Reading { source: Source::Disk, names, pages: read };
+        self.promotions.push(Promotion::new(reader, prefix, reading, held, deadline));
     }
 
-    /// Looks up the prefix of a request on the disk, and makes the request wait while it is read.
+    /// Looks up the prefix of a request on the disk and at the other hosts, and makes the request wait while it is read.
     pub fn look_up(&mut self, sequence: &Sequence, scheduler: &mut Scheduler) {
-        let affinity = &sequence.request.affinity;
-        self.look_up_tokens(sequence.id, affinity, sequence.reusable_tokens(), scheduler);
+        let prefix = (&sequence.request.affinity, sequence.reusable_tokens());
+        self.look_up_tokens(sequence.id, prefix, Source::Disk, scheduler);
     }
 
+    /// Looks up a prefix, from this source on.
     fn look_up_tokens(
         &mut self,
         id: SequenceId,
-        affinity: &Affinity,
-        tokens: &[u32],
+        (affinity, tokens): (&Affinity, &[u32]),
+        from: Source,
         scheduler: &mut Scheduler,
     ) {
         let tenant = affinity.tenant.as_str();
@@ -317,12 +290,16 @@ impl DiskPages {
             self.waiting_for_other_read.push(id);
             return;
         }
-        let on_disk = self.tier.leading(self.layout, &names);
+        let on_disk = match from {
+            Source::Disk => self.tier.leading(self.layout, &names),
+            Source::Peers => 0,
+        };
         let (room, wanted) = (scheduler.spare_pages(), on_disk.saturating_sub(in_memory));
         let missing = wanted.min(room);
         if missing < MIN_READ_PAGES {
-            if wanted >= MIN_READ_PAGES {
-                self.short.push((id, wanted));
+            match wanted >= MIN_READ_PAGES {
+                true => self.short.push((id, wanted)),
+                false => self.ask_peers(id, (affinity, tokens), &names[in_memory..], scheduler),
             }
             return;
         }
@@ -342,7 +319,44 @@ impl DiskPages {
         scheduler.hold(id);
         let deadline = Instant::now() + self.patience(read_time, compute);
         let reader = Reader::Request(id);
-        self.promotions.push(Promotion::new(reader, (affinity, tokens), (names, read), held, deadline));
+        let reading = Reading { source: Source::Disk, names, pages: read };
+        self.promotions.push(Promotion::new(reader, (affinity, tokens), reading, held, deadline));
+    }
+
+    /// Asks the other hosts for the pages of a request that this one lacks, and makes the request wait for them, if fetching all
+    /// of them is expected to be quicker than computing.
+    fn ask_peers(
+        &mut self,
+        id: SequenceId,
+        (affinity, tokens): (&Affinity, &[u32]),
+        missing: &[Digest],
+        scheduler: &mut Scheduler,
+    ) {
+        let wanted = missing.len().min(scheduler.spare_pages());
+        let Some(peers) = self.peers.as_ref().filter(|_| wanted >= MIN_FETCH_PAGES) else { return };
+        if !peers.are_there() || self.misses.has(missing[0], Instant::now()) {
+            return;
+        }
+        let compute = self.speed.compute_time(wanted * PAGE_TOKENS);
+        let mut fetch_time = peers.fetch_time((wanted * self.page_bytes) as u64);
+        if scheduler.is_running() {
+            fetch_time = fetch_time.max(self.speed.take_time(wanted));
+        }
+        if fetch_time >= compute && !self.tier.reads_always() {
+            return;
+        }
+        let deadline = Instant::now() + self.patience(fetch_time, compute);
+        let names = missing[..wanted].to_vec();
+        let (layout, payload_bytes) = (self.layout_name, self.page_bytes);
+        let question = PageQuestion { layout, payload_bytes, names: names.clone() };
+        let Some(pages) = peers.fetch(question, deadline) else { return };
+        let in_memory = tokens.len().saturating_sub(1) / PAGE_TOKENS - missing.len();
+        let tokens = &tokens[..(in_memory + wanted) * PAGE_TOKENS];
+        let held = scheduler.borrow_pages(&affinity.tenant, tokens, in_memory);
+        scheduler.hold(id);
+        let reading = Reading { source: Source::Peers, names, pages };
+        let prefix = (affinity, tokens);
+        self.promotions.push(Promotion::new(Reader::Request(id), prefix, reading, held, deadline));
     }
 
     /// Returns how long a request waits for a read that is expected to take `read`, in place of computing for `compute`.
@@ -372,7 +386,7 @@ impl DiskPages {
             return;
         }
         let gives_up = scheduler.is_short_of_pages();
-        let (mut at, before) = (0, self.promotions.len());
+        let (mut at, mut has_ended) = (0, false);
         while let Some(promotion) = self.promotions.get_mut(at) {
             let progress = match gives_up {
                 true => Progress::Ended,
@@ -380,11 +394,29 @@ impl DiskPages {
             };
             match progress {
                 Progress::Waits => at += 1,
-                Progress::Ended => self.promotions.swap_remove(at).end(scheduler),
+                Progress::Ended => {
+                    has_ended = true;
+                    let ended = self.promotions.swap_remove(at);
+                    self.end(ended, scheduler);
+                }
             }
         }
-        if self.promotions.len() < before {
+        if has_ended {
             self.look_again(scheduler);
+        }
+    }
+
+    /// Ends a read, and asks the other hosts for what the disk does not have.
+    fn end(&mut self, ended: Promotion, scheduler: &mut Scheduler) {
+        let request = ended.request_of_disk().filter(|_| self.peers.is_some());
+        if let Some(missed) = ended.missed() {
+            self.misses.note(missed, Instant::now());
+        }
+        ended.end(scheduler);
+        if let Some(id) = request
+            && let Some((affinity, tokens)) = scheduler.waiting_prefix(id)
+        {
+            self.look_up_tokens(id, (&affinity, &tokens), Source::Peers, scheduler);
         }
     }
 
@@ -401,7 +433,7 @@ impl DiskPages {
         let ready: Vec<(SequenceId, usize)> = ready;
         for (id, _) in ready {
             if let Some((affinity, tokens)) = scheduler.waiting_prefix(id) {
-                self.look_up_tokens(id, &affinity, &tokens, scheduler);
+                self.look_up_tokens(id, (&affinity, &tokens), Source::Disk, scheduler);
             }
         }
     }
@@ -412,7 +444,7 @@ impl DiskPages {
         for id in waiting {
             scheduler.release_hold(id);
             if let Some((affinity, tokens)) = scheduler.waiting_prefix(id) {
-                self.look_up_tokens(id, &affinity, &tokens, scheduler);
+                self.look_up_tokens(id, (&affinity, &tokens), Source::Disk, scheduler);
             }
         }
         for warming in std::mem::take(&mut self.later_warmings) {
@@ -431,32 +463,4 @@ fn owner_of(keys: &PageNamer, affinity: &Affinity) -> (TenantTag, Owner) {
     // Sessions of agents are deleted by the name of their agent; those of other clients end with their tenant.
     let session = affinity.agent.as_ref().and(affinity.session.as_deref());
     (keys.tenant(&affinity.tenant), keys.owner(affinity.agent.as_deref(), session))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_unmeasured_speed_does_not_make_a_request_wait_long_for_the_disk() {
-        let mut speed = Speed::default();
-        // A prompt of 8,000 tokens on a disk that is thought to take a tenth of a second.
-        let (read, compute) = (Duration::from_millis(100), speed.compute_time(8_000));
-        assert_eq!(compute, Duration::from_secs(16));
-        assert_eq!(speed.patience(read, compute), Duration::from_millis(2_200));
-        assert_eq!(speed.patience(read, Duration::from_millis(50)), Duration::from_millis(100));
-        speed.record_step(1_000, Duration::from_secs(1));
-        let compute = speed.compute_time(8_000);
-        assert_eq!(compute, Duration::from_secs(8), "the first measurement counts in full");
-        assert_eq!(speed.patience(read, compute), Duration::from_secs(16));
-    }
-
-    #[test]
-    fn long_steps_make_a_read_slow() {
-        let mut speed = Speed::default();
-        (0..100).for_each(|_| speed.record_step(1, Duration::from_millis(50)));
-        let seconds = speed.take_time(160).as_secs_f64();
-        assert!((0.99..=1.01).contains(&seconds), "{seconds} s for 20 steps");
-        assert_eq!(speed.compute_time(500), Duration::from_secs(1), "steps of one token are no measurement");
-    }
 }

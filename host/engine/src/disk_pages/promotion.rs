@@ -1,4 +1,4 @@
-//! Reads the pages of a prefix from the disk into the prefix tree, for a request that waits or ahead of one.
+//! Reads the pages of a prefix from the disk or another host into the prefix tree, for a request that waits or ahead of one.
 
 use std::time::{Duration, Instant};
 
@@ -25,18 +25,36 @@ pub(super) enum Reader {
     Warming { found: Warmed, done: oneshot::Sender<Warmed> },
 }
 
+/// The place that pages come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Source {
+    Disk,
+    Peers,
+}
+
+/// Pages that are being read.
+pub(super) struct Reading {
+    pub source: Source,
+    /// The pages in order.
+    pub names: Vec<Digest>,
+    pub pages: PageStream,
+}
+
 pub(super) struct Promotion {
     reader: Reader,
     affinity: Affinity,
     tokens: Vec<u32>,
-    names: Vec<Digest>,
-    read: PageStream,
+    reading: Reading,
+    /// Number of pages that were in memory at the start.
+    found: usize,
     /// A page that came while the loop waited.
     waited_for: Option<PageRead>,
     /// The pages in memory, from the first of the prefix on, which nobody may evict.
     held: SequencePages,
     /// The time at which the read is abandoned.
     deadline: Instant,
+    /// Whether no further page comes, in time or at all.
+    is_over: bool,
 }
 
 /// The state of a promotion.
@@ -47,17 +65,33 @@ pub(super) enum Progress {
 }
 
 impl Promotion {
-    /// Starts with the `held` pages of the prefix, which are in memory, and the read of those after them. `names` are
-    /// the pages of the read in order.
+    /// Starts with the `held` pages of the prefix, which are in memory, and the read of those after them.
     pub fn new(
         reader: Reader,
         (affinity, tokens): (&Affinity, &[u32]),
-        (names, read): (Vec<Digest>, PageStream),
+        reading: Reading,
         held: SequencePages,
         deadline: Instant,
     ) -> Self {
         let (affinity, tokens) = (affinity.clone(), tokens.to_vec());
-        Promotion { reader, affinity, tokens, names, read, waited_for: None, held, deadline }
+        let found = held.pages().len();
+        let (waited_for, is_over) = (None, false);
+        Promotion { reader, affinity, tokens, reading, found, waited_for, held, deadline, is_over }
+    }
+
+    /// Returns the request that waits for pages of the disk. Other hosts may have those after them.
+    pub fn request_of_disk(&self) -> Option<SequenceId> {
+        match self.reader {
+            Reader::Request(id) if self.reading.source == Source::Disk => Some(id),
+            Reader::Request(_) | Reader::Warming { .. } => None,
+        }
+    }
+
+    /// Returns the first page that no other host has given, if that is certain.
+    pub fn missed(&self) -> Option<Digest> {
+        let was_asked_for = self.is_over && self.reading.source == Source::Peers;
+        let given = self.held.pages().len() - self.found;
+        self.reading.names.get(given).filter(|_| was_asked_for).copied()
     }
 
     /// Returns the client for which pages are read before a request needs them.
@@ -79,13 +113,13 @@ impl Promotion {
 
     /// Returns whether this page is among those that are read.
     pub fn reads(&self, name: Digest) -> bool {
-        self.names.contains(&name)
+        self.reading.names.contains(&name)
     }
 
     /// Blocks the loop until the next page has arrived, but for at most half a millisecond. `advance` takes the page.
     pub fn wait(&mut self) {
         if self.waited_for.is_none() {
-            self.waited_for = Some(self.read.next_within(WAIT));
+            self.waited_for = Some(self.reading.pages.next_within(WAIT));
         }
     }
 
@@ -99,14 +133,17 @@ impl Promotion {
             return Progress::Ended;
         }
         for _ in 0..PAGES_AT_ONCE {
-            match self.waited_for.take().unwrap_or_else(|| self.read.poll()) {
+            match self.waited_for.take().unwrap_or_else(|| self.reading.pages.poll()) {
                 PageRead::Page(bytes) => {
                     if !self.take(&bytes, scheduler, executor) {
                         return Progress::Ended;
                     }
                 }
                 PageRead::NotYet if Instant::now() < self.deadline => return Progress::Waits,
-                PageRead::NotYet | PageRead::Ended => return Progress::Ended,
+                PageRead::NotYet | PageRead::Ended => {
+                    self.is_over = true;
+                    return Progress::Ended;
+                }
             }
         }
         Progress::Waits
@@ -117,11 +154,13 @@ impl Promotion {
         let at = self.held.pages().len();
         let Some(page) = scheduler.grow_held(&mut self.held, at + 1) else { return false };
         if let Err(error) = executor.write_pages(&[page], bytes) {
-            tracing::warn!(%error, "a KV page from the disk cannot be used");
+            tracing::warn!(%error, "a KV page from the disk or another host cannot be used");
             return false;
         }
         scheduler.share_held(&self.affinity.tenant, &mut self.held, &self.tokens[..(at + 1) * PAGE_TOKENS]);
-        metrics::counter!(metric::PROMOTED_PAGES).increment(1);
+        if self.reading.source == Source::Disk {
+            metrics::counter!(metric::PROMOTED_PAGES).increment(1);
+        }
         if matches!(self.reader, Reader::Warming { .. }) {
             metrics::counter!(metric::WARMED_PAGES).increment(1);
         }

@@ -25,6 +25,7 @@ pub(super) fn options(folder: &Path) -> TierOptions {
         reads_always: false,
         shares: TierShares::default(),
         key: None,
+        name_key: None,
     }
 }
 

@@ -14,6 +14,7 @@ mod lifecycle;
 mod lookahead;
 mod masked_draws;
 mod not_numbers;
+mod peer_pages;
 mod prefix_cache;
 mod random_schemas;
 mod resumed;

@@ -25,6 +25,7 @@ fn tier(folder: &Path) -> Arc<DiskTier> {
         reads_always: true,
         shares: TierShares::default(),
         key: None,
+        name_key: None,
     };
     Arc::new(DiskTier::open(options).expect("the folder is writable"))
 }

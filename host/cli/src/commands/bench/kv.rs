@@ -336,6 +336,7 @@ impl Case {
             reads_always: self != Case::SlowDisk,
             shares: TierShares::default(),
             key: None,
+            name_key: None,
         };
         Ok(Some(Arc::new(DiskTier::open(options)?)))
     }
