@@ -27,6 +27,25 @@ pub struct KvDisk {
     pub written_yesterday_bytes: u64,
     /// Sessions whose pages are evicted last, in the order in which they were pinned.
     pub pins: Vec<KvPin>,
+    /// Pages that went to and came from the other hosts of the cluster; none if they are not shared.
+    #[serde(default)]
+    #[schema(required)]
+    pub peers: Option<KvPeers>,
+}
+
+/// KV pages that the hosts of a cluster gave each other since this one started.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct KvPeers {
+    /// Number of prompts for whose pages this host asked the others.
+    pub questions: u64,
+    /// Number of these for which not all pages came that another host had, or none had any.
+    pub missed: u64,
+    /// Pages that came from other hosts and were not computed.
+    pub fetched_pages: u64,
+    pub fetched_bytes: u64,
+    /// Pages that other hosts got from this one.
+    pub given_pages: u64,
+    pub given_bytes: u64,
 }
 
 /// Work of the disk that keeps KV pages since the host started.

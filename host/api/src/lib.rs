@@ -79,7 +79,9 @@ pub use event::{CloudEvent, Event, NewEvent, PublishedEvent, PublishedState};
 pub use health::{Health, Readiness};
 pub use held::{DecideHeld, Held, HeldDecision};
 pub use key::{CallerInfo, Key, NewKey, Role, SignIn};
-pub use kv_disk::{KvDisk, KvDiskTotals, KvPin, KvPurged, SessionPin, WarmedConversation, WarmedSession};
+pub use kv_disk::{
+    KvDisk, KvDiskTotals, KvPeers, KvPin, KvPurged, SessionPin, WarmedConversation, WarmedSession,
+};
 pub use log::{LogLevel, LogLine};
 pub use mcp_server::{McpServer, McpState, McpTool};
 pub use message::{Message, MessagePage, NumberedMessage, SendMessage};

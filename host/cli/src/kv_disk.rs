@@ -8,8 +8,11 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use clap::Args;
 use skep_engine::{DiskTier, SealingSecret, TierOptions, TierShares};
+use skep_gateway::ClusterKey;
 use skep_runtime::SealingKey;
 
+/// What the key that names pages is derived for.
+const NAMES: &str = "kv page names";
 /// Bytes that may wait to be written.
 const QUEUE_BYTES: u64 = 256 << 20;
 
@@ -36,6 +39,8 @@ pub struct KvDiskOptions {
     pub warm_ahead: Duration,
     /// Whether pages are encrypted with the key of the secrets.
     pub is_encrypted: bool,
+    /// Whether the hosts of a cluster give each other pages.
+    pub has_peers: bool,
     /// Percentage of the tier that a tenant's pages may take, by name.
     pub tenant_percent: BTreeMap<String, u8>,
     /// The same for each other tenant; `None` is the whole tier.
@@ -52,6 +57,7 @@ impl Default for KvDiskOptions {
             pin_percent: TierShares::default().pinned,
             warm_ahead: Duration::from_secs(2),
             is_encrypted: false,
+            has_peers: true,
             tenant_percent: BTreeMap::new(),
             other_tenants_percent: None,
         }
@@ -59,13 +65,22 @@ impl Default for KvDiskOptions {
 }
 
 /// Opens the tier of a host in its data folder. Without one, a host works as well, only not as fast. `place` has the key of
-/// the secrets, from which that of the pages is derived.
-pub(crate) async fn open(options: &KvDiskOptions, dir: &Path, place: &SealingKey) -> Option<Arc<DiskTier>> {
+/// the secrets, from which that of the pages is derived. `cluster` is the key of the hosts that name their pages alike.
+pub(crate) async fn open(
+    options: &KvDiskOptions,
+    dir: &Path,
+    place: &SealingKey,
+    cluster: Option<&ClusterKey>,
+) -> Option<Arc<DiskTier>> {
     if options.gigabytes == 0 {
         return None;
     }
     let opened = match page_key(options, place).await {
-        Ok(key) => DiskTier::open(tier_options(options, dir, key)).map_err(anyhow::Error::from),
+        Ok(key) => {
+            let names = cluster.filter(|_| options.has_peers).map(|key| SealingSecret(key.derived(NAMES)));
+            let options = TierOptions { name_key: names, ..tier_options(options, dir, key) };
+            DiskTier::open(options).map_err(anyhow::Error::from)
+        }
         Err(error) => Err(error),
     };
     match opened {
@@ -107,6 +122,7 @@ fn tier_options(options: &KvDiskOptions, dir: &Path, key: Option<SealingSecret>)
             pinned: options.pin_percent,
         },
         key,
+        name_key: None,
     }
 }
 
@@ -122,20 +138,36 @@ mod tests {
         let file = folder.path().join("secrets.key");
         let place = SealingKey::File(file.clone());
         let options = KvDiskOptions { is_encrypted: true, ..KvDiskOptions::default() };
-        assert!(open(&options, folder.path(), &place).await.is_none(), "there is no key yet");
+        assert!(open(&options, folder.path(), &place, None).await.is_none(), "there is no key yet");
         assert!(!file.exists() && !folder.path().join("kv").exists());
         std::fs::write(&file, [7; 32]).unwrap();
         std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
         let sealed = || std::fs::read_to_string(folder.path().join("kv/sealed")).unwrap_or_default();
-        drop(open(&options, folder.path(), &place).await.unwrap());
+        drop(open(&options, folder.path(), &place, None).await.unwrap());
         let first = sealed();
         assert!(!first.is_empty());
-        drop(open(&options, folder.path(), &place).await.unwrap());
+        drop(open(&options, folder.path(), &place, None).await.unwrap());
         assert_eq!(sealed(), first);
         std::fs::write(&file, [8; 32]).unwrap();
-        drop(open(&options, folder.path(), &place).await.unwrap());
+        drop(open(&options, folder.path(), &place, None).await.unwrap());
         assert_ne!(sealed(), first, "the pages of another key are gone");
-        drop(open(&KvDiskOptions::default(), folder.path(), &place).await.unwrap());
+        drop(open(&KvDiskOptions::default(), folder.path(), &place, None).await.unwrap());
         assert_eq!(sealed(), "");
+    }
+
+    #[tokio::test]
+    async fn hosts_of_a_cluster_name_pages_alike_unless_they_do_not_share_them() {
+        let place = SealingKey::InMemory;
+        let key = ClusterKey::new(&[b'k'; 32]).unwrap();
+        let name = async |options: &KvDiskOptions, key: Option<&ClusterKey>| {
+            let folder = tempfile::tempdir().unwrap();
+            let tier = open(options, folder.path(), &place, key).await.unwrap();
+            tier.keys().layout("weights", "form")
+        };
+        let (on, off) =
+            (KvDiskOptions::default(), KvDiskOptions { has_peers: false, ..KvDiskOptions::default() });
+        assert_eq!(name(&on, Some(&key)).await, name(&on, Some(&key)).await);
+        assert_ne!(name(&off, Some(&key)).await, name(&off, Some(&key)).await);
+        assert_ne!(name(&on, None).await, name(&on, None).await);
     }
 }

@@ -9,9 +9,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use skep_engine::{EngineOptions, InForce};
+use skep_engine::{EngineOptions, InForce, PagePeers};
 use skep_gateway::{
-    ClusterOptions, Configuration, ConsoleOptions, DrainRequests, GatewayOptions, HttpPeers, RateLimiter,
+    ClusterOptions, ClusterPages, Configuration, ConsoleOptions, DrainRequests, GatewayOptions, HttpPeers,
+    RateLimiter,
 };
 use skep_runtime::{
     AgentHost, HostParts, HostRole, Peers, RuntimeOptions, SealingKey, SharedCounts, check_sealed,
@@ -97,14 +98,18 @@ pub async fn start_with(
     let disk = match &options.data {
         DataDir::Path(dir) => {
             let place = sealing_key(&options.data, &options.runtime.sealing_key);
-            kv_disk::open(&options.kv_disk, dir, &place).await
+            let key = cluster.as_ref().map(|place| &place.key);
+            kv_disk::open(&options.kv_disk, dir, &place, key).await
         }
         DataDir::InMemory => None,
     };
+    let pages = cluster.as_ref().zip(disk.as_ref()).filter(|_| options.kv_disk.has_peers);
+    let pages = pages.map(|(place, disk)| ClusterPages::new(&place.key, disk.clone()));
     let engine = EngineOptions {
         meter: Some(rates.clone()),
         weights: weights.clone(),
         disk: disk.clone(),
+        peers: pages.clone().map(|pages| -> Arc<dyn PagePeers> { Arc::new(pages) }),
         ..options.engine.clone()
     };
     let budget = Arc::<MemoryBudget>::default();
@@ -137,6 +142,10 @@ pub async fn start_with(
         HostParts { tool_servers, disk, role, peers, counts, ..HostParts::new(store.clone(), models) };
     let host = AgentHost::start(parts, runtime).await.context("cannot start the agent host")?;
     vault.open(host.secret_reader());
+    if let Some(pages) = &pages {
+        let others = host.other_hosts();
+        pages.meet(move || others.reachable());
+    }
     for agent in agents {
         let name = agent.manifest.name.as_str().to_owned();
         host.deploy(agent.manifest, agent.component, DEPLOYER)
@@ -168,7 +177,7 @@ pub async fn start_with(
                 HostRole::All => format!("host {number} at {url}"),
                 HostRole::Gateway => format!("host {number} at {url}, a gateway without a model"),
             };
-            Some((place, ClusterOptions { key, number, drain }))
+            Some((place, ClusterOptions { key, number, drain, pages }))
         }
         None => None,
     };

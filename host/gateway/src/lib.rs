@@ -60,7 +60,7 @@ use utoipa_axum::{
 };
 
 pub use access::AccessOptions;
-pub use cluster::{ClusterKey, ClusterOptions, DrainRequests, HttpPeers};
+pub use cluster::{ClusterKey, ClusterOptions, ClusterPages, DrainRequests, HttpPeers, PageFigures};
 pub use configuration::{Configuration, ReloadError, reload as reload_configuration};
 pub use console::ConsoleOptions;
 pub use error::ApiError;

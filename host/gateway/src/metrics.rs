@@ -21,6 +21,12 @@ pub(crate) const CONFIG_RELOADS: &str = "skep_config_reloads_total";
 pub(crate) const RATE_LIMITED: &str = "skep_rate_limited_total";
 pub(crate) const CLUSTER_REQUESTS: &str = "skep_cluster_requests_total";
 pub(crate) const CLUSTER_FORWARD_TIME: &str = "skep_cluster_forward_seconds";
+pub(crate) const KV_FETCHES: &str = "skep_cluster_kv_fetches_total";
+pub(crate) const KV_FETCH_TIME: &str = "skep_cluster_kv_fetch_seconds";
+pub(crate) const KV_FETCHED_PAGES: &str = "skep_cluster_kv_fetched_pages_total";
+pub(crate) const KV_FETCHED_BYTES: &str = "skep_cluster_kv_fetched_bytes_total";
+pub(crate) const KV_GIVEN_PAGES: &str = "skep_cluster_kv_given_pages_total";
+pub(crate) const KV_GIVEN_BYTES: &str = "skep_cluster_kv_given_bytes_total";
 
 pub(crate) const BUILD: &str = "skep_build_info";
 pub(crate) const RESIDENT: &str = "process_resident_memory_bytes";
@@ -188,6 +194,42 @@ const METRICS: &[MetricSpec] = &[
         kind: MetricKind::Histogram(SECONDS),
         unit: Unit::Seconds,
         help: "Time until the owner of a session answers a request that was passed on, including waits for a take-over",
+    },
+    MetricSpec {
+        name: KV_FETCHES,
+        kind: MetricKind::Counter,
+        unit: Unit::Count,
+        help: "Questions to the other hosts of the cluster for KV pages, by outcome",
+    },
+    MetricSpec {
+        name: KV_FETCH_TIME,
+        kind: MetricKind::Histogram(SECONDS),
+        unit: Unit::Seconds,
+        help: "Time from a question for KV pages to its last page, or to the miss",
+    },
+    MetricSpec {
+        name: KV_FETCHED_PAGES,
+        kind: MetricKind::Counter,
+        unit: Unit::Count,
+        help: "KV pages that came from other hosts of the cluster",
+    },
+    MetricSpec {
+        name: KV_FETCHED_BYTES,
+        kind: MetricKind::Counter,
+        unit: Unit::Bytes,
+        help: "Bytes of KV pages that came from other hosts of the cluster",
+    },
+    MetricSpec {
+        name: KV_GIVEN_PAGES,
+        kind: MetricKind::Counter,
+        unit: Unit::Count,
+        help: "KV pages that other hosts of the cluster got",
+    },
+    MetricSpec {
+        name: KV_GIVEN_BYTES,
+        kind: MetricKind::Counter,
+        unit: Unit::Bytes,
+        help: "Bytes of KV pages that other hosts of the cluster got",
     },
     MetricSpec {
         name: CONFIG_RELOADS,

@@ -94,7 +94,7 @@ pub use batch::{
 };
 pub use clock::Clock;
 pub use cluster::{
-    ClusterHost, GenerationEvent, GenerationEvents, GenerationFailure, HostRole, Member, PeerError,
+    ClusterHost, GenerationEvent, GenerationEvents, GenerationFailure, HostRole, Member, OtherHosts, PeerError,
     PeerGeneration, PeerInvocation, Peers, RemoteEvent, RemoteEvents, RemoteRun, SessionPlace, SharedCounts,
     TurnAddress,
 };

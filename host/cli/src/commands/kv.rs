@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use indicatif::HumanBytes;
-use skep_api::{KvDisk, KvDiskTotals, KvPin};
+use skep_api::{KvDisk, KvDiskTotals, KvPeers, KvPin};
 
 use super::{HostArgs, confirmation::confirmed, out};
 
@@ -21,7 +21,8 @@ pub enum Command {
 #[command(after_help = "\
 Examples:
   skep kv status
-  skep kv status --json | jq .read_pages")]
+  skep kv status --json | jq .read_pages
+  skep kv status --url http://10.0.0.2:8080   # each host of a cluster has its own")]
 pub struct StatusArgs {
     #[command(flatten)]
     host: HostArgs,
@@ -103,6 +104,17 @@ fn show(status: &KvDisk) -> Result<()> {
         HumanBytes(*written_today_bytes),
         HumanBytes(*written_yesterday_bytes),
     ))?;
+    if let Some(KvPeers { questions, missed, fetched_pages, fetched_bytes, given_pages, given_bytes }) =
+        &status.peers
+    {
+        out::line(&format!(
+            "other hosts: {fetched_pages} pages fetched ({}), {given_pages} given ({}); asked {}, {missed} of them in vain or \
+             in part",
+            HumanBytes(*fetched_bytes),
+            HumanBytes(*given_bytes),
+            out::count(*questions, "time"),
+        ))?;
+    }
     for KvPin { agent, session, bytes, is_protected, .. } in &status.pins {
         let state = if *is_protected { "" } else { ", beyond the share of pins" };
         out::line(&format!("pinned: {agent} {session} ({}{state})", HumanBytes(*bytes)))?;

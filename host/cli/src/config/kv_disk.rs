@@ -30,6 +30,8 @@ pub struct KvDiskConfig {
     pub warm_ahead_s: Option<u32>,
     /// Whether pages are encrypted with the key of the secrets.
     pub encrypt: Option<bool>,
+    /// Whether the hosts of a cluster give each other pages.
+    pub peers: Option<bool>,
 }
 
 impl KvDiskConfig {
@@ -41,6 +43,7 @@ impl KvDiskConfig {
         super::set(&mut options.always_read, &self.always_read);
         super::set(&mut options.pin_percent, &self.pin_percent);
         super::set(&mut options.is_encrypted, &self.encrypt);
+        super::set(&mut options.has_peers, &self.peers);
         let warm_ahead = self.warm_ahead_s.map(|seconds| Duration::from_secs(seconds.into()));
         super::set(&mut options.warm_ahead, &warm_ahead);
     }
@@ -61,7 +64,7 @@ mod tests {
         };
         assert_eq!(applied("").unwrap(), KvDiskOptions::default());
         let text = "[kv]\ndisk_gb = 7\ndisk_free_percent = 20\nwrite_mb_s = 50\nalways_read = true\npin_percent = 30\n\
-                    warm_ahead_s = 0\nencrypt = true\n\
+                    warm_ahead_s = 0\nencrypt = true\npeers = false\n\
                     [tenants.default]\nkv_disk_percent = 60\n[tenants.acme]\nkv_disk_percent = 20\n[tenants.big]\n";
         let expected = KvDiskOptions {
             gigabytes: 7,
@@ -71,6 +74,7 @@ mod tests {
             pin_percent: 30,
             warm_ahead: Duration::ZERO,
             is_encrypted: true,
+            has_peers: false,
             tenant_percent: [("acme".to_owned(), 20)].into(),
             other_tenants_percent: Some(60),
         };

@@ -31,6 +31,7 @@ const MAX_BYTES: usize = 4096;
 /// The first lines of what is signed: a signature of one kind is never one of the other.
 const REQUEST: &str = "skep cluster request 1";
 const ANSWER: &str = "skep cluster answer 1";
+const DERIVED: &str = "skep cluster derived 1";
 /// Value of [`BODY`] for a body that is not signed.
 const STREAMED: &str = "streamed";
 
@@ -124,6 +125,12 @@ impl ClusterKey {
         let proof = headers.remove(PROOF).and_then(|proof| STANDARD.decode(proof.as_bytes()).ok());
         let text = answer_text(nonce, status);
         proof.is_some_and(|proof| hmac::verify(&self.mac_key(), text.as_bytes(), &proof).is_ok())
+    }
+
+    /// Returns a key for another purpose, which all hosts with this key have.
+    pub fn derived(&self, purpose: &str) -> [u8; 32] {
+        let mac = hmac::sign(&self.mac_key(), format!("{DERIVED}\n{purpose}\n").as_bytes());
+        mac.as_ref().try_into().expect("HMAC-SHA256 has 32 bytes")
     }
 
     fn mac_key(&self) -> hmac::Key {
@@ -265,6 +272,14 @@ mod tests {
             assert!(error.contains("32 to 4096 bytes") && error.contains("openssl rand"), "{error}");
         }
         assert!(!format!("{:?}", key(b'k')).contains("kk"));
+    }
+
+    #[test]
+    fn a_derived_key_depends_on_the_key_and_on_its_purpose() {
+        let derived = key(b'k').derived("one");
+        assert_eq!(key(b'k').derived("one"), derived);
+        assert_ne!(key(b'k').derived("two"), derived);
+        assert_ne!(key(b'o').derived("one"), derived);
     }
 
     #[test]

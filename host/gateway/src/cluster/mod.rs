@@ -1,8 +1,9 @@
 //! Several hosts on one database: requests for a session go to the host that owns it.
 //!
 //! A client may talk to any host. `proxy` passes a request whose path names a session on to the session's owner, as it is;
-//! `routes` and [`HttpPeers`] are what the runtimes of two hosts say to each other, and `generation` is the answer of a model. Both are requests that `key` signs and
-//! `inbound` checks, before anything else sees them. Without [`ClusterOptions`], none of this exists.
+//! `routes` and [`HttpPeers`] are what the runtimes of two hosts say to each other, `generation` is the answer of a model, and
+//! `pages` are the KV pages that hosts give each other. All of them are requests that `key` signs and `inbound` checks, before
+//! anything else sees them. Without [`ClusterOptions`], none of this exists.
 //!
 //! The database decides who owns a session, and a host that is gone writes nothing more (`store`). So a request that arrives
 //! at the wrong host, because something has moved meanwhile, costs time and not correctness.
@@ -14,6 +15,7 @@ mod lines;
 mod link;
 mod nonces;
 mod owners;
+mod pages;
 mod peers;
 mod proxy;
 mod routes;
@@ -22,6 +24,7 @@ mod tests;
 
 pub(crate) use inbound::receive;
 pub use key::ClusterKey;
+pub use pages::{ClusterPages, PageFigures};
 pub use peers::HttpPeers;
 pub(crate) use proxy::forward;
 
@@ -53,6 +56,8 @@ pub struct ClusterOptions {
     pub number: i64,
     /// Receives the requests to drain this host.
     pub drain: DrainRequests,
+    /// The KV pages that this host gives to the others and gets from them; `None` if it does not.
+    pub pages: Option<ClusterPages>,
 }
 
 /// Requests that this host hands its sessions over and ends. Clones are the same.
@@ -78,6 +83,7 @@ pub(crate) struct Cluster {
     key: ClusterKey,
     number: i64,
     drain: DrainRequests,
+    pub(crate) pages: Option<ClusterPages>,
     link: Link,
     nonces: Nonces,
     owners: Arc<dyn Owners>,
@@ -102,9 +108,10 @@ impl Live {
 
 impl Cluster {
     pub(crate) fn new(options: ClusterOptions, owners: Arc<dyn Owners>) -> Self {
-        let ClusterOptions { key, number, drain } = options;
+        let ClusterOptions { key, number, drain, pages } = options;
         let link = Link::new(key.clone());
-        Cluster { key, number, drain, link, nonces: Nonces::default(), owners, live: Mutex::default() }
+        let (nonces, live) = Default::default();
+        Cluster { key, number, drain, pages, link, nonces, owners, live }
     }
 
     /// Asks a host to hand its sessions over and to end.

@@ -95,6 +95,10 @@ impl fmt::Debug for HttpPeers {
     }
 }
 
+/// The type of a body that is not text.
+pub(super) const BYTES: HeaderValue = HeaderValue::from_static("application/octet-stream");
+pub(super) const JSON: HeaderValue = HeaderValue::from_static("application/json");
+
 /// Sends JSON to an internal route of another host, and returns its answer if it is not a refusal.
 pub(super) async fn call(
     link: &Link,
@@ -102,8 +106,19 @@ pub(super) async fn call(
     path: &'static str,
     body: Vec<u8>,
 ) -> Result<Response<Body>, PeerError> {
+    post(link, member, path, JSON, body).await
+}
+
+/// Does the same with a body of another type.
+pub(super) async fn post(
+    link: &Link,
+    member: &Member,
+    path: &'static str,
+    content_type: HeaderValue,
+    body: Vec<u8>,
+) -> Result<Response<Body>, PeerError> {
     let mut headers = HeaderMap::new();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(header::CONTENT_TYPE, content_type);
     let outgoing = Outgoing {
         method: Method::POST,
         path: PathAndQuery::from_static(path),

@@ -1,9 +1,10 @@
 //! The internal routes: what another host may ask this one. Only requests that were signed with the cluster's key get here.
 
 use super::{
-    Cluster, generation,
+    Cluster, ClusterPages, generation,
     key::{Signed, SignedBody},
     lines,
+    peers::{BYTES, JSON},
 };
 use crate::{ApiError, Gateway};
 use axum::{
@@ -21,7 +22,13 @@ pub(super) const INVOKE: &str = "/cluster/v1/invoke";
 pub(super) const FOLLOW: &str = "/cluster/v1/follow";
 pub(super) const CANCEL: &str = "/cluster/v1/cancel";
 pub(super) const DRAIN: &str = "/cluster/v1/drain";
+/// The answer of a model.
 pub(super) const GENERATE: &str = "/cluster/v1/generate";
+/// How many of some KV pages a host has.
+pub(super) const PAGES_COUNT: &str = "/cluster/v1/pages/count";
+/// The KV pages themselves.
+pub(super) const PAGES_READ: &str = "/cluster/v1/pages/read";
+pub(super) const ROUTES: [&str; 7] = [INVOKE, FOLLOW, CANCEL, DRAIN, GENERATE, PAGES_COUNT, PAGES_READ];
 /// The code of the error that a session is owned by another host.
 pub(super) const ELSEWHERE: &str = "session_elsewhere";
 
@@ -38,7 +45,7 @@ pub(super) struct Refusal {
 
 /// Returns whether a request is for one of these routes.
 pub(super) fn is_internal(method: &Method, path: &str) -> bool {
-    method == Method::POST && [INVOKE, FOLLOW, CANCEL, DRAIN, GENERATE].contains(&path)
+    method == Method::POST && ROUTES.contains(&path)
 }
 
 /// Answers a request of another host.
@@ -86,8 +93,18 @@ async fn act(gateway: &Gateway, cluster: &Cluster, path: &str, body: &[u8]) -> R
             cluster.drain.ask();
             Ok(StatusCode::ACCEPTED.into_response())
         }
+        PAGES_COUNT => Ok(([(header::CONTENT_TYPE, JSON)], pages(cluster)?.count(body)?).into_response()),
+        PAGES_READ => Ok(([(header::CONTENT_TYPE, BYTES)], pages(cluster)?.give(body)?).into_response()),
         _ => Err(ApiError::new(StatusCode::NOT_FOUND, "route_not_found", "there is no such internal route")),
     }
+}
+
+/// Returns the pages of this host, if it gives any.
+fn pages(cluster: &Cluster) -> Result<&ClusterPages, ApiError> {
+    cluster.pages.as_ref().ok_or_else(|| {
+        let message = "this host gives no KV pages: it keeps none on disk, or `peers` under [kv] is false";
+        ApiError::new(StatusCode::NOT_FOUND, "pages_off", message)
+    })
 }
 
 /// Reads a body, which must be the one that was signed.

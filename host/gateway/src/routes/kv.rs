@@ -1,12 +1,12 @@
 //! `/v1/kv`: KV pages on disk.
 
-use crate::{ApiError, Gateway, access::Details};
+use crate::{ApiError, Gateway, PageFigures, access::Details};
 use axum::{
     Extension, Json,
     extract::{Query, State},
 };
 use serde::Deserialize;
-use skep_api::{KvDisk, KvDiskTotals, KvPin, KvPurged, marker};
+use skep_api::{KvDisk, KvDiskTotals, KvPeers, KvPin, KvPurged, marker};
 use skep_engine::{EraseScope, PinStatus, TierStatus};
 use skep_runtime::{AgentName, Tenant};
 use utoipa::IntoParams;
@@ -58,7 +58,17 @@ pub(crate) async fn show(State(gateway): State<Gateway>) -> Json<KvDisk> {
         written_today_bytes,
         written_yesterday_bytes,
         pins: gateway.host.pinned_sessions().into_iter().map(pinned).collect(),
+        peers: gateway
+            .cluster
+            .as_ref()
+            .and_then(|cluster| cluster.pages.as_ref())
+            .map(|pages| peers(pages.figures())),
     })
+}
+
+fn peers(figures: PageFigures) -> KvPeers {
+    let PageFigures { questions, missed, fetched_pages, fetched_bytes, given_pages, given_bytes } = figures;
+    KvPeers { questions, missed, fetched_pages, fetched_bytes, given_pages, given_bytes }
 }
 
 fn pinned(PinStatus { pin, bytes, is_protected }: PinStatus) -> KvPin {

@@ -2,8 +2,8 @@
 
 use super::{AgentHost, Inner, membership, notices};
 use crate::{
-    ClusterHost, GenerationEvent, Invocation, PeerGeneration, RunHandle, RuntimeError, SessionPlace,
-    cluster::Cluster, dispatch::Asks, name::SessionKey,
+    ClusterHost, GenerationEvent, Invocation, OtherHosts, PeerGeneration, RunHandle, RuntimeError,
+    SessionPlace, cluster::Cluster, dispatch::Asks, name::SessionKey,
 };
 use futures::{StreamExt, stream, stream::BoxStream};
 use skep_engine::{
@@ -78,6 +78,11 @@ impl AgentHost {
             }
             tokio::time::sleep(CONFIRMING_INTERVAL).await;
         }
+    }
+
+    /// Returns the other hosts of the cluster, for those who ask them for something.
+    pub fn other_hosts(&self) -> OtherHosts {
+        self.host().cluster.others()
     }
 
     /// Returns where requests for a session go. This is known at once if this host owns the session.

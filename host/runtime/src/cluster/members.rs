@@ -170,6 +170,13 @@ impl Members {
         behind.map(|row| row.url.clone()).collect()
     }
 
+    /// Returns the hosts beside this one that have started completely and have not ended.
+    pub(super) fn reachable(&self, own: i64) -> Vec<Member> {
+        let rows = self.rows();
+        let others = rows.iter().filter(|row| row.number != own && Facts::of(row).is_some());
+        others.map(Member::of).collect()
+    }
+
     /// Returns the host that a session prefers among those that serve beside this one, so that the choice of a session changes
     /// only if its host ends.
     pub(super) fn chosen(&self, own: i64, key: &SessionKey) -> Option<Member> {
@@ -267,6 +274,8 @@ mod tests {
             row(4, HostState::Gone, &facts),
         ]);
         assert!(!members.has_other_serving(1));
+        let reachable: Vec<i64> = members.reachable(1).iter().map(|member| member.number).collect();
+        assert_eq!(reachable, [2], "one that drains still answers");
         assert_eq!(members.chosen(1, &key(1)), None);
         assert!(members.has_other_serving(2));
         assert_eq!(members.chosen(2, &key(1)).map(|member| member.number), Some(1));

@@ -66,6 +66,17 @@ pub trait SharedCounts: Send + Sync + 'static {
     fn note(&self, reports: Vec<(i64, BTreeMap<String, u64>)>);
 }
 
+/// The other hosts of the cluster, as of the last look. It keeps nothing of this host running.
+#[derive(Clone)]
+pub struct OtherHosts(Cluster);
+
+impl OtherHosts {
+    /// Returns the hosts that answer requests, those included that hand their sessions over.
+    pub fn reachable(&self) -> Vec<Member> {
+        self.0.shared.as_ref().map(|shared| shared.members.reachable(shared.own)).unwrap_or_default()
+    }
+}
+
 /// The cluster as this host sees it. Clones share it.
 #[derive(Clone)]
 pub(crate) struct Cluster {
@@ -115,6 +126,11 @@ impl Cluster {
 
     pub(crate) fn is_clustered(&self) -> bool {
         self.shared.is_some()
+    }
+
+    /// Returns the other hosts; none without a cluster.
+    pub(crate) fn others(&self) -> OtherHosts {
+        OtherHosts(self.clone())
     }
 
     /// Returns the number of this host; 0 without a cluster.

@@ -41,7 +41,7 @@ async fn there() -> (Server, Router, DrainRequests) {
     server.host.deploy(Manifest::from_toml("name = \"echo\"").unwrap(), echo(), "tester").await.unwrap();
     let mut gateway = gateway(&server.host, GatewayOptions::default(), THERE, Script::new(vec![None]));
     let drain = DrainRequests::default();
-    let options = ClusterOptions { key: key(), number: THERE, drain: drain.clone() };
+    let options = ClusterOptions { key: key(), number: THERE, drain: drain.clone(), pages: None };
     gateway.cluster = Some(Arc::new(Cluster::new(options, Script::new(vec![None]))));
     (server, routes_of(gateway), drain)
 }
@@ -63,7 +63,7 @@ async fn send(routes: &Router, path: &str, body: &str, key: &ClusterKey, signed:
 async fn nobody_without_the_key_reaches_an_internal_route() {
     let (_server, routes, drain) = there().await;
     let body = json!({"agent": "echo", "session": "s", "turn": "t"}).to_string();
-    for path in [routes::INVOKE, routes::FOLLOW, routes::CANCEL, routes::DRAIN, routes::GENERATE] {
+    for path in routes::ROUTES {
         let plain = ask(&routes, Request::post(path).body(Body::from(body.clone())).unwrap()).await;
         assert_eq!((plain.status.as_u16(), &plain.error()["code"]), (401, &json!("cluster_key_required")));
         let other = ClusterKey::new(&[b'o'; 32]).unwrap();
@@ -180,7 +180,7 @@ async fn a_turn_runs_at_another_host_and_is_followed_there() {
     let error = peers.invoke(replaced, invocation("echo", "hello")).await.map(drop).map_err(code);
     assert!(error.unwrap_err().contains("without the proof of the cluster's key"));
     assert!(!*drain.0.borrow());
-    let here = ClusterOptions { key: key(), number: HERE, drain: DrainRequests::default() };
+    let here = ClusterOptions { key: key(), number: HERE, drain: DrainRequests::default(), pages: None };
     let here = Cluster::new(here, Script::new(vec![None]));
     here.drain(&member).await.unwrap();
     drain.asked().await;

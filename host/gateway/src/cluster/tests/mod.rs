@@ -1,6 +1,7 @@
 //! Two hosts that talk over loopback. Who owns what is scripted; everything else is real.
 
 mod internal;
+mod pages;
 mod passing;
 
 use super::{
@@ -79,7 +80,7 @@ impl Owners for Script {
 
 /// Returns a gateway of a cluster.
 fn gateway(host: &AgentHost, options: GatewayOptions, number: i64, owners: Arc<Script>) -> Gateway {
-    let cluster = ClusterOptions { key: key(), number, drain: DrainRequests::default() };
+    let cluster = ClusterOptions { key: key(), number, drain: DrainRequests::default(), pages: None };
     let mut gateway = Gateway::new(host.clone(), options);
     gateway.cluster = Some(Arc::new(Cluster::new(cluster, owners)));
     gateway
@@ -125,7 +126,7 @@ async fn ask(routes: &Router, request: Request<Body>) -> TestResponse {
 async fn one_caller_asks_which_hosts_are_alive_and_nobody_waits_for_it() {
     let script = Script::new(vec![None]);
     script.is_silent.store(true, Ordering::Release);
-    let options = ClusterOptions { key: key(), number: HERE, drain: DrainRequests::default() };
+    let options = ClusterOptions { key: key(), number: HERE, drain: DrainRequests::default(), pages: None };
     let cluster = Arc::new(Cluster::new(options, script.clone()));
     let since = Instant::now();
     let asking = tokio::spawn({

@@ -1,0 +1,126 @@
+//! What was fetched and given, for metrics and for `/v1/kv`.
+
+use crate::metrics::{
+    KV_FETCH_TIME, KV_FETCHED_BYTES, KV_FETCHED_PAGES, KV_FETCHES, KV_GIVEN_BYTES, KV_GIVEN_PAGES,
+};
+use std::{
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    time::Duration,
+};
+
+/// Pages that went from host to host since this one started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PageFigures {
+    /// Number of times that the other hosts were asked.
+    pub questions: u64,
+    /// Number of these after which not all pages came.
+    pub missed: u64,
+    pub fetched_pages: u64,
+    pub fetched_bytes: u64,
+    pub given_pages: u64,
+    pub given_bytes: u64,
+}
+
+/// How a fetch ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ending {
+    /// All pages that the other host said it had have come.
+    Fetched,
+    /// No host has the pages.
+    Absent,
+    /// Too many pages are being fetched.
+    Busy,
+    /// The other host took too long.
+    Late,
+    /// The other host refused, or the connection broke.
+    Broken,
+    /// A page was not the one that was asked for.
+    Rejected,
+    /// The answer ended early: a page was erased or evicted, or is damaged.
+    Cut,
+    /// The request ended, or did not want to wait longer.
+    Unwanted,
+}
+
+impl Ending {
+    const ALL: [Ending; 8] = [
+        Ending::Fetched,
+        Ending::Absent,
+        Ending::Busy,
+        Ending::Late,
+        Ending::Broken,
+        Ending::Rejected,
+        Ending::Cut,
+        Ending::Unwanted,
+    ];
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Ending::Fetched => "fetched",
+            Ending::Absent => "absent",
+            Ending::Busy => "busy",
+            Ending::Late => "late",
+            Ending::Broken => "broken",
+            Ending::Rejected => "rejected",
+            Ending::Cut => "cut",
+            Ending::Unwanted => "unwanted",
+        }
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Figures {
+    questions: AtomicU64,
+    missed: AtomicU64,
+    fetched_pages: AtomicU64,
+    fetched_bytes: AtomicU64,
+    given_pages: AtomicU64,
+    given_bytes: AtomicU64,
+}
+
+impl Figures {
+    pub(super) fn now(&self) -> PageFigures {
+        PageFigures {
+            questions: self.questions.load(Relaxed),
+            missed: self.missed.load(Relaxed),
+            fetched_pages: self.fetched_pages.load(Relaxed),
+            fetched_bytes: self.fetched_bytes.load(Relaxed),
+            given_pages: self.given_pages.load(Relaxed),
+            given_bytes: self.given_bytes.load(Relaxed),
+        }
+    }
+
+    pub(super) fn record_end(&self, ending: Ending, took: Duration) {
+        self.questions.fetch_add(1, Relaxed);
+        if ending != Ending::Fetched {
+            self.missed.fetch_add(1, Relaxed);
+        }
+        metrics::counter!(KV_FETCHES, "outcome" => ending.as_str()).increment(1);
+        metrics::histogram!(KV_FETCH_TIME).record(took.as_secs_f64());
+    }
+
+    pub(super) fn record_fetched(&self, bytes: u64) {
+        self.fetched_pages.fetch_add(1, Relaxed);
+        self.fetched_bytes.fetch_add(bytes, Relaxed);
+        metrics::counter!(KV_FETCHED_PAGES).increment(1);
+        metrics::counter!(KV_FETCHED_BYTES).increment(bytes);
+    }
+
+    pub(super) fn record_given(&self, bytes: u64) {
+        self.given_pages.fetch_add(1, Relaxed);
+        self.given_bytes.fetch_add(bytes, Relaxed);
+        metrics::counter!(KV_GIVEN_PAGES).increment(1);
+        metrics::counter!(KV_GIVEN_BYTES).increment(bytes);
+    }
+}
+
+/// Makes all counters visible before anything has happened.
+pub(super) fn begin() {
+    for name in [KV_FETCHED_PAGES, KV_FETCHED_BYTES, KV_GIVEN_PAGES, KV_GIVEN_BYTES] {
+        metrics::counter!(name).increment(0);
+    }
+    for ending in Ending::ALL {
+        metrics::counter!(KV_FETCHES, "outcome" => ending.as_str()).increment(0);
+    }
+    let _ = metrics::histogram!(KV_FETCH_TIME);
+}
