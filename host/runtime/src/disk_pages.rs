@@ -1,5 +1,9 @@
 //! KV pages in memory and on disk: they are erased with the sessions and agents that they were computed for.
 //!
+//! A host of a cluster also erases what others delete: it may have pages of sessions that moved, or that began with the same
+//! words. It remembers in its tier which of these erasures it has made, so those that it was not there for are made when it
+//! starts.
+//!
 //! Invariant: pages that are read ahead of a turn do not outlive an erasure that they were read during.
 
 use crate::{
@@ -7,10 +11,12 @@ use crate::{
     tenancy::{Tenancy, TenantPermit, TenantPermits},
 };
 use skep_engine::{DiskTier, EraseScope, ModelSet, Pin, PinError, PinStatus, TierStatus, WeakModelSet};
+use skep_store::{PageErasure, PageErasures, Store};
 use std::sync::{
     Arc,
     atomic::{AtomicU64, Ordering::SeqCst},
 };
+use tokio::sync::Mutex;
 
 /// Number of sessions whose pages are read ahead at once; each tenant has a share.
 const READ_AHEAD: usize = 8;
@@ -23,6 +29,8 @@ pub(crate) struct DiskPages {
     /// Sessions whose pages are being read ahead, and those that ever were.
     reading: AtomicU64,
     begun: AtomicU64,
+    /// The number of the last erasure of other hosts that this one has made; `None` until it has looked.
+    erased_until: Mutex<Option<u64>>,
 }
 
 /// A session whose pages are being read ahead.
@@ -40,8 +48,8 @@ impl Drop for ReadAhead<'_> {
 impl DiskPages {
     pub(crate) fn new(tier: Option<Arc<DiskTier>>, models: &ModelSet, tenancy: Tenancy) -> Self {
         let permits = TenantPermits::new(READ_AHEAD, tenancy);
-        let (reading, begun) = Default::default();
-        DiskPages { tier, models: models.downgrade(), permits, reading, begun }
+        let (reading, begun, erased_until) = Default::default();
+        DiskPages { tier, models: models.downgrade(), permits, reading, begun, erased_until }
     }
 
     pub(crate) fn status(&self) -> Option<TierStatus> {
@@ -80,6 +88,53 @@ impl DiskPages {
         self.erase(EraseScope::Session { agent, session }).await;
     }
 
+    /// Makes the erasures of other hosts that this one has not made yet.
+    pub(crate) async fn erase_as_others(&self, store: &Store) -> Result<(), RuntimeError> {
+        let mut made = self.erased_until.lock().await;
+        let tier = self.tier.as_deref();
+        let since = match *made {
+            Some(made) => Some(made),
+            None => tier.and_then(|tier| {
+                let recorded = tier.erased_until();
+                recorded
+                    .inspect_err(|error| tracing::warn!(%error, "cannot read what was erased"))
+                    .ok()
+                    .flatten()
+            }),
+        };
+        let PageErasures { until, erased } = store.page_erasures(since).await?;
+        match erased {
+            Some(erased) => {
+                for one in erased {
+                    self.erase(scope(one)).await;
+                }
+            }
+            // A host that begins has no page that was erased elsewhere.
+            None if since.is_none() && tier.is_none_or(|tier| tier.status().pages_at_start == 0) => {}
+            None => {
+                tracing::info!(
+                    "erasing all KV pages, because it is not known any more what other hosts have deleted"
+                );
+                self.erase(EraseScope::Everyone).await;
+            }
+        }
+        if since != Some(until)
+            && let Some(tier) = self.tier.clone()
+        {
+            // It waits for the disk.
+            let noted = tokio::task::spawn_blocking(move || tier.set_erased_until(until)).await;
+            match noted {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => {
+                    tracing::warn!(%error, "cannot note what was erased; it is erased again at the next start")
+                }
+                Err(error) => tracing::error!(%error, "noting what was erased panicked"),
+            }
+        }
+        *made = Some(until);
+        Ok(())
+    }
+
     /// Pins a session or undoes a pin. Returns whether that changed anything.
     pub(crate) async fn set_pin(&self, pin: Pin, is_pinned: bool) -> Result<bool, RuntimeError> {
         let tier = self.tier.clone().ok_or(RuntimeError::KvDiskOff)?;
@@ -105,5 +160,13 @@ impl DiskPages {
                 engine.forget_pages(pages).await;
             }
         }
+    }
+}
+
+fn scope(erased: PageErasure) -> EraseScope {
+    match erased {
+        PageErasure::Session { agent, session } => EraseScope::Session { agent, session },
+        PageErasure::Agent { agent } => EraseScope::Agent(agent),
+        PageErasure::Tenant { tenant } => EraseScope::Tenant(tenant),
     }
 }

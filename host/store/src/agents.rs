@@ -6,7 +6,9 @@
 use crate::{
     NewSchedule, Store, StoreError,
     chunks::{Bind, Chunk, ChunkProgress, remove_content, remove_turns},
+    hosts::HostNumber,
     notices::{self, NoticeKind},
+    page_erasures::{self, PageErasure},
     rows, schedules,
     sql::{Connection, Row, query, query_scalar},
     sqlite::CHUNK_TIME,
@@ -124,8 +126,9 @@ impl Store {
         let (store, agent) = (self.clone(), agent.to_owned());
         // The deletion continues even if the caller stops waiting.
         let deleting = tokio::spawn(async move {
-            let mark = store
-                .write_common(agent.clone(), |connection, agent| Box::pin(mark_deleted(connection, agent)));
+            let mark = store.write_common((agent.clone(), store.host), |connection, (agent, host)| {
+                Box::pin(mark_deleted(connection, agent, *host))
+            });
             let was_there = mark.await?;
             store.finish_deleting(&agent).await?;
             Ok(was_there)
@@ -248,7 +251,11 @@ async fn activate_version(
     Ok(true)
 }
 
-async fn mark_deleted(connection: &mut Connection, agent: &str) -> Result<bool, StoreError> {
+async fn mark_deleted(
+    connection: &mut Connection,
+    agent: &str,
+    host: HostNumber,
+) -> Result<bool, StoreError> {
     let failed = || StoreError::while_it("deleted an agent");
     let marked = query("UPDATE agents SET deleted = TRUE WHERE name = ? AND NOT deleted")
         .bind(agent)
@@ -264,6 +271,7 @@ async fn mark_deleted(connection: &mut Connection, agent: &str) -> Result<bool, 
         return Ok(false);
     }
     notices::raise(connection, NoticeKind::Agents).await?;
+    page_erasures::record(connection, &PageErasure::Agent { agent: agent.to_owned() }, host).await?;
     Ok(true)
 }
 

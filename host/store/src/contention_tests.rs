@@ -183,14 +183,15 @@ async fn change(store: &Store, step: usize) -> Option<Vec<NoticeKind>> {
             3 => store.put_api_key(&key()).await.map(|()| vec![Keys]),
             4 => store.revoke_api_key("k", 5).await.map(|_| vec![Keys]),
             5 => store.remove_api_keys("acme").await.map(|_| vec![Keys, Tenants]),
-            6 => store.remove_rows_of_tenant("acme").await.map(|_| vec![Tenants]),
+            6 => store.remove_rows_of_tenant("acme").await.map(|_| vec![Tenants, Pages]),
             7 => store.put_webhook(&webhook()).await.map(|()| vec![Webhooks]),
             8 => store.delete_webhook("w").await.map(|_| vec![Webhooks]),
             9 => store.put_secret(&secret()).await.map(|()| vec![Secrets]),
             10 => store.put_resealed(vec![secret()], vec![webhook()]).await.map(|()| vec![Webhooks, Secrets]),
             11 => store.delete_secret(Some("a"), "A").await.map(|_| vec![Secrets]),
             12 => store.end_hold().await.map(|()| vec![Held]),
-            13 => store.delete_agent("a").await.map(|_| vec![Agents]),
+            13 => store.delete_session("a", "s").await.map(|_| vec![Pages]),
+            14 => store.delete_agent("a").await.map(|_| vec![Agents, Pages]),
             _ => return None,
         }
         .unwrap(),
@@ -218,6 +219,37 @@ async fn a_host_hears_of_each_change_by_others_and_by_commands() {
     one.note_webhook_try("w", &WebhookTry { at_ms: 1, status: None, error: None }).await.unwrap();
     let silence = tokio::time::timeout(Duration::from_millis(1_500), notices.next()).await;
     assert!(silence.is_err(), "{silence:?}");
+}
+
+#[tokio::test]
+async fn a_host_learns_which_pages_others_have_erased_or_that_it_does_not_know_all_of_them() {
+    let Some(mut database) = Database::new().await else { return };
+    let (one, other) = (member(&database, "one").await, member(&database, "other").await);
+    let after = async |store: &Store, since| {
+        let PageErasures { until, erased } = store.page_erasures(since).await.unwrap();
+        (until, erased)
+    };
+    assert_eq!(after(&other, Some(0)).await, (0, Some(Vec::new())));
+    assert_eq!(after(&other, None).await, (0, None));
+    one.put_agent(&agent(), b"component", &[]).await.unwrap();
+    one.delete_session("a", "s").await.unwrap();
+    one.delete_agent("a").await.unwrap();
+    one.remove_rows_of_tenant("acme").await.unwrap();
+    let session = PageErasure::Session { agent: "a".into(), session: "s".into() };
+    let (agent, tenant) =
+        (PageErasure::Agent { agent: "a".into() }, PageErasure::Tenant { tenant: "acme".into() });
+    let rest = Some(vec![agent.clone(), tenant.clone()]);
+    assert_eq!(after(&other, Some(0)).await, (3, Some(vec![session, agent, tenant])));
+    assert_eq!(after(&other, Some(1)).await, (3, rest.clone()));
+    assert_eq!(after(&one, Some(0)).await, (3, Some(Vec::new())), "it has made its own");
+    assert_eq!(after(&other, Some(3)).await, (3, Some(Vec::new())));
+    assert_eq!(after(&other, Some(4)).await, (3, None), "the number is from another database");
+    assert_eq!(after(&other, None).await, (3, None));
+    // A week later, a host that was away does not learn of the first one.
+    database.run("UPDATE page_erasures SET at_ms = 0 WHERE number = 1".into()).await;
+    assert_eq!(other.forget_page_erasures().await.unwrap(), 1);
+    assert_eq!(after(&other, Some(0)).await, (3, None));
+    assert_eq!(after(&other, Some(1)).await, (3, rest));
 }
 
 #[tokio::test]

@@ -9,6 +9,7 @@ use crate::{
     Store, StoreError,
     chunks::{Bind, Chunk, ChunkProgress, remove_content, remove_turns},
     hosts::{HostNumber, is_left},
+    page_erasures::{self, PageErasure},
     sql::{AssertSqlSafe, Connection, Row, query, query_scalar},
     usage,
 };
@@ -50,7 +51,9 @@ impl Store {
                 .write_common(data, |connection, (agent, session, time, maker)| {
                     Box::pin(async move {
                         let (deliveries, chunk) = (PendingDeliveries::Remove, Chunk::new(*time));
-                        begin(connection, agent, session, deliveries, chunk, *maker).await
+                        let started = begin(connection, agent, session, deliveries, chunk, *maker).await?;
+                        announce(connection, agent, session, *maker).await?;
+                        Ok(started)
                     })
                 })
                 .await?;
@@ -84,7 +87,10 @@ impl Store {
                         match expired {
                             Some(_) => {
                                 let (deliveries, chunk) = (PendingDeliveries::Keep, Chunk::new(*time));
-                                begin(connection, agent, session, deliveries, chunk, *maker).await
+                                let started =
+                                    begin(connection, agent, session, deliveries, chunk, *maker).await?;
+                                announce(connection, agent, session, *maker).await?;
+                                Ok(started)
                             }
                             None => Ok(StartedErasure { was_there: false, left: None }),
                         }
@@ -196,6 +202,18 @@ const EXPIRED: &str = "SELECT session FROM sessions WHERE agent = ?1 AND updated
 pub(crate) enum PendingDeliveries {
     Remove,
     Keep,
+}
+
+/// Makes the other hosts of a cluster erase the session's KV pages, also if nothing else is stored of it: pages are written
+/// before a turn ends.
+async fn announce(
+    connection: &mut Connection,
+    agent: &str,
+    session: &str,
+    maker: HostNumber,
+) -> Result<(), StoreError> {
+    let erased = PageErasure::Session { agent: agent.to_owned(), session: session.to_owned() };
+    page_erasures::record(connection, &erased, maker).await
 }
 
 /// Makes the session disappear, and removes as many of its rows as a chunk may. `maker` is the host that removes the rest.

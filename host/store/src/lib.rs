@@ -54,6 +54,7 @@ mod moving;
 mod notices;
 mod open_work;
 mod owners;
+mod page_erasures;
 mod postgres;
 #[cfg(test)]
 mod request_tests;
@@ -117,6 +118,7 @@ pub use moving::{RowProgress, TableRows};
 pub use notices::{NoticeKind, Notices};
 pub use open_work::{DiskUse, OpenWork, QueuedWork};
 pub use owners::Claim;
+pub use page_erasures::{PageErasure, PageErasures};
 pub use requests::{RequestBody, RequestFilter, RequestPage, RequestRange, RequestRow};
 pub use responses::{ChainSize, NewResponse, ResponseRoom, ResponseRow, ResponseState, ResponseTurn};
 pub use restored::{Held, HeldTurn, Release};

@@ -37,11 +37,13 @@ pub enum NoticeKind {
     Deliveries,
     /// New batches, which a host without room leaves to others.
     Batches,
+    /// KV pages that every host erases.
+    Pages,
 }
 
 impl NoticeKind {
     /// All kinds.
-    pub const ALL: [NoticeKind; 8] = [
+    pub const ALL: [NoticeKind; 9] = [
         NoticeKind::Agents,
         NoticeKind::Keys,
         NoticeKind::Tenants,
@@ -50,6 +52,7 @@ impl NoticeKind {
         NoticeKind::Held,
         NoticeKind::Deliveries,
         NoticeKind::Batches,
+        NoticeKind::Pages,
     ];
 
     /// Returns the name of the kind.
@@ -63,6 +66,7 @@ impl NoticeKind {
             NoticeKind::Held => "held",
             NoticeKind::Deliveries => "deliveries",
             NoticeKind::Batches => "batches",
+            NoticeKind::Pages => "pages",
         }
     }
 }

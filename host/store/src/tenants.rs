@@ -6,6 +6,7 @@
 use crate::{
     SessionFolder, Store, StoreError,
     notices::{self, NoticeKind},
+    page_erasures::{self, PageErasure},
     sql::{AssertSqlSafe, Connection, query, query_as, query_scalar},
 };
 
@@ -159,11 +160,13 @@ impl Store {
                 tenant,
             )
             .await?;
-        self.write_common(tenant.to_owned(), |connection, tenant| {
+        self.write_common((tenant.to_owned(), self.host), |connection, (tenant, host)| {
             Box::pin(async move {
                 let size = query("DELETE FROM response_sizes WHERE principal = ?").bind(tenant.as_str());
                 size.execute(&mut *connection).await.map_err(failed())?;
-                notices::raise(connection, NoticeKind::Tenants).await
+                notices::raise(connection, NoticeKind::Tenants).await?;
+                let erased = PageErasure::Tenant { tenant: tenant.clone() };
+                page_erasures::record(connection, &erased, *host).await
             })
         })
         .await?;

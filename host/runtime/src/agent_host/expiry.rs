@@ -129,6 +129,7 @@ impl Expiry {
     async fn forget(&self, now_ms: u64) -> Result<(), RuntimeError> {
         let store = &self.host.store;
         let outcomes = store.forget_outcomes(self.before(now_ms, self.outcomes), now_ms).await?;
+        store.forget_page_erasures().await?;
         let events = store.forget_events(|ms| self.host.clock.elapsed_before(now_ms, ms)).await?;
         let responses = store.forget_responses(self.before(now_ms, self.responses)).await?;
         let mut batches = 0;

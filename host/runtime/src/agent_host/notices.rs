@@ -68,6 +68,7 @@ impl Inner {
                 self.batches.wake();
                 Ok(())
             }
+            NoticeKind::Pages => host.reach.disk.erase_as_others(&host.store).await,
         }
     }
 

@@ -11,10 +11,10 @@ use skep_store::Store;
 use std::{path::Path, sync::Arc, time::Duration};
 
 const START_MS: u64 = 1_800_000_000_000;
-const QUESTION: &str =
+pub(super) const QUESTION: &str =
     "a message that fills more than a page of the cache, so that there is something to keep";
 
-fn tier(folder: &Path) -> Arc<DiskTier> {
+pub(super) fn tier(folder: &Path) -> Arc<DiskTier> {
     let options = TierOptions {
         folder: folder.to_owned(),
         max_bytes: 64 << 20,

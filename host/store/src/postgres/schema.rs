@@ -53,6 +53,17 @@ const STEPS: &[&str] = &[
         version BIGINT NOT NULL
     );
     "#,
+    // The KV pages that all hosts of a cluster erase, because a session, an agent or a tenant was deleted.
+    r#"
+    CREATE TABLE page_erasures (
+        number BIGINT PRIMARY KEY,
+        of_tenant TEXT COLLATE "C",
+        of_agent TEXT COLLATE "C",
+        of_session TEXT COLLATE "C",
+        host BIGINT,
+        at_ms BIGINT NOT NULL
+    );
+    "#,
 ];
 const _: () = assert!(BASE + STEPS.len() as i64 == KNOWN, "both databases have the same schemas");
 /// The oldest schema whose hosts can use this one too. A step adds tables, and columns with defaults; a later

@@ -4,6 +4,7 @@
 mod batches;
 mod certainty;
 mod counts;
+mod erasures;
 mod handing_over;
 mod logs;
 mod models;
