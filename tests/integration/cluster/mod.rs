@@ -13,6 +13,8 @@ mod gate;
 mod models;
 /// The hosts.
 mod nodes;
+/// KV pages of other hosts.
+mod pages;
 /// Hosts that are restarted one after the other.
 mod rolling;
 
