@@ -11,7 +11,7 @@ use skep_engine::{DiskTier, SealingSecret, TierOptions, TierShares};
 use skep_gateway::ClusterKey;
 use skep_runtime::SealingKey;
 
-/// What the key that names pages is derived for.
+/// The purpose of the key that names pages, which is derived from that of the cluster.
 const NAMES: &str = "kv page names";
 /// Bytes that may wait to be written.
 const QUEUE_BYTES: u64 = 256 << 20;

@@ -18,7 +18,7 @@ use crate::{Engine, EngineOptions, EraseScope, GenerateRequest, PagePeers};
 /// The key that both hosts have.
 const KEY: [u8; 32] = [7; 32];
 
-/// What the other host does when it is asked for pages.
+/// The way in which the other host answers when it is asked for pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Manner {
     Gives,

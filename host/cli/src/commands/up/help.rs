@@ -72,7 +72,8 @@ All settings:
              disk_free_percent (10), write_mb_s (200), always_read (false),
              pin_percent (25: of the pages, that pins keep), warm_ahead_s (2: pages
              of a session are read before its alarm; 0 reads none ahead), encrypt
-             (false: with the key of the secrets)
+             (false: with the key of the secrets), peers (true: hosts of a cluster
+             give each other pages)
   [limits]   memory_mb, tables, table_elements, instances, cpu_ms, turn_ms,
              approval_ms, tokens_per_turn, tokens_per_day, state_kb, session_kb,
              host_calls, host_call_kb, fetches, fetch_kb, log_kb,

@@ -1,4 +1,4 @@
-//! What was fetched and given, for metrics and for `/v1/kv`.
+//! Counts of what was fetched and given, for metrics and for `/v1/kv`.
 
 use crate::metrics::{
     KV_FETCH_TIME, KV_FETCHED_BYTES, KV_FETCHED_PAGES, KV_FETCHES, KV_GIVEN_BYTES, KV_GIVEN_PAGES,

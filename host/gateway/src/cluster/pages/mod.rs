@@ -28,7 +28,7 @@ use std::{
 };
 use tokio::{runtime::Handle, sync::Semaphore};
 
-/// What the key that seals pages is derived for.
+/// The purpose of the key that seals pages, which is derived from that of the cluster.
 const SEAL: &str = "kv pages in transit";
 /// Time for which a host is not asked again that did not answer as it should.
 const REST: Duration = Duration::from_secs(30);
