@@ -224,7 +224,8 @@ impl DiskPages {
         taken
     }
 
-    /// Reads the pages of a conversation that are on disk and not in memory, as far as there is room for them.
+    /// Reads the pages of a conversation that are on disk and not in memory, as far as there is room for them. If there are none,
+    /// those of another host are fetched.
     pub fn warm(&mut self, warming: Warming, scheduler: &mut Scheduler) {
         if warming.is_given_up() {
             return;
@@ -239,21 +240,22 @@ impl DiskPages {
         }
         let on_disk = self.tier.leading(self.layout, &names).saturating_sub(in_memory);
         let found = Warmed { pages: names.len(), in_memory, on_disk, read: 0 };
-        let wanted = on_disk.min(scheduler.spare_pages());
-        let names = names[in_memory..in_memory + wanted].to_vec();
-        let read = (wanted > 0).then(|| self.tier.read(self.layout, names.clone())).flatten();
-        let Some(read) = read else {
+        let (room, deadline) = (scheduler.spare_pages(), Instant::now() + WARM_PATIENCE);
+        let missing = &names[in_memory..];
+        let reading = match on_disk.min(room) {
+            0 => self.fetch(&missing[..missing.len().min(room)], deadline),
+            wanted => self.read(&missing[..wanted]),
+        };
+        let Some(reading) = reading else {
             // A caller that no longer waits does not need the answer.
             let _ = warming.done.send(found);
             return;
         };
-        let tokens = &whole[..(in_memory + wanted) * PAGE_TOKENS];
+        let tokens = &whole[..(in_memory + reading.names.len()) * PAGE_TOKENS];
         let held = scheduler.borrow_pages(tenant, tokens, in_memory);
         let tokens = tokens.to_vec();
         let Warming { affinity, done, .. } = warming;
-        let (reader, deadline) = (Reader::Warming { found, done }, Instant::now() + WARM_PATIENCE);
-        let prefix = (&affinity, tokens.as_slice());
-        let reading = Reading { source: Source::Disk, names, pages: read };
+        let (reader, prefix) = (Reader::Warming { found, done }, (&affinity, tokens.as_slice()));
         self.promotions.push(Promotion::new(reader, prefix, reading, held, deadline));
     }
 
@@ -312,14 +314,12 @@ impl DiskPages {
         if read_time >= compute && !self.tier.reads_always() {
             return;
         }
-        let names = names[in_memory..in_memory + missing].to_vec();
-        let Some(read) = self.tier.read(self.layout, names.clone()) else { return };
+        let Some(reading) = self.read(&names[in_memory..in_memory + missing]) else { return };
         let tokens = &tokens[..(in_memory + missing) * PAGE_TOKENS];
         let held = scheduler.borrow_pages(tenant, tokens, in_memory);
         scheduler.hold(id);
         let deadline = Instant::now() + self.patience(read_time, compute);
         let reader = Reader::Request(id);
-        let reading = Reading { source: Source::Disk, names, pages: read };
         self.promotions.push(Promotion::new(reader, (affinity, tokens), reading, held, deadline));
     }
 
@@ -334,9 +334,6 @@ impl DiskPages {
     ) {
         let wanted = missing.len().min(scheduler.spare_pages());
         let Some(peers) = self.peers.as_ref().filter(|_| wanted >= MIN_FETCH_PAGES) else { return };
-        if !peers.are_there() || self.misses.has(missing[0], Instant::now()) {
-            return;
-        }
         let compute = self.speed.compute_time(wanted * PAGE_TOKENS);
         let mut fetch_time = peers.fetch_time((wanted * self.page_bytes) as u64);
         if scheduler.is_running() {
@@ -346,17 +343,33 @@ impl DiskPages {
             return;
         }
         let deadline = Instant::now() + self.patience(fetch_time, compute);
-        let names = missing[..wanted].to_vec();
-        let (layout, payload_bytes) = (self.layout_name, self.page_bytes);
-        let question = PageQuestion { layout, payload_bytes, names: names.clone() };
-        let Some(pages) = peers.fetch(question, deadline) else { return };
+        let Some(reading) = self.fetch(&missing[..wanted], deadline) else { return };
         let in_memory = tokens.len().saturating_sub(1) / PAGE_TOKENS - missing.len();
         let tokens = &tokens[..(in_memory + wanted) * PAGE_TOKENS];
         let held = scheduler.borrow_pages(&affinity.tenant, tokens, in_memory);
         scheduler.hold(id);
-        let reading = Reading { source: Source::Peers, names, pages };
         let prefix = (affinity, tokens);
         self.promotions.push(Promotion::new(Reader::Request(id), prefix, reading, held, deadline));
+    }
+
+    /// Starts to read pages from the disk.
+    fn read(&self, names: &[Digest]) -> Option<Reading> {
+        let names = names.to_vec();
+        let pages = self.tier.read(self.layout, names.clone())?;
+        Some(Reading { source: Source::Disk, names, pages })
+    }
+
+    /// Starts to fetch pages from another host, unless nobody had them a moment ago.
+    fn fetch(&mut self, names: &[Digest], deadline: Instant) -> Option<Reading> {
+        let first = *names.first().filter(|_| names.len() >= MIN_FETCH_PAGES)?;
+        let peers = self.peers.as_ref().filter(|peers| peers.are_there())?;
+        if self.misses.has(first, Instant::now()) {
+            return None;
+        }
+        let (layout, payload_bytes, names) = (self.layout_name, self.page_bytes, names.to_vec());
+        let question = PageQuestion { layout, payload_bytes, names: names.clone() };
+        let pages = peers.fetch(question, deadline)?;
+        Some(Reading { source: Source::Peers, names, pages })
     }
 
     /// Returns how long a request waits for a read that is expected to take `read`, in place of computing for `compute`.

@@ -15,7 +15,7 @@ pub struct Warmed {
     pub in_memory: usize,
     /// Pages after these that were on disk.
     pub on_disk: usize,
-    /// Pages that were read from the disk into memory.
+    /// Pages that were read into memory, from the disk or another host.
     pub read: usize,
 }
 

@@ -13,7 +13,7 @@ use skep_cache::{
 
 use super::disk_pages::{bare, cached, first_tokens, options, prompt, second_turn, written};
 use super::fixture::{Generated, collect, executor_options, generate, greedy, ids_together, model_with};
-use crate::{Engine, EngineOptions, EraseScope, GenerateRequest, PagePeers};
+use crate::{Engine, EngineOptions, EraseScope, GenerateRequest, PagePeers, Warmed};
 
 /// The key that both hosts have.
 const KEY: [u8; 32] = [7; 32];
@@ -236,6 +236,19 @@ async fn only_what_the_own_disk_lacks_is_fetched() {
     let found = generate(&here, greedy(&long, 8)).await.unwrap();
     assert_eq!((found.ids.clone(), cached(&found)), (expected.ids, (long.len() - 1) / 16 * 16));
     assert_eq!((tier.status().read_pages, other.questions()), ((beginning.len() / 16) as u64, 1));
+}
+
+#[tokio::test]
+async fn pages_of_another_host_are_read_ahead_of_a_turn() {
+    let hosts = hosts().await;
+    let other = Other::new(&hosts.there, Manner::Gives);
+    let engine = engine(&open(hosts.own.path()), Some(&other), "weights");
+    let next = second_turn(&hosts.first);
+    let pages = first_tokens(&hosts.first) / 16;
+    let warmed = engine.warm(&next.affinity, next.prompt[..pages * 16].to_vec()).await;
+    assert_eq!(warmed, Warmed { pages, in_memory: 0, on_disk: 0, read: pages });
+    assert_eq!(cached(&generate(&engine, next).await.unwrap()), pages * 16);
+    assert_eq!(other.questions(), 1);
 }
 
 /// Pages from another host are written to the own disk when their request ends, and belong to its session.

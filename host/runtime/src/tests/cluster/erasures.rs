@@ -60,7 +60,7 @@ async fn pages_of_a_session_that_moved_are_erased_where_it_was() {
     assert!(tier_of_other.status().pages > 0, "nobody was there to erase them");
     let again = host(&cluster, &tier_of_other).await;
     until(async || (tier_of_other.status().pages == 0).then_some(())).await;
-    // What is used later stays.
+    // Pages that are used later stay.
     turn(&again, "u", &tier_of_other).await;
     third.agents.delete_session("chat", "nobody").await.expect_err("there is none");
     assert!(tier_of_other.status().pages > 0);
