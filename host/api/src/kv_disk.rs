@@ -28,7 +28,6 @@ pub struct KvDisk {
     /// Sessions whose pages are evicted last, in the order in which they were pinned.
     pub pins: Vec<KvPin>,
     /// Pages that went to and came from the other hosts of the cluster; none if they are not shared.
-    #[serde(default)]
     #[schema(required)]
     pub peers: Option<KvPeers>,
 }

@@ -46,7 +46,7 @@ pub struct PageQuestion {
 pub enum QuestionError {
     #[error("it is not a question for KV pages of this version")]
     Foreign,
-    #[error("it asks for {found} pages, and at most {MAX_ASKED_PAGES} are allowed")]
+    #[error("it asks for {found} pages, and at most {max} are allowed", max = MAX_ASKED_PAGES)]
     TooMany { found: usize },
     #[error("it has {found} bytes, and its names need {needed}")]
     Length { found: usize, needed: usize },

@@ -1,6 +1,6 @@
 //! `/v1/kv`: KV pages on disk.
 
-use crate::{ApiError, Gateway, PageFigures, access::Details};
+use crate::{ApiError, Gateway, access::Details};
 use axum::{
     Extension, Json,
     extract::{Query, State},
@@ -58,17 +58,21 @@ pub(crate) async fn show(State(gateway): State<Gateway>) -> Json<KvDisk> {
         written_today_bytes,
         written_yesterday_bytes,
         pins: gateway.host.pinned_sessions().into_iter().map(pinned).collect(),
-        peers: gateway
-            .cluster
-            .as_ref()
-            .and_then(|cluster| cluster.pages.as_ref())
-            .map(|pages| peers(pages.figures())),
+        peers: peers(&gateway),
     })
 }
 
-fn peers(figures: PageFigures) -> KvPeers {
-    let PageFigures { questions, missed, fetched_pages, fetched_bytes, given_pages, given_bytes } = figures;
-    KvPeers { questions, missed, fetched_pages, fetched_bytes, given_pages, given_bytes }
+/// Returns what went to and came from other hosts; `None` if nothing does.
+fn peers(gateway: &Gateway) -> Option<KvPeers> {
+    let figures = gateway.cluster.as_ref()?.pages.as_ref()?.figures();
+    Some(KvPeers {
+        questions: figures.questions,
+        missed: figures.missed,
+        fetched_pages: figures.fetched_pages,
+        fetched_bytes: figures.fetched_bytes,
+        given_pages: figures.given_pages,
+        given_bytes: figures.given_bytes,
+    })
 }
 
 fn pinned(PinStatus { pin, bytes, is_protected }: PinStatus) -> KvPin {
