@@ -94,9 +94,9 @@ pub use batch::{
 };
 pub use clock::Clock;
 pub use cluster::{
-    ClusterHost, GenerationEvent, GenerationEvents, GenerationFailure, HostRole, Member, OtherHosts, PeerError,
-    PeerGeneration, PeerInvocation, Peers, RemoteEvent, RemoteEvents, RemoteRun, SessionPlace, SharedCounts,
-    TurnAddress,
+    ClusterHost, GenerationEvent, GenerationEvents, GenerationFailure, HostRole, Member, OtherHosts,
+    PeerError, PeerGeneration, PeerInvocation, Peers, RemoteEvent, RemoteEvents, RemoteRun, SessionPlace,
+    SharedCounts, TurnAddress,
 };
 pub use compute::{Compute, QUICK_BYTES};
 pub use error::{BudgetUsedUp, PriceUnknown, RuntimeError};
