@@ -4,7 +4,7 @@
 //! what they give is imported as pages of the disk are.
 
 use std::fmt;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use skep_cache::{PageQuestion, PageStream};
 
@@ -17,7 +17,7 @@ pub trait PagePeers: fmt::Debug + Send + Sync + 'static {
     fn fetch_time(&self, bytes: u64) -> Duration;
 
     /// Begins to ask all hosts for pages, and to fetch those that one of them has, in order and from the first on. The stream
-    /// ends with the last one, with the first one that is missing or is not as it should be, or at the deadline. Returns
-    /// `None` if too much is being fetched.
-    fn fetch(&self, question: PageQuestion, deadline: Instant) -> Option<PageStream>;
+    /// ends with the last one, or with the first one that is missing, late or not as it should be; dropping it ends the
+    /// fetch. Returns `None` if too much is being fetched.
+    fn fetch(&self, question: PageQuestion) -> Option<PageStream>;
 }

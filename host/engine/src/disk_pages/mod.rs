@@ -243,7 +243,7 @@ impl DiskPages {
         let (room, deadline) = (scheduler.spare_pages(), Instant::now() + WARM_PATIENCE);
         let missing = &names[in_memory..];
         let reading = match on_disk.min(room) {
-            0 => self.fetch(&missing[..missing.len().min(room)], deadline),
+            0 => self.fetch(&missing[..missing.len().min(room)]),
             wanted => self.read(&missing[..wanted]),
         };
         let Some(reading) = reading else {
@@ -343,7 +343,7 @@ impl DiskPages {
             return;
         }
         let deadline = Instant::now() + self.patience(fetch_time, compute);
-        let Some(reading) = self.fetch(&missing[..wanted], deadline) else { return };
+        let Some(reading) = self.fetch(&missing[..wanted]) else { return };
         let in_memory = tokens.len().saturating_sub(1) / PAGE_TOKENS - missing.len();
         let tokens = &tokens[..(in_memory + wanted) * PAGE_TOKENS];
         let held = scheduler.borrow_pages(&affinity.tenant, tokens, in_memory);
@@ -360,7 +360,7 @@ impl DiskPages {
     }
 
     /// Starts to fetch pages from another host, unless nobody had them a moment ago.
-    fn fetch(&mut self, names: &[Digest], deadline: Instant) -> Option<Reading> {
+    fn fetch(&mut self, names: &[Digest]) -> Option<Reading> {
         let first = *names.first().filter(|_| names.len() >= MIN_FETCH_PAGES)?;
         let peers = self.peers.as_ref().filter(|peers| peers.are_there())?;
         if self.misses.has(first, Instant::now()) {
@@ -368,7 +368,7 @@ impl DiskPages {
         }
         let (layout, payload_bytes, names) = (self.layout_name, self.page_bytes, names.to_vec());
         let question = PageQuestion { layout, payload_bytes, names: names.clone() };
-        let pages = peers.fetch(question, deadline)?;
+        let pages = peers.fetch(question)?;
         Some(Reading { source: Source::Peers, names, pages })
     }
 

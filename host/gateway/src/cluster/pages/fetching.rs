@@ -1,4 +1,7 @@
 //! Fetches pages from another host, for the engine of this one.
+//!
+//! A fetch ends when its engine no longer waits, but not before the other host has had its time: so a host that does not answer
+//! is known as one after a request or two, however short these wait.
 
 use super::{
     super::{peers, routes},
@@ -17,7 +20,7 @@ use std::{
     },
     time::{Duration, Instant},
 };
-use tokio::time::{sleep, timeout, timeout_at};
+use tokio::time::{sleep, timeout};
 
 /// Maximum number of hosts that are asked for the same pages.
 const MAX_ASKED_HOSTS: usize = 16;
@@ -44,7 +47,7 @@ impl PagePeers for ClusterPages {
         self.shared.rate.estimate(bytes, Instant::now())
     }
 
-    fn fetch(&self, question: PageQuestion, deadline: Instant) -> Option<PageStream> {
+    fn fetch(&self, question: PageQuestion) -> Option<PageStream> {
         let ahead = READ_AHEAD.min(question.names.len()).max(1);
         // The pages that wait, the one that is handed over, and the one that arrives.
         let Some(room) = Room::take(&self.shared, (ahead as u64 + 2) * question.image_bytes() as u64) else {
@@ -55,7 +58,11 @@ impl PagePeers for ClusterPages {
         let shared = self.shared.clone();
         self.shared.runtime.spawn(async move {
             let _room = room;
-            shared.run(question, deadline, sender).await;
+            let began = Instant::now();
+            let ending = shared.fetch(question, &sender).await;
+            shared.figures.record_end(ending, began.elapsed());
+            // The engine sees the end of its pages after it was counted.
+            drop(sender);
         });
         Some(pages)
     }
@@ -82,13 +89,6 @@ impl Drop for Room {
 }
 
 impl Shared {
-    async fn run(self: Arc<Self>, question: PageQuestion, deadline: Instant, pages: SyncSender<Vec<u8>>) {
-        let began = Instant::now();
-        let fetching = timeout_at(deadline.into(), self.fetch(question, &pages));
-        let ending = fetching.await.unwrap_or(Ending::Unwanted);
-        self.figures.record_end(ending, began.elapsed());
-    }
-
     async fn fetch(self: &Arc<Self>, mut question: PageQuestion, pages: &SyncSender<Vec<u8>>) -> Ending {
         let mut hosts = self.askable();
         hosts.truncate(MAX_ASKED_HOSTS);

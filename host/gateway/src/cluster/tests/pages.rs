@@ -112,8 +112,7 @@ fn here(other: &Member, key: &ClusterKey) -> (ClusterPages, TempDir) {
 }
 
 async fn fetch(pages: &ClusterPages, question: &PageQuestion) -> Vec<Vec<u8>> {
-    let mut stream =
-        pages.fetch(question.clone(), Instant::now() + PATIENCE).expect("nothing else is fetched");
+    let mut stream = pages.fetch(question.clone()).expect("nothing else is fetched");
     let mut found = Vec::new();
     loop {
         match stream.poll() {
