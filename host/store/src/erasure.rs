@@ -204,8 +204,8 @@ pub(crate) enum PendingDeliveries {
     Keep,
 }
 
-/// Makes the other hosts of a cluster erase the session's KV pages, also if nothing else is stored of it: pages are written
-/// before a turn ends.
+/// Makes the other hosts of a cluster erase the session's KV pages, also if nothing else is stored of it: a turn that failed
+/// may have left some.
 async fn announce(
     connection: &mut Connection,
     agent: &str,
