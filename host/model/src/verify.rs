@@ -232,6 +232,26 @@ mod tests {
     }
 
     #[test]
+    fn latent_attention_of_published_widths_matches_its_reference() {
+        let check = |options: VerifyOptions| {
+            let found = verify(&fixture("../wide/deepseek-v3"), options.clone()).unwrap();
+            assert!(found.passed && found.tokens == 224, "{options:?}: {found:?}");
+        };
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.supported()) {
+            for (threads, chunk) in [(1, 224), (2, 33), (2, 1)] {
+                let (threads, isa) = (Some(threads), Some(isa));
+                check(VerifyOptions { threads, isa, chunk, ..VerifyOptions::default() });
+            }
+        }
+        for tensor_parallel in [2, 4, 8] {
+            check(VerifyOptions { tensor_parallel, ..VerifyOptions::default() });
+        }
+        let options = VerifyOptions { pipeline_parallel: 2, ..VerifyOptions::default() };
+        let error = verify(&fixture("../wide/deepseek-v3"), options).unwrap_err().to_string();
+        assert!(error.starts_with("pipeline_parallel"), "one layer is one stage: {error}");
+    }
+
+    #[test]
     fn rejects_a_folder_without_usable_expectations() {
         let folder = std::env::temp_dir().join(format!("skep-verify-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();

@@ -1,7 +1,7 @@
 //! Compares tiny models with exact logits, however a sequence is split into steps and whatever shares its batch.
 
 use super::super::fixture::{
-    DENSE, MODELS, PACKED, expected, folder, load, options, relative_error, sequence, supported,
+    DENSE, MODELS, PACKED, WIDE, expected, folder, load, options, relative_error, sequence, supported,
 };
 use super::*;
 use crate::batch::{BatchSequence, LogitsWanted, PageId};
@@ -60,6 +60,26 @@ fn keys_and_values_with_fewer_bits_stay_close_to_the_exact_logits() {
                 let allowed = if has_router { ids.len() / 4 } else { 0 };
                 assert!(outliers <= allowed, "{name} {kv} {isa}: {outliers} rows of {errors:?}");
             }
+        }
+    }
+}
+
+#[test]
+fn latents_of_published_widths_with_fewer_bits_stay_close_to_the_exact_logits() {
+    let (ids, exact) = expected(WIDE);
+    let width = exact.len() / ids.len();
+    for (kv, bound) in [(KvDtype::F16, 2e-2), (KvDtype::I8, 5e-2)] {
+        for isa in supported() {
+            let options = ExecutorOptions { kv, max_logit_rows: 256, ..options(isa) };
+            let mut executor = load(WIDE, options).unwrap();
+            let rows = sequence(&ids, 0, 20, LogitsWanted::All);
+            executor.forward(&Batch { sequences: vec![rows] }).unwrap();
+            let error = |row: usize| {
+                relative_error(executor.logits(row).unwrap(), &exact[row * width..][..width])
+            };
+            let outliers = (0..ids.len()).filter(|row| error(*row) >= bound).count();
+            // If two experts score alike, a small difference chooses the other one.
+            assert!(outliers <= ids.len() / 4, "{kv} {isa}: {outliers} rows");
         }
     }
 }

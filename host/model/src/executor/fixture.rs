@@ -15,6 +15,8 @@ pub(super) const DENSE: [&str; 5] =
     ["llama-gqa", "llama-tied-rope3", "qwen2-bias", "qwen3-qknorm", "mistral-window"];
 /// A model whose experts are packed integers, beside which activations are rounded.
 pub(super) const PACKED: &str = "kimi-k2-int4";
+/// A model of one layer, whose latent attention has the widths of published models.
+pub(super) const WIDE: &str = "../wide/deepseek-v3";
 pub(super) const MODELS: [&str; 11] = [
     "llama-gqa",
     "llama-tied-rope3",
