@@ -127,6 +127,8 @@ mod sessions;
 mod sharding;
 /// The structure of the crates.
 mod structure;
+/// Mixtures with random weights, here and in llama.cpp.
+mod synthesize;
 /// The deletion of a tenant with everything that belongs to it.
 mod tenants;
 /// Published vocabularies against the libraries of their families.

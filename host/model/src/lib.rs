@@ -14,6 +14,7 @@ pub mod config;
 mod digest;
 mod gguf;
 mod mapping;
+mod output;
 mod safetensors_file;
 pub mod tokenizer;
 
@@ -32,6 +33,7 @@ mod shard;
 mod token_set;
 mod weights;
 
+pub mod synthesis;
 pub mod upcycle;
 
 pub mod verify;

@@ -87,7 +87,7 @@ impl Random {
     }
 
     /// Fills `bytes` with blocks of numbers of either sign, most of them between 2^-7 and 2^-3.
-    fn fill(&mut self, dtype: DType, bytes: &mut [u8]) {
+    pub(crate) fn fill(&mut self, dtype: DType, bytes: &mut [u8]) {
         match dtype {
             // The sign, the two low bits of the exponent and the fraction are random; the other bits of the exponent
             // are fixed.
@@ -111,7 +111,7 @@ impl Random {
     }
 
     /// Fills `bytes` with numbers between 1 and 1.125.
-    fn fill_norms(&mut self, bytes: &mut [u8]) {
+    pub(crate) fn fill_norms(&mut self, bytes: &mut [u8]) {
         self.fill_words(bytes, 0x000f_ffff_000f_ffff, 0x3f80_0000_3f80_0000);
     }
 

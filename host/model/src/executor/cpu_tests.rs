@@ -74,9 +74,8 @@ fn latents_of_published_widths_with_fewer_bits_stay_close_to_the_exact_logits() 
             let mut executor = load(WIDE, options).unwrap();
             let rows = sequence(&ids, 0, 20, LogitsWanted::All);
             executor.forward(&Batch { sequences: vec![rows] }).unwrap();
-            let error = |row: usize| {
-                relative_error(executor.logits(row).unwrap(), &exact[row * width..][..width])
-            };
+            let error =
+                |row: usize| relative_error(executor.logits(row).unwrap(), &exact[row * width..][..width]);
             let outliers = (0..ids.len()).filter(|row| error(*row) >= bound).count();
             // If two experts score alike, a small difference chooses the other one.
             assert!(outliers <= ids.len() / 4, "{kv} {isa}: {outliers} rows");

@@ -5,6 +5,7 @@
 //! metadata keys mean.
 
 mod cursor;
+pub(crate) mod header;
 mod names;
 #[cfg(test)]
 mod tests;

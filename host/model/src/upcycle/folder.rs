@@ -8,12 +8,12 @@ use serde_json::{Map, Value, json};
 
 use super::config_json::{config_json, generation_config, tokenizer_config};
 use super::encoding::Encoding;
-use super::output::{Sink, failed};
 use super::weights::{Reader, Slice};
 use super::{Cut, GROUP, UpcycleFormat, refused};
 use crate::checkpoint::Checkpoint;
 use crate::config::{ModelConfig, RopePairing, RopeScaling};
 use crate::error::ModelError;
+use crate::output::{Sink, failed};
 
 /// Number of values that are encoded at once if the encoding is plain.
 const VALUES_AT_ONCE: usize = 1 << 20;

@@ -9,19 +9,13 @@ use half::{bf16, f16};
 use skep_kernels::{DType, dequantize};
 
 use super::family::Family;
-use super::output::Sink;
 use super::{Cut, refused};
 use crate::checkpoint::{Checkpoint, block_scales};
 use crate::config::RopePairing;
 use crate::error::ModelError;
-use crate::gguf::{DEFAULT_ALIGNMENT, GgufFile, GgufTensor, code_of};
-
-const VERSION: u32 = 3;
-/// Codes of the types of metadata.
-const U32: u32 = 4;
-const F32: u32 = 6;
-const BOOL: u32 = 7;
-const STRING: u32 = 8;
+use crate::gguf::header::{NewTensor, boolean, float, header, string, unsigned};
+use crate::gguf::{DEFAULT_ALIGNMENT, GgufFile, GgufTensor};
+use crate::output::Sink;
 
 /// The weights of a dense feed-forward block, without `blk.N.` and `.weight`.
 const GATE: &str = "ffn_gate";
@@ -93,9 +87,10 @@ impl<'a> GgufPlan<'a> {
             place(tensor, &files[tensor.file][tensor.bytes.clone()], cut, &mut tensors)?;
         }
         let alignment = file.unsigned("general.alignment")?.unwrap_or(DEFAULT_ALIGNMENT) as usize;
-        let header = header(&keys(file, &files[0], cut)?, &tensors, alignment)?;
+        let entries: Vec<NewTensor<'_>> = tensors.iter().map(Placed::entry).collect();
+        let header = header(&keys(file, &files[0], cut)?, &entries, alignment)?;
         let padded = |length: usize| length.next_multiple_of(alignment) as u64;
-        let bytes = padded(header.len()) + tensors.iter().map(|tensor| padded(tensor.length())).sum::<u64>();
+        let bytes = padded(header.len()) + entries.iter().map(|entry| padded(entry.length())).sum::<u64>();
         Ok(GgufPlan { header, tensors, alignment, bytes })
     }
 
@@ -121,10 +116,8 @@ impl<'a> GgufPlan<'a> {
 }
 
 impl Placed<'_> {
-    /// Returns the number of bytes of the tensor.
-    fn length(&self) -> usize {
-        let values: usize = self.dimensions.iter().product();
-        values / self.dtype.block_len() * self.dtype.block_bytes()
+    fn entry(&self) -> NewTensor<'_> {
+        NewTensor { name: &self.name, dimensions: &self.dimensions, dtype: self.dtype }
     }
 }
 
@@ -251,8 +244,8 @@ fn feed_forward(name: &str) -> Option<&'static str> {
 fn keys(file: &GgufFile, bytes: &[u8], cut: &Cut) -> Result<Vec<(String, Vec<u8>)>, ModelError> {
     let old = file.string("general.architecture")?.unwrap_or_default();
     let new = cut.family.gguf_name();
-    let size = |size: usize| typed(U32, &(size as u32).to_le_bytes());
-    let mut keys = vec![("general.architecture".to_owned(), typed(STRING, &string(new)))];
+    let size = |size: usize| unsigned(size as u32);
+    let mut keys = vec![("general.architecture".to_owned(), string(new))];
     let mut add = |key: &str, value: Vec<u8>| keys.push((format!("{new}.{key}"), value));
     add("expert_count", size(cut.experts));
     add("expert_used_count", size(cut.used));
@@ -265,8 +258,8 @@ fn keys(file: &GgufFile, bytes: &[u8], cut: &Cut) -> Result<Vec<(String, Vec<u8>
             add("leading_dense_block_count", size(0));
             // The logistic function.
             add("expert_gating_func", size(2));
-            add("expert_weights_norm", typed(BOOL, &[1]));
-            add("expert_weights_scale", typed(F32, &(cut.experts as f32).to_le_bytes()));
+            add("expert_weights_norm", boolean(true));
+            add("expert_weights_scale", float(cut.experts as f32));
         }
     }
     for (key, value) in file.raw_keys(bytes)? {
@@ -280,42 +273,6 @@ fn keys(file: &GgufFile, bytes: &[u8], cut: &Cut) -> Result<Vec<(String, Vec<u8>
         }
     }
     Ok(keys)
-}
-
-fn header(
-    keys: &[(String, Vec<u8>)],
-    tensors: &[Placed<'_>],
-    alignment: usize,
-) -> Result<Vec<u8>, ModelError> {
-    let mut header = b"GGUF".to_vec();
-    header.extend(VERSION.to_le_bytes());
-    header.extend((tensors.len() as u64).to_le_bytes());
-    header.extend((keys.len() as u64).to_le_bytes());
-    for (key, value) in keys {
-        header.extend(string(key));
-        header.extend(value);
-    }
-    let mut offset = 0;
-    for tensor in tensors {
-        header.extend(string(&tensor.name));
-        header.extend((tensor.dimensions.len() as u32).to_le_bytes());
-        header.extend(tensor.dimensions.iter().flat_map(|size| (*size as u64).to_le_bytes()));
-        let code = code_of(tensor.dtype).ok_or_else(|| {
-            ModelError::tensor(&tensor.name, format!("GGUF files have no format {}", tensor.dtype))
-        })?;
-        header.extend(code.to_le_bytes());
-        header.extend((offset as u64).to_le_bytes());
-        offset = (offset + tensor.length()).next_multiple_of(alignment);
-    }
-    Ok(header)
-}
-
-fn typed(code: u32, value: &[u8]) -> Vec<u8> {
-    [&code.to_le_bytes()[..], value].concat()
-}
-
-fn string(text: &str) -> Vec<u8> {
-    [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat()
 }
 
 fn bytes_of(values: &[f32]) -> Vec<u8> {

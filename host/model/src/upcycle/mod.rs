@@ -9,7 +9,6 @@ mod encoding;
 mod family;
 mod folder;
 mod gguf_file;
-mod output;
 #[cfg(test)]
 mod tests;
 mod weights;
@@ -21,10 +20,10 @@ use std::str::FromStr;
 use crate::checkpoint::{Checkpoint, Random};
 use crate::config::{Architecture, MAX_EXPERTS, MAX_USED};
 use crate::error::ModelError;
+use crate::output::Staged;
 use family::Family;
 use folder::FolderPlan;
 use gguf_file::GgufPlan;
-use output::Staged;
 
 /// Maximum number of values of a row that share a scale in the formats with scales.
 const GROUP: usize = 32;

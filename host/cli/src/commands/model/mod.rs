@@ -1,5 +1,5 @@
-//! `skep model`: pulls, lists, recommends, plans, deletes, inspects, verifies and cuts models, and loads and unloads those of a
-//! running host.
+//! `skep model`: pulls, lists, recommends, plans, deletes, inspects, verifies, cuts and synthesizes models, and loads and unloads those
+//! of a running host.
 
 mod alias;
 mod inspect;
@@ -11,13 +11,14 @@ mod pull;
 mod recommend;
 mod rm;
 mod status;
+mod synthesize;
 mod unload;
 mod upcycle;
 mod verify;
 
 use anyhow::Result;
 
-/// Pull, list, recommend, plan, delete, inspect, verify and cut models, and load and unload those of a running host
+/// Pull, list, recommend, plan, delete, inspect, verify, cut and synthesize models, and load and unload those of a running host
 #[derive(Debug, clap::Subcommand)]
 pub enum Command {
     Pull(pull::Args),
@@ -29,6 +30,7 @@ pub enum Command {
     Verify(verify::Args),
     Plan(plan::Args),
     Upcycle(upcycle::Args),
+    Synthesize(synthesize::Args),
     Status(status::Args),
     Load(load::Args),
     Unload(unload::Args),
@@ -58,6 +60,7 @@ fn with_files(command: Command) -> Result<()> {
         Command::Verify(args) => verify::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Upcycle(args) => upcycle::run(&args),
+        Command::Synthesize(args) => synthesize::run(&args),
         Command::Status(_) | Command::Load(_) | Command::Unload(_) | Command::Alias(_) => {
             unreachable!("these commands ask a host")
         }

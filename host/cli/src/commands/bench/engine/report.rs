@@ -113,8 +113,8 @@ pub(super) fn shares(
     let decode = times.decode_s.map(|seconds| {
         let step = seconds / generate as f64;
         let executor = (loaded.executor.plan(), loaded.executor.limits());
-        let bytes =
-            decode_bytes(&loaded.config, executor, loaded.looked_up_bytes, (depth, shared, generate, batch));
+        let parts = (loaded.looked_up_bytes, loaded.expert_bytes);
+        let bytes = decode_bytes(&loaded.config, executor, parts, (depth, shared, generate, batch));
         let operations = Operations::decode(&loaded.config, depth, generate, batch);
         let read_s = ceilings.read_s(bytes);
         Decode {

@@ -31,6 +31,8 @@ pub(super) struct Loaded {
     pub dtype: DType,
     /// Size of the rows that tokens are looked up in; 0 if the head multiplies with them as well.
     pub looked_up_bytes: u64,
+    /// Size of the weights of all experts.
+    pub expert_bytes: u64,
     pub load_s: f64,
     pub executor: Box<dyn Executor>,
 }
@@ -64,12 +66,18 @@ impl Subject {
         let load_s = started.elapsed().as_secs_f64();
         let config = checkpoint.config().clone();
         let embedding = checkpoint.tensor("model.embed_tokens.weight")?.data.len() as u64;
+        let of_experts = checkpoint.tensors().filter(|tensor| tensor.name.contains(".experts."));
+        let expert_bytes: u64 = of_experts.map(|tensor| tensor.data.len() as u64).sum();
+        let format = checkpoint.weight_format().unwrap_or_default();
+        let dtype = DType::ALL.into_iter().find(|dtype| dtype.to_string() == format);
+        let dtype = dtype.with_context(|| format!("{name} has no weights"))?;
         Ok(Loaded {
             name,
             devices,
             device,
-            dtype: checkpoint.tensor("model.layers.0.mlp.down_proj.weight")?.dtype,
+            dtype,
             looked_up_bytes: if config.tied_head { 0 } else { embedding },
+            expert_bytes,
             config,
             load_s,
             executor,

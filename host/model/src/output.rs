@@ -12,29 +12,29 @@ use crate::error::ModelError;
 const BUFFER_BYTES: usize = 1 << 20;
 
 /// A file or folder under a temporary name, beside the path that it will have.
-pub(super) struct Staged {
+pub(crate) struct Staged {
     path: PathBuf,
     target: PathBuf,
 }
 
 impl Staged {
     /// Reserves the temporary name of an output. Its folder has to exist.
-    pub(super) fn beside(target: &Path) -> Result<Self, ModelError> {
+    pub(crate) fn beside(target: &Path) -> Result<Self, ModelError> {
         refuse_existing(target)?;
         let Some(name) = target.file_name() else {
-            return Err(super::refused("output", format!("{} has no name for a new file", target.display())));
+            return Err(refused(format!("{} has no name for a new file", target.display())));
         };
         let mut staged = name.to_owned();
         staged.push(format!(".{}.part", std::process::id()));
         Ok(Staged { path: target.with_file_name(staged), target: target.to_owned() })
     }
 
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
     /// Gives the output its name.
-    pub(super) fn publish(self) -> Result<(), ModelError> {
+    pub(crate) fn publish(self) -> Result<(), ModelError> {
         refuse_existing(&self.target)?;
         std::fs::rename(&self.path, &self.target).map_err(|source| failed(&self.target, source))
     }
@@ -57,14 +57,18 @@ fn refuse_existing(target: &Path) -> Result<(), ModelError> {
                 "{} exists and is not overwritten; delete it or choose another path",
                 target.display()
             );
-            Err(super::refused("output", problem))
+            Err(refused(problem))
         }
         Err(_) => Ok(()),
     }
 }
 
+fn refused(problem: String) -> ModelError {
+    ModelError::Option { option: "output".to_owned(), problem }
+}
+
 /// A file that is being written, whose bytes are counted.
-pub(super) struct Sink<'a> {
+pub(crate) struct Sink<'a> {
     file: BufWriter<File>,
     path: PathBuf,
     written: u64,
@@ -72,12 +76,12 @@ pub(super) struct Sink<'a> {
 }
 
 impl<'a> Sink<'a> {
-    pub(super) fn create(path: PathBuf, watch: &'a dyn Fn(u64)) -> Result<Self, ModelError> {
+    pub(crate) fn create(path: PathBuf, watch: &'a dyn Fn(u64)) -> Result<Self, ModelError> {
         let file = File::create_new(&path).map_err(|source| failed(&path, source))?;
         Ok(Sink { file: BufWriter::with_capacity(BUFFER_BYTES, file), path, written: 0, watch })
     }
 
-    pub(super) fn write(&mut self, bytes: &[u8]) -> Result<(), ModelError> {
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), ModelError> {
         self.file.write_all(bytes).map_err(|source| failed(&self.path, source))?;
         self.written += bytes.len() as u64;
         (self.watch)(self.written);
@@ -85,16 +89,16 @@ impl<'a> Sink<'a> {
     }
 
     /// Writes zeros up to a multiple of `alignment`.
-    pub(super) fn pad(&mut self, alignment: usize) -> Result<(), ModelError> {
+    pub(crate) fn pad(&mut self, alignment: usize) -> Result<(), ModelError> {
         let missing = self.written.next_multiple_of(alignment.max(1) as u64) - self.written;
         self.write(&vec![0; missing as usize])
     }
 
-    pub(super) fn finish(mut self) -> Result<(), ModelError> {
+    pub(crate) fn finish(mut self) -> Result<(), ModelError> {
         self.file.flush().map_err(|source| failed(&self.path, source))
     }
 }
 
-pub(super) fn failed(path: &Path, source: std::io::Error) -> ModelError {
+pub(crate) fn failed(path: &Path, source: std::io::Error) -> ModelError {
     ModelError::Write { path: path.to_owned(), source }
 }
