@@ -2,7 +2,8 @@
 //!
 //! Invariant: a key that changes the arithmetic but is not implemented causes an error that names it.
 
-use super::{Architecture, LayerStyle, ModelConfig, Rope, RopePairing, RopeScaling, gguf_style};
+use super::family::{Family, GgufWindows};
+use super::{Architecture, LayerStyle, ModelConfig, Rope, RopeScaling, gguf_style};
 use crate::error::ModelError;
 use crate::gguf::{GgufFile, GgufTensor};
 
@@ -18,11 +19,12 @@ pub(crate) fn from_gguf(file: &GgufFile, bytes: &[u8]) -> Result<ModelConfig, Mo
     let name = file
         .string("general.architecture")?
         .ok_or_else(|| ModelError::config("general.architecture", "is missing"))?;
-    let mut architecture = Architecture::from_gguf(name)?;
+    let mut family = Architecture::from_gguf(name)?.family();
     let keys = Keys { file, prefix: name };
-    // Files of Mixtral are those of llama with experts.
-    if architecture == Architecture::Llama && keys.size("expert_count")?.is_some_and(|count| count > 0) {
-        architecture = Architecture::Mixtral;
+    if let Some(mixture) = family.gguf.with_experts
+        && keys.size("expert_count")?.is_some_and(|count| count > 0)
+    {
+        family = mixture.family();
     }
     let hidden_size = keys.required("embedding_length")?;
     // Layers behind the last one predict further tokens and are not run.
@@ -30,7 +32,7 @@ pub(crate) fn from_gguf(file: &GgufFile, bytes: &[u8]) -> Result<ModelConfig, Mo
     let layer_count = keys.required("block_count")?.saturating_sub(drafts);
     let head_count = keys.required("attention.head_count")?;
     let kv_head_count = keys.size("attention.head_count_kv")?.unwrap_or(head_count);
-    let style = gguf_style::style(&keys, architecture, layer_count, hidden_size)?;
+    let style = (family.gguf.style)(&keys, layer_count, hidden_size)?;
     let head_size = match (style.latent, keys.size("attention.key_length")?) {
         (Some(latent), _) => latent.head_size(),
         (None, Some(size)) => size,
@@ -42,11 +44,11 @@ pub(crate) fn from_gguf(file: &GgufFile, bytes: &[u8]) -> Result<ModelConfig, Mo
     let context_length = keys.required("context_length")?;
     let window =
         keys.size("attention.sliding_window")?.filter(|window| *window > 0 && *window < context_length);
-    let windows = gguf_style::windows(&keys, architecture, layer_count, window)?;
-    match (architecture, window) {
-        (_, None) | (Architecture::Mixtral | Architecture::GptOss | Architecture::Gemma3, _) => {}
-        (Architecture::Llama, Some(_)) => architecture = Architecture::Mistral,
-        (_, Some(window)) => {
+    let windows = gguf_style::windows(&keys, family.gguf.windows, layer_count, window)?;
+    match (family.gguf.windows, window) {
+        (_, None) | (GgufWindows::Always | GgufWindows::Runs(_), _) => {}
+        (GgufWindows::Family(windowed), Some(_)) => family = windowed.family(),
+        (GgufWindows::Refused, Some(window)) => {
             return Err(ModelError::unsupported(
                 keys.name("attention.sliding_window"),
                 window,
@@ -59,7 +61,7 @@ pub(crate) fn from_gguf(file: &GgufFile, bytes: &[u8]) -> Result<ModelConfig, Mo
     let vocabulary_size = vocabulary_size(file, &keys)?;
     let has = |name: &str| tensor(file, name).is_some();
     ModelConfig {
-        architecture,
+        architecture: family.architecture,
         hidden_size,
         layer_count,
         head_count,
@@ -75,7 +77,7 @@ pub(crate) fn from_gguf(file: &GgufFile, bytes: &[u8]) -> Result<ModelConfig, Mo
         vocabulary_size,
         context_length,
         norm_epsilon: norm_epsilon as f32,
-        rope: rope(file, bytes, &keys, architecture)?,
+        rope: rope(file, bytes, &keys, family, style.latent.is_some())?,
         windows,
         qkv_bias: has("blk.0.attn_q.bias"),
         output_bias: has("blk.0.attn_output.bias"),
@@ -171,14 +173,10 @@ fn rope(
     file: &GgufFile,
     bytes: &[u8],
     keys: &Keys<'_>,
-    architecture: Architecture,
+    family: &Family,
+    is_latent: bool,
 ) -> Result<Rope, ModelError> {
-    let pairing = match architecture {
-        Architecture::Llama | Architecture::Mistral | Architecture::Mixtral | Architecture::DeepSeekV3 => {
-            RopePairing::Interleaved
-        }
-        _ => RopePairing::Halves,
-    };
+    let pairing = family.gguf.pairing;
     let theta = file.float(&keys.name("rope.freq_base"))?.unwrap_or(DEFAULT_THETA) as f32;
     let kind = keys.name("rope.scaling.type");
     let factor = match file.float(&keys.name("rope.scaling.factor"))? {
@@ -193,7 +191,7 @@ fn rope(
             let found = "yarn together with rope_freqs.weight";
             return Err(ModelError::unsupported(kind, found, "one of the two"));
         }
-        let scaling = gguf_style::yarn(keys, architecture, factor as f32)?;
+        let scaling = gguf_style::yarn(keys, family.gguf.rounds_yarn, is_latent, factor as f32)?;
         return Ok(Rope { theta, pairing, scaling });
     }
     let linear = match (file.string(&kind)?, factor) {

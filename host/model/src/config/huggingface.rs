@@ -5,7 +5,7 @@
 
 use serde_json::{Map, Value};
 
-use super::families::{style, usual_size, usual_theta};
+use super::family::{Family, Presence, Windows, usual_size};
 use super::rope::yarn_magnitude;
 use super::{Architecture, ModelConfig, Rope, RopePairing, RopeScaling};
 use crate::error::ModelError;
@@ -25,25 +25,24 @@ pub(crate) fn from_huggingface(files: &HuggingFaceFiles<'_>) -> Result<ModelConf
     let (config, prefix) = text_config(files.config);
     let keys = Keys::of(config, prefix)?;
     let architecture = architecture(&keys)?;
-    refuse_unsupported(&keys, architecture)?;
+    let family = architecture.family();
+    refuse_unsupported(&keys, family)?;
     let hidden_size = keys.required("hidden_size")?;
     let layer_count = keys.required("num_hidden_layers")?;
     let head_count = keys.required_or_usual("num_attention_heads")?;
-    let style = style(&keys, architecture, layer_count, hidden_size)?;
+    let style = (family.huggingface.style)(&keys, layer_count, hidden_size)?;
     let head_size = match (style.latent, keys.size_or_usual("head_dim")?) {
         (Some(latent), _) => latent.head_size(),
         (None, Some(size)) => size,
         (None, None) => hidden_size.checked_div(head_count).unwrap_or(0),
     };
     let attention_bias = keys.boolean("attention_bias")?;
-    let (qkv_bias, output_bias) = match architecture {
-        Architecture::Qwen2 => (true, false),
-        Architecture::Mistral | Architecture::Mixtral => (false, false),
-        Architecture::GptOss => (attention_bias.unwrap_or(true), attention_bias.unwrap_or(true)),
-        Architecture::Glm4Moe => (attention_bias.unwrap_or(false), false),
-        _ => (attention_bias.unwrap_or(false), attention_bias.unwrap_or(false)),
+    let [qkv_bias, output_bias] = family.huggingface.biases.map(|bias| bias.with(attention_bias));
+    let mlp_bias = keys.boolean("mlp_bias")?.unwrap_or(false) && family.huggingface.mlp_bias;
+    let qk_norm = match family.huggingface.head_norms {
+        norms @ Presence::Configured(_) => norms.with(keys.boolean("use_qk_norm")?),
+        norms => norms.with(None),
     };
-    let mlp_bias = keys.boolean("mlp_bias")?.unwrap_or(false) && architecture == Architecture::Llama;
     ModelConfig {
         architecture,
         hidden_size,
@@ -58,16 +57,12 @@ pub(crate) fn from_huggingface(files: &HuggingFaceFiles<'_>) -> Result<ModelConf
         vocabulary_size: keys.required_or_usual("vocab_size")?,
         context_length: keys.required_or_usual("max_position_embeddings")?,
         norm_epsilon: keys.float("rms_norm_eps")?.unwrap_or(1e-6),
-        rope: rope(&keys, architecture, style.latent.is_some())?,
-        windows: windows(&keys, architecture, layer_count)?,
+        rope: rope(&keys, family, style.latent.is_some())?,
+        windows: windows(&keys, family.huggingface.windows, layer_count)?,
         qkv_bias,
         output_bias,
         mlp_bias,
-        qk_norm: match architecture {
-            Architecture::Qwen3 | Architecture::Qwen3Moe | Architecture::Gemma3 => true,
-            Architecture::Glm4Moe => keys.boolean("use_qk_norm")?.unwrap_or(false),
-            _ => false,
-        },
+        qk_norm,
         style,
         tied_head: keys.boolean("tie_word_embeddings")?.unwrap_or(!files.has_head),
         bos: begin_token(files, &keys)?,
@@ -183,8 +178,8 @@ fn architecture(keys: &Keys<'_>) -> Result<Architecture, ModelError> {
     }
 }
 
-fn refuse_unsupported(keys: &Keys<'_>, architecture: Architecture) -> Result<(), ModelError> {
-    if architecture == Architecture::Glm4Moe {
+fn refuse_unsupported(keys: &Keys<'_>, family: &Family) -> Result<(), ModelError> {
+    if family.huggingface.rotates_parts {
         return Ok(());
     }
     match keys.float("partial_rotary_factor")? {
@@ -233,7 +228,7 @@ fn text_config(config: &Value) -> (&Value, &'static str) {
     }
 }
 
-fn rope(keys: &Keys<'_>, architecture: Architecture, interleaved: bool) -> Result<Rope, ModelError> {
+fn rope(keys: &Keys<'_>, family: &Family, interleaved: bool) -> Result<Rope, ModelError> {
     let parameters = keys.rope_parameters()?;
     let outer_theta = keys.float("rope_theta")?;
     let theta = match &parameters {
@@ -245,7 +240,7 @@ fn rope(keys: &Keys<'_>, architecture: Architecture, interleaved: bool) -> Resul
         None => RopeScaling::None,
     };
     let pairing = if interleaved { RopePairing::Interleaved } else { RopePairing::Halves };
-    Ok(Rope { theta: theta.unwrap_or_else(|| usual_theta(architecture)), pairing, scaling })
+    Ok(Rope { theta: theta.unwrap_or(family.huggingface.theta), pairing, scaling })
 }
 
 fn yarn(parameters: &Keys<'_>, config: &Keys<'_>) -> Result<RopeScaling, ModelError> {
@@ -293,43 +288,31 @@ fn scaling(parameters: &Keys<'_>, config: &Keys<'_>) -> Result<RopeScaling, Mode
     }
 }
 
-fn windows(
-    keys: &Keys<'_>,
-    architecture: Architecture,
-    layer_count: usize,
-) -> Result<Vec<Option<usize>>, ModelError> {
-    let layers = layer_count.min(super::MAX_LAYERS); // `check` rejects a larger count.
+fn windows(keys: &Keys<'_>, rule: Windows, layer_count: usize) -> Result<Vec<Option<usize>>, ModelError> {
+    let layers = 0..layer_count.min(super::MAX_LAYERS); // `check` rejects a larger count.
     let window = keys.size_or_usual("sliding_window")?;
-    let window = match architecture {
-        Architecture::Llama
-        | Architecture::DeepSeekV3
-        | Architecture::Glm4Moe
-        | Architecture::Glm4MoeLite => None,
-        Architecture::Mistral | Architecture::Mixtral | Architecture::GptOss | Architecture::Gemma3 => window,
-        Architecture::Qwen2 | Architecture::Qwen3 | Architecture::Qwen3Moe => {
-            window.filter(|_| matches!(keys.boolean("use_sliding_window"), Ok(Some(true))))
-        }
+    let window = match rule {
+        Windows::Never => None,
+        Windows::Always | Windows::Runs(_) | Windows::EverySecond => window,
+        Windows::Optional => window.filter(|_| matches!(keys.boolean("use_sliding_window"), Ok(Some(true)))),
     };
     if let Some(Value::Array(types)) = keys.get("layer_types") {
         return layer_windows(types, layer_count, window);
     }
-    if let (Architecture::Gemma3, Some(window)) = (architecture, window) {
-        let pattern = keys.size("sliding_window_pattern")?.or(keys.size("_sliding_window_pattern")?);
-        let pattern = pattern.unwrap_or(6).max(1);
-        let full = |layer: usize| (layer + 1).is_multiple_of(pattern);
-        return Ok((0..layers).map(|layer| (!full(layer)).then_some(window)).collect());
-    }
-    let first = match architecture {
-        // Every second layer has the window, from the first on.
-        Architecture::GptOss => {
-            return Ok((0..layers).map(|layer| window.filter(|_| layer % 2 == 0)).collect());
+    let first = match rule {
+        Windows::Runs(usual) if window.is_some() => {
+            let pattern = keys.size("sliding_window_pattern")?.or(keys.size("_sliding_window_pattern")?);
+            let pattern = pattern.unwrap_or(usual).max(1);
+            let is_last = |layer: usize| (layer + 1).is_multiple_of(pattern);
+            return Ok(layers.map(|layer| window.filter(|_| !is_last(layer))).collect());
         }
-        Architecture::Qwen2 | Architecture::Qwen3 | Architecture::Qwen3Moe => {
-            keys.size("max_window_layers")?.unwrap_or(28)
+        Windows::EverySecond => {
+            return Ok(layers.map(|layer| window.filter(|_| layer % 2 == 0)).collect());
         }
-        _ => 0,
+        Windows::Optional => keys.size("max_window_layers")?.unwrap_or(28),
+        Windows::Never | Windows::Always | Windows::Runs(_) => 0,
     };
-    Ok((0..layers).map(|layer| window.filter(|_| layer >= first)).collect())
+    Ok(layers.map(|layer| window.filter(|_| layer >= first)).collect())
 }
 
 fn layer_windows(

@@ -6,7 +6,7 @@
 
 mod architecture;
 mod coding;
-mod families;
+mod family;
 mod gguf;
 mod gguf_style;
 mod huggingface;
@@ -20,7 +20,7 @@ pub use architecture::Architecture;
 #[cfg(test)]
 pub(crate) use coding::CODINGS;
 pub(crate) use coding::{Fp8Coding, Int4Coding, IntegerPacking, WeightCoding};
-pub(crate) use families::usual_size;
+pub(crate) use family::usual_size;
 pub(crate) use gguf::from_gguf;
 pub(crate) use huggingface::{HuggingFaceFiles, Keys, brief, from_huggingface, token_text};
 pub use rope::{Rope, RopePairing, RopeScaling};
