@@ -21,12 +21,12 @@ use crate::progress::{Progress, Silent, Terminal};
 #[command(after_help = "\
 Formats:
   f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl, iq4_xs, mxfp4
-  Norms and routers are in F32. Rows that are not whole blocks of 256 values have a format with blocks of 32.
+  Norms and routers are in F32. Rows that are not whole blocks of 256 values have blocks of 32.
 
 Examples:
-  skep model synthesize --like qwen3-30b-a3b --layers 4 qwen3-4-layers.gguf
+  skep model synthesize --like qwen3-30b-a3b --layers 4 qwen3.gguf
   skep model synthesize --like deepseek-v2-lite --layers 4 --weights q8_0 deepseek.gguf
-  skep bench engine --model qwen3-4-layers.gguf --model deepseek.gguf --against 'llama-bench -fa 1'")]
+  skep bench engine --model qwen3.gguf --model deepseek.gguf --against 'llama-bench -fa 1'")]
 pub struct Args {
     /// New file
     #[arg(value_name = "PATH")]
