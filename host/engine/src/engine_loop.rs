@@ -115,6 +115,9 @@ impl EngineLoop {
         if disk.is_some() {
             scheduler.record_ended();
         }
+        if let Some(limits) = executor.windows() {
+            scheduler.limit_windows(limits);
+        }
         let (drains, stops) = (Vec::new(), Vec::new());
         let next_id = 0;
         EngineLoop {
@@ -217,7 +220,8 @@ impl EngineLoop {
         let Some(page) = self.scheduler.unused_page() else { return };
         let sequence =
             BatchSequence { tokens: vec![0], start: 0, pages: vec![page], logits: LogitsWanted::None };
-        match guarded(|| self.executor.forward(&Batch { sequences: vec![sequence] })) {
+        let batch = Batch { sequences: vec![sequence] };
+        match self.change_windows().and_then(|()| guarded(|| self.executor.forward(&batch))) {
             Ok(()) => self.health.record_step(),
             Err(error) => self.health.record_failed_step(&error.to_string()),
         }
@@ -344,12 +348,23 @@ impl EngineLoop {
 
     /// Runs the forward pass, and computes the token masks of its rows at the same time.
     fn compute(&mut self, rows: &StepRows) -> Result<Vec<Masked>, EngineError> {
+        let changed = self.change_windows();
         let masks = self.masks.begin(step::mask_jobs(&mut self.scheduler, &rows.plan));
-        let computed = guarded(|| self.executor.forward(&rows.batch));
+        let computed = changed.and_then(|()| guarded(|| self.executor.forward(&rows.batch)));
         self.timer.lap(Phase::Forward);
         let masked = masks.join();
         self.timer.lap(Phase::Masks);
         computed.map(|()| masked)
+    }
+
+    /// Reports to the executor what pages keep for layers with a window. What it did not take is reported again.
+    fn change_windows(&mut self) -> Result<(), EngineError> {
+        if self.scheduler.window_changes().is_empty() {
+            return Ok(());
+        }
+        guarded(|| self.executor.change_windows(self.scheduler.window_changes()))?;
+        self.scheduler.forget_window_changes();
+        Ok(())
     }
 
     /// Ends the sequences of a step whose forward pass failed.

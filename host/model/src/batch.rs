@@ -10,6 +10,24 @@ pub const PAGE_TOKENS: usize = 16;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PageId(pub u32);
 
+/// The pages of layers with a window, if they have fewer than other layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WindowLimits {
+    /// The longest window in tokens.
+    pub window: usize,
+    /// Maximum number of pages that keep what these layers need.
+    pub pages: usize,
+}
+
+/// A change of what pages keep for layers with a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WindowChange {
+    /// No window covers the page any more, or it is free.
+    Release(PageId),
+    /// A page keeps what another one kept, which has the same tokens at the same positions.
+    Move { from: PageId, to: PageId },
+}
+
 /// The rows of a sequence that produce logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogitsWanted {

@@ -38,7 +38,7 @@ pub mod upcycle;
 
 pub mod verify;
 
-pub use batch::{Batch, BatchSequence, LogitsWanted, PAGE_TOKENS, PageId};
+pub use batch::{Batch, BatchSequence, LogitsWanted, PAGE_TOKENS, PageId, WindowChange, WindowLimits};
 pub use chat_template::{ChatTemplate, spelled_json};
 pub use checkpoint::{Checkpoint, Tensor, reads_vocabulary_file};
 pub use config::{Architecture, LayerStyle, ModelConfig, Rope, RopePairing, RopeScaling};

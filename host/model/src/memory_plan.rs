@@ -33,6 +33,8 @@ pub(crate) struct RankPlan {
     /// Everything but the pages.
     pub(crate) memory: MemoryPlan,
     pub(crate) page_bytes: u64,
+    /// The part of a page that layers with a window take, and the number of pages that have it. `None` means all.
+    pub(crate) windowed: Option<(u64, u64)>,
     /// Number of pages that hold no sequence.
     pub(crate) spare_pages: u64,
 }

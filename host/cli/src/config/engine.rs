@@ -35,6 +35,9 @@ pub struct EngineConfig {
     /// Size of each replica's KV cache in tokens, over all sequences.
     #[serde(deserialize_with = "number::<256, 4_294_967_295, _, _>")]
     pub kv_tokens: Option<usize>,
+    /// Tokens for which layers with a window keep keys and values on the CPU, over all sequences.
+    #[serde(deserialize_with = "number::<256, 4_294_967_295, _, _>")]
+    pub window_tokens: Option<usize>,
     pub kv: Option<KvConfig>,
     /// Format that weights are converted to when they are loaded on the CPU: q8_0, bf16 or keep.
     #[serde(deserialize_with = "parsed")]
@@ -100,6 +103,7 @@ impl EngineConfig {
         options.engine.step_target =
             self.step_target_ms.map(Duration::from_millis).or(options.engine.step_target);
         options.executor.kv_tokens = self.kv_tokens.or(options.executor.kv_tokens);
+        options.executor.window_tokens = self.window_tokens.or(options.executor.window_tokens);
         set(&mut options.executor.tensor_parallel, &self.tensor_parallel);
         set(&mut options.executor.pipeline_parallel, &self.pipeline_parallel);
         set(&mut options.executor.rank_deadline, &self.rank_deadline_s.map(Duration::from_secs));

@@ -19,17 +19,21 @@ mod prefix_tree;
 mod published_prefixes;
 #[cfg(test)]
 mod tests;
+mod windowed_pages;
+#[cfg(test)]
+mod windowed_tests;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use skep_model::{PAGE_TOKENS, PageId};
+use skep_model::{PAGE_TOKENS, PageId, WindowChange, WindowLimits};
 
 use page_allocator::PageAllocator;
 pub(crate) use prefix_owners::PrefixOwner;
 pub(crate) use prefix_tree::UseMark;
 use prefix_tree::{NodeId, PrefixTree};
 pub(crate) use published_prefixes::{PublishedPrefixes, prompt_digests};
+use windowed_pages::WindowedPages;
 
 /// The pages of one sequence: the first `shared` belong to the prefix tree, the rest to the sequence.
 #[derive(Debug, Default)]
@@ -37,6 +41,8 @@ pub(crate) struct SequencePages {
     pages: Vec<PageId>,
     shared: usize,
     lock: Option<NodeId>,
+    /// The first page that windows of the sequence's next tokens cover. Pages before it count only for layers without windows.
+    seen_from: usize,
 }
 
 impl SequencePages {
@@ -54,6 +60,11 @@ impl SequencePages {
     pub fn capacity_tokens(&self) -> usize {
         self.pages.len() * PAGE_TOKENS
     }
+
+    /// Returns the pages that windows cover.
+    fn seen(&self) -> &[PageId] {
+        &self.pages[self.seen_from.min(self.pages.len())..]
+    }
 }
 
 /// All pages of one engine.
@@ -61,12 +72,42 @@ impl SequencePages {
 pub(crate) struct KvCache {
     allocator: PageAllocator,
     tree: PrefixTree,
+    /// What pages keep for layers with a window, if those have fewer pages than the others.
+    windows: Option<WindowedPages>,
 }
 
 impl KvCache {
     /// Creates a cache of `page_count` free pages. The digests of cached pages appear in `published`.
     pub fn new(page_count: usize, published: Arc<PublishedPrefixes>) -> Self {
-        KvCache { allocator: PageAllocator::new(page_count), tree: PrefixTree::new(published) }
+        let (allocator, tree) = (PageAllocator::new(page_count), PrefixTree::new(published));
+        KvCache { allocator, tree, windows: None }
+    }
+
+    /// Bounds the pages that keep what layers with a window need. All pages have to be free.
+    pub fn limit_windows(&mut self, limits: WindowLimits) {
+        self.windows = Some(WindowedPages::new(limits, self.page_count()));
+    }
+
+    /// Returns what the executor has to know before the next step.
+    pub fn window_changes(&self) -> &[WindowChange] {
+        self.windows.as_ref().map(WindowedPages::changes).unwrap_or_default()
+    }
+
+    /// Forgets the changes, because the executor knows them.
+    pub fn forget_window_changes(&mut self) {
+        if let Some(windows) = &mut self.windows {
+            windows.forget_changes();
+        }
+    }
+
+    /// Returns whether `count` more pages can keep what layers with a window need.
+    pub fn has_window_room(&self, count: usize) -> bool {
+        self.windows.as_ref().is_none_or(|windows| count <= windows.room())
+    }
+
+    /// Returns the maximum number of pages that windows cover while a sequence computes this many tokens.
+    pub fn pages_in_windows(&self, step_tokens: usize) -> usize {
+        self.windows.as_ref().map_or(0, |windows| windows.most_seen(step_tokens))
     }
 
     /// Returns the number of pages, free or not.
@@ -77,6 +118,12 @@ impl KvCache {
     /// Returns the number of pages that an allocation could get: free pages and evictable pages of the tree.
     pub fn available_pages(&self) -> usize {
         self.allocator.free_count() + self.tree.evictable_pages()
+    }
+
+    /// Returns the number of pages that running sequences could get now, windows included.
+    pub fn growable_pages(&self) -> usize {
+        let in_windows = self.windows.as_ref().map_or(usize::MAX, WindowedPages::room);
+        self.available_pages().min(in_windows)
     }
 
     /// Returns the number of pages that nothing is in.
@@ -130,11 +177,21 @@ impl KvCache {
 
     /// Borrows as many of the first `pages` pages of a prefix as are cached.
     pub fn borrow_pages(&mut self, tenant: &str, tokens: &[u32], pages: usize) -> SequencePages {
-        let Some((node, pages)) = self.tree.longest_prefix(tenant, &tokens[..pages * PAGE_TOKENS]) else {
-            return SequencePages::default();
-        };
+        let mut found = self.tree.longest_prefix(tenant, &tokens[..pages * PAGE_TOKENS]);
+        if let (Some(windows), Some((_, pages))) = (&self.windows, &found) {
+            let usable = windows.usable(pages);
+            if usable < pages.len() {
+                found = self.tree.longest_prefix(tenant, &tokens[..usable * PAGE_TOKENS]);
+            }
+        }
+        let Some((node, pages)) = found else { return SequencePages::default() };
         self.tree.lock(node);
-        SequencePages { shared: pages.len(), pages, lock: Some(node) }
+        let mut sequence = SequencePages { shared: pages.len(), pages, lock: Some(node), seen_from: 0 };
+        if let Some(windows) = &mut self.windows {
+            sequence.seen_from = windows.first_seen(sequence.capacity_tokens());
+            windows.see(sequence.seen());
+        }
+        sequence
     }
 
     /// Extends a sequence to `page_count` pages and evicts cached pages where needed. Allocates all pages or
@@ -142,11 +199,16 @@ impl KvCache {
     pub fn grow(&mut self, sequence: &mut SequencePages, page_count: usize) -> bool {
         let wanted = page_count.saturating_sub(sequence.pages.len());
         let missing = wanted.saturating_sub(self.allocator.free_count());
-        if missing > self.tree.evictable_pages() {
+        if missing > self.tree.evictable_pages() || !self.has_window_room(wanted) {
             return false;
         }
-        self.allocator.release(self.tree.evict(missing));
-        sequence.pages.extend(self.allocator.allocate(wanted).expect("the pages were just freed"));
+        let evicted = self.tree.evict(missing);
+        self.free(evicted);
+        let pages = self.allocator.allocate(wanted).expect("the pages were just freed");
+        if let Some(windows) = &mut self.windows {
+            windows.keep(&pages);
+        }
+        sequence.pages.extend(pages);
         true
     }
 
@@ -159,12 +221,24 @@ impl KvCache {
     /// Frees the sequence's own pages beyond the first `page_count`.
     pub fn shrink(&mut self, sequence: &mut SequencePages, page_count: usize) {
         let keep = page_count.max(sequence.shared).min(sequence.pages.len());
-        self.allocator.release(sequence.pages.split_off(keep));
+        let pages = sequence.pages.split_off(keep);
+        self.free(pages);
     }
 
     /// Moves the sequence's full computed pages into the tree. If the tree already has the same tokens, the
     /// sequence continues with the tree's pages, and its own copies are freed.
     pub fn share(&mut self, tenant: &str, sequence: &mut SequencePages, computed: &[u32]) {
+        self.share_full(tenant, sequence, computed);
+        if let Some(windows) = &mut self.windows {
+            let first = windows.first_seen(computed.len()).min(sequence.pages.len());
+            if first > sequence.seen_from {
+                windows.leave(&sequence.pages[sequence.seen_from..first]);
+                sequence.seen_from = first;
+            }
+        }
+    }
+
+    fn share_full(&mut self, tenant: &str, sequence: &mut SequencePages, computed: &[u32]) {
         let full = computed.len() / PAGE_TOKENS;
         if full <= sequence.shared {
             return;
@@ -174,14 +248,17 @@ impl KvCache {
         if let Some(previous) = sequence.lock.replace(inserted.node) {
             self.tree.unlock(previous);
         }
-        let own = &sequence.pages[sequence.shared..full];
-        let duplicates: Vec<PageId> = own
-            .iter()
-            .zip(&inserted.pages[sequence.shared..])
-            .filter(|(a, b)| a != b)
-            .map(|(a, _)| *a)
-            .collect();
-        self.allocator.release(duplicates);
+        let mut duplicates = Vec::new();
+        for at in sequence.shared..full {
+            let (own, cached) = (sequence.pages[at], inserted.pages[at]);
+            if own != cached {
+                if let Some(windows) = &mut self.windows {
+                    windows.replace(own, cached, at >= sequence.seen_from);
+                }
+                duplicates.push(own);
+            }
+        }
+        self.free(duplicates);
         sequence.pages[..full].copy_from_slice(&inserted.pages);
         sequence.shared = full;
     }
@@ -189,7 +266,11 @@ impl KvCache {
     /// Ends a sequence's ownership: full computed pages stay in the tree for the next turn, the rest become free.
     pub fn release(&mut self, tenant: &str, mut sequence: SequencePages, computed: &[u32]) {
         self.share(tenant, &mut sequence, computed);
-        self.allocator.release(sequence.pages.split_off(sequence.shared));
+        let own = sequence.pages.split_off(sequence.shared);
+        self.free(own);
+        if let Some(windows) = &mut self.windows {
+            windows.leave(sequence.seen());
+        }
         if let Some(node) = sequence.lock {
             self.tree.unlock(node);
         }
@@ -205,13 +286,20 @@ impl KvCache {
     pub fn forget(&mut self, matches: impl Fn(&PrefixOwner) -> bool) -> usize {
         let pages = self.tree.forget(matches);
         let count = pages.len();
-        self.allocator.release(pages);
+        self.free(pages);
         count
     }
 
     /// Frees the cached pages of these tokens that nobody owns or uses.
     pub fn drop_unowned(&mut self, tenant: &str, tokens: &[u32]) {
         let pages = self.tree.drop_unowned(tenant, &tokens[..tokens.len() / PAGE_TOKENS * PAGE_TOKENS]);
+        self.free(pages);
+    }
+
+    fn free(&mut self, pages: Vec<PageId>) {
+        if let Some(windows) = &mut self.windows {
+            windows.free(&pages);
+        }
         self.allocator.release(pages);
     }
 
@@ -223,6 +311,10 @@ impl KvCache {
         let mut own = |pages: &[PageId]| pages.iter().for_each(|page| owners[page.0 as usize] += 1);
         own(self.allocator.free_pages());
         own(self.allocator.held_pages());
+        let live: Vec<&SequencePages> = live.collect();
+        if let Some(windows) = &self.windows {
+            windows.check_integrity(live.iter().map(|sequence| sequence.seen()));
+        }
         for sequence in live {
             own(&sequence.pages[sequence.shared..]);
             locks.extend(sequence.lock);

@@ -27,7 +27,7 @@ impl Scheduler {
             if !draws(sequence, planned) || !(sequence.is_constrained() || speculator.looks_up()) {
                 continue;
             }
-            let room = (sequence.computed.pages.pages().len() + self.kv.available_pages()) * PAGE_TOKENS
+            let room = (sequence.computed.pages.pages().len() + self.kv.growable_pages()) * PAGE_TOKENS
                 - sequence.tokens.len();
             let draft = speculator.draft(sequence, room.min(tokens_left).min(rows_left), &mut load);
             let count = draft.tokens.len();

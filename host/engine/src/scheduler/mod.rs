@@ -38,7 +38,7 @@ mod weight_tests;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use skep_model::PageId;
+use skep_model::{PageId, WindowChange, WindowLimits};
 
 use crate::kv::{KvCache, PrefixOwner, SequencePages, pages_for};
 use crate::router::ReplicaView;
@@ -123,6 +123,21 @@ impl Scheduler {
             is_eviction_order_old: false,
             is_admission_order_old: false,
         }
+    }
+
+    /// Bounds the pages that keep what layers with a window need, before there are sequences.
+    pub fn limit_windows(&mut self, limits: WindowLimits) {
+        self.kv.limit_windows(limits);
+    }
+
+    /// Returns what the executor has to know of pages before the next step.
+    pub fn window_changes(&self) -> &[WindowChange] {
+        self.kv.window_changes()
+    }
+
+    /// Forgets the changes, because the executor knows them.
+    pub fn forget_window_changes(&mut self) {
+        self.kv.forget_window_changes();
     }
 
     /// Adds a sequence to the queue. The bound of the queue was checked before.
@@ -349,7 +364,7 @@ impl Scheduler {
                     tokens = tokens.min(score_rows + 1);
                 }
                 let room = sequence.computed.pages.capacity_tokens() - sequence.computed.tokens
-                    + self.kv.available_pages() * skep_model::PAGE_TOKENS;
+                    + self.kv.growable_pages() * skep_model::PAGE_TOKENS;
                 tokens = tokens.min(room);
                 if tokens == 0
                     || !self
@@ -413,7 +428,9 @@ impl Scheduler {
         };
         let missing = pages_for(next.tokens.len()) - pages.pages().len();
         let reserve = pages_for(next.tokens_left().min(RESERVE_TOKENS)) + self.running.len();
+        let in_windows = self.kv.pages_in_windows(self.limits.tokens);
         self.running.len() + kept_slots < self.limits.sequences
+            && self.kv.has_window_room(in_windows)
             && missing + reserve + self.promised_pages() + kept_pages <= self.kv.available_pages()
     }
 

@@ -28,3 +28,4 @@ mod speculation;
 mod text;
 pub(crate) mod unenforced;
 mod warming;
+mod windows;

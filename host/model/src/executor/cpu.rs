@@ -9,11 +9,12 @@ use skep_kernels::Isa;
 
 use super::limits::{check, limits};
 use super::model_weights::ModelWeights;
-use super::page_form::{PageForm, check_pages};
+use super::page_form::{PageForm, check_pages, unsupported};
 use super::rank::{Rank, RankOptions, memory_plan};
 use super::threads::tier_and_threads;
+use super::windows::window_limits;
 use super::{Executor, ExecutorLimits, ExecutorOptions, StepLogits};
-use crate::batch::{Batch, PageId};
+use crate::batch::{Batch, PageId, WindowChange, WindowLimits};
 use crate::checkpoint::Checkpoint;
 use crate::communicator::{Links, Solo};
 use crate::error::ModelError;
@@ -30,6 +31,7 @@ pub struct CpuExecutor {
     plan: MemoryPlan,
     pages: PageForm,
     experts: Option<Arc<ExpertLoad>>,
+    windows: Option<WindowLimits>,
 }
 
 impl CpuExecutor {
@@ -45,13 +47,14 @@ impl CpuExecutor {
         weights.check_ranks(&options)?;
         let config = &weights.config;
         let limits = limits(config, &options)?;
+        let windows = window_limits(config, &options, &limits)?;
         let (isa, threads) = tier_and_threads(&options)?;
         let model = weights.parts[0].clone();
         let mut plan = memory_plan(&model, &limits, &options)?;
         plan.weight_bytes = weights.bytes;
         plan.activation_bytes = plan.activation_bytes.saturating_add(StepLogits::byte_len(&limits));
         let ExecutorOptions { kv, affinity, .. } = options;
-        let rank_options = RankOptions { isa, threads, affinity, kv, page_count: limits.page_count };
+        let rank_options = RankOptions { isa, threads, affinity, kv, page_count: limits.page_count, windows };
         let experts = ExpertLoad::new(model.experts());
         let mut rank = Rank::new(model, rank_options, Links::SOLO)?;
         rank.workspace.load = experts.as_ref().map(|experts| experts.of_stage(0));
@@ -60,7 +63,7 @@ impl CpuExecutor {
         }
         let logits = StepLogits::new(config.vocabulary_size);
         let pages = PageForm::new(config, &options, isa, rank.page_bytes().iter().sum());
-        Ok(CpuExecutor { rank, isa, logits, limits, plan, pages, experts })
+        Ok(CpuExecutor { rank, isa, logits, limits, plan, pages, experts, windows })
     }
 }
 
@@ -97,16 +100,27 @@ impl Executor for CpuExecutor {
         self.experts.clone()
     }
 
+    fn windows(&self) -> Option<WindowLimits> {
+        self.windows
+    }
+
+    fn change_windows(&mut self, changes: &[WindowChange]) -> Result<(), ModelError> {
+        self.rank.change_windows(changes);
+        Ok(())
+    }
+
     fn page_form(&self) -> Option<&PageForm> {
-        Some(&self.pages)
+        self.windows.is_none().then_some(&self.pages)
     }
 
     fn read_pages(&mut self, pages: &[PageId], out: &mut [u8]) -> Result<(), ModelError> {
+        self.page_form().ok_or_else(unsupported)?;
         check_pages(pages, self.limits.page_count, out.len(), self.pages.bytes)?;
         self.rank.read_pages(pages, out)
     }
 
     fn write_pages(&mut self, pages: &[PageId], bytes: &[u8]) -> Result<(), ModelError> {
+        self.page_form().ok_or_else(unsupported)?;
         check_pages(pages, self.limits.page_count, bytes.len(), self.pages.bytes)?;
         self.rank.write_pages(pages, bytes)
     }

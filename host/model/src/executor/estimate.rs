@@ -4,7 +4,7 @@
 
 use super::cuda::workspace::Widths;
 use super::limits::limits;
-use super::rank::{activation_bytes, memory_plan};
+use super::rank::{activation_bytes, memory_plan, windowed_page_bytes};
 use super::sharded::shared_bytes;
 use super::{ExecutorLimits, ExecutorOptions, StepLogits, option};
 use crate::batch::PAGE_TOKENS;
@@ -28,7 +28,7 @@ pub(crate) fn cpu_plan(checkpoint: &Checkpoint, options: &ExecutorOptions) -> Re
         activation_bytes: shared_bytes(config, &limits, ranks, stages),
         ..MemoryPlan::default()
     };
-    let mut page_bytes = 0u64;
+    let (mut page_bytes, mut windowed_bytes) = (0u64, 0u64);
     // An executor chooses the layers of a stage by measured times; here, they are as many in each stage.
     let layers: Vec<_> =
         (0..stages).map(|stage| shard::stage_layers(config.layer_count, stages, stage)).collect();
@@ -41,9 +41,12 @@ pub(crate) fn cpu_plan(checkpoint: &Checkpoint, options: &ExecutorOptions) -> Re
             let memory = memory_plan(&stage, &limits, &page)?;
             plan.activation_bytes = plan.activation_bytes.saturating_add(memory.activation_bytes);
             page_bytes = page_bytes.saturating_add(memory.kv_bytes);
+            windowed_bytes = windowed_bytes.saturating_add(windowed_page_bytes(&stage, options));
         }
     }
-    Ok(RankPlan { memory: plan, page_bytes, spare_pages: 0 })
+    let windowed_pages = options.window_tokens.map(|tokens| tokens.div_ceil(PAGE_TOKENS) as u64);
+    let windowed = windowed_pages.map(|pages| (windowed_bytes, pages));
+    Ok(RankPlan { memory: plan, page_bytes, windowed, spare_pages: 0 })
 }
 
 /// Returns the limits of the steps that `options` ask for.

@@ -22,6 +22,7 @@ mod same_bits;
 mod sharded;
 mod step_logits;
 mod threads;
+mod windows;
 
 use std::time::Duration;
 
@@ -34,7 +35,7 @@ use skep_kernels::Isa;
 use skep_kernels::cuda::Activation;
 use skep_kernels::cuda::compile::Compiler;
 
-use crate::batch::{Batch, PageId};
+use crate::batch::{Batch, PageId, WindowChange, WindowLimits};
 use crate::error::ModelError;
 use crate::expert_load::ExpertLoad;
 pub use crate::memory_plan::{MemoryPlan, RankMemory};
@@ -96,6 +97,17 @@ pub trait Executor: Send {
     /// Returns the times of the ranks, if the model is divided among several and the executor measures them.
     fn rank_times(&self) -> Option<Arc<RankTimes>> {
         None
+    }
+
+    /// Returns the pages of layers with a window, if they have fewer than other layers. Such layers keep what a step writes to a
+    /// page until the page is released, and no step may see a page that was released.
+    fn windows(&self) -> Option<WindowLimits> {
+        None
+    }
+
+    /// Changes what pages keep for layers with a window, before the next step.
+    fn change_windows(&mut self, _changes: &[WindowChange]) -> Result<(), ModelError> {
+        Ok(())
     }
 
     /// Returns the form in which pages leave this executor, or `None` if they cannot leave it.
@@ -235,6 +247,9 @@ pub struct ExecutorOptions {
     /// Number of tokens in the KV pool, rounded up to whole pages. `None` means the memory that is left on the
     /// device, or [`CPU_KV_TOKENS`] on the CPU.
     pub kv_tokens: Option<usize>,
+    /// Number of tokens for which layers with a window keep keys and values on the CPU, over all sequences. `None` means as many
+    /// as other layers. Pages that keep less than other pages cannot leave the executor.
+    pub window_tokens: Option<usize>,
     pub max_batch_tokens: usize,
     pub max_logit_rows: usize,
     pub max_sequences: usize,
@@ -269,6 +284,7 @@ impl Default for ExecutorOptions {
             weights: WeightConversion::Keep,
             activations: None,
             kv_tokens: None,
+            window_tokens: None,
             max_batch_tokens: 512,
             max_logit_rows: 64,
             max_sequences: 64,

@@ -6,8 +6,9 @@ use skep_kernels::Isa;
 use skep_kernels::kv::KvFormat;
 use skep_kernels::matmul::Activations;
 
+use super::windows::{WindowPages, window_page_count};
 use super::{CpuAffinity, ExecutorLimits, ExecutorOptions, KvDtype, option};
-use crate::batch::{Batch, PageId};
+use crate::batch::{Batch, PageId, WindowChange, WindowLimits};
 use crate::communicator::{Communicator, Links};
 use crate::error::ModelError;
 use crate::layers::cache::LayerCache;
@@ -20,6 +21,8 @@ pub(super) struct Rank<C> {
     pub(super) workspace: Workspace,
     pub(super) compute: Compute,
     caches: Vec<LayerCache>,
+    /// The pages of layers with a window, if they have fewer than other layers.
+    windows: Option<WindowPages>,
     pub(super) links: Links<C>,
 }
 
@@ -31,6 +34,7 @@ pub(super) struct RankOptions {
     pub(super) affinity: CpuAffinity,
     pub(super) kv: KvDtype,
     pub(super) page_count: usize,
+    pub(super) windows: Option<WindowLimits>,
 }
 
 impl<C: Communicator> Rank<C> {
@@ -40,17 +44,29 @@ impl<C: Communicator> Rank<C> {
         options: RankOptions,
         links: Links<C>,
     ) -> Result<Self, ModelError> {
-        let RankOptions { isa, threads, affinity, page_count, kv } = options;
-        let caches =
-            model.caches().map(|cache| cache.pages(kv.format(), page_count)).collect::<Result<_, _>>()?;
+        let RankOptions { isa, threads, affinity, page_count, windows, kv } = options;
+        let windowed_count = windows.map_or(page_count, |windows| windows.pages);
+        let pages = |has_window: bool| if has_window { windowed_count } else { page_count };
+        let caches = model.caches().zip(model.windowed());
+        let caches = caches.map(|(cache, has_window)| cache.pages(kv.format(), pages(has_window)));
+        let caches = caches.collect::<Result<_, _>>()?;
+        let windows = windows.map(|windows| WindowPages::new(windows, page_count));
         let compute = Compute { pool: affinity.pool(threads)?, isa, activations: Activations::default() };
-        Ok(Rank { model, workspace: Workspace::default(), compute, caches, links })
+        Ok(Rank { model, workspace: Workspace::default(), compute, caches, windows, links })
     }
 
     /// Runs the rank's part of a step. `logits` is given on the rank that receives the logits.
     pub(super) fn step(&mut self, batch: &Batch, logits: Option<&mut [f32]>) -> Result<(), ModelError> {
-        let Rank { model, workspace, compute, caches, links } = self;
-        model.forward(compute, workspace, caches, links, batch, logits)
+        let Rank { model, workspace, compute, caches, windows, links } = self;
+        let windowed = windows.as_mut().map(|windows| windows.of_batch(batch)).transpose()?;
+        model.forward(compute, workspace, caches, links, (batch, windowed), logits)
+    }
+
+    /// Changes what pages keep for layers with a window.
+    pub(super) fn change_windows(&mut self, changes: &[WindowChange]) {
+        if let Some(windows) = &mut self.windows {
+            windows.apply(changes);
+        }
     }
 
     /// Returns the number of bytes of a page in each of the rank's layers.
@@ -132,13 +148,21 @@ pub(super) fn kv_bytes(
     options: &ExecutorOptions,
 ) -> Result<u64, ModelError> {
     let mut bytes = 0u64;
-    for cache in model.caches() {
+    let windowed_count = window_page_count(options, limits);
+    for (cache, has_window) in model.caches().zip(model.windowed()) {
+        let pages = if has_window { windowed_count } else { limits.page_count };
         let layer = cache
-            .byte_len(options.kv.format(), limits.page_count)
+            .byte_len(options.kv.format(), pages)
             .ok_or_else(|| option("kv_tokens", format!("{} pages are too many", limits.page_count)))?;
         bytes = bytes.saturating_add(layer as u64);
     }
     Ok(bytes)
+}
+
+/// Returns the size of one page of a rank's layers with a window, in bytes.
+pub(super) fn windowed_page_bytes(model: &Transformer, options: &ExecutorOptions) -> u64 {
+    let windowed = model.caches().zip(model.windowed()).filter(|(_, has_window)| *has_window);
+    windowed.map(|(cache, _)| cache.byte_len(options.kv.format(), 1).unwrap_or(0) as u64).sum()
 }
 
 impl KvDtype {

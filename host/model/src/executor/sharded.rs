@@ -17,11 +17,12 @@ use skep_kernels::turns::TurnGroup;
 
 use super::limits::{check, limits};
 use super::model_weights::ModelWeights;
-use super::page_form::{PageForm, PageParts, check_pages};
+use super::page_form::{PageForm, PageParts, check_pages, unsupported};
 use super::rank::{Rank, RankOptions, memory_plan};
 use super::threads::{share_of, tier_and_threads};
+use super::windows::window_limits;
 use super::{Executor, ExecutorLimits, ExecutorOptions, StepLogits, option, pipeline};
-use crate::batch::{Batch, PageId};
+use crate::batch::{Batch, PageId, WindowChange, WindowLimits};
 use crate::communicator::{Communicator, Links, World, buffer_bytes};
 use crate::config::ModelConfig;
 use crate::error::{ModelError, RankFault};
@@ -65,6 +66,7 @@ pub(super) struct ShardedExecutor<C: Communicator> {
 struct JoinedPages {
     form: PageForm,
     parts: PageParts,
+    windows: Option<WindowLimits>,
 }
 
 /// A rank and its position among the others.
@@ -87,6 +89,8 @@ enum RankCommand<C> {
     ReadPages(Arc<[PageId]>, Sender<Result<Vec<u8>, ModelError>>),
     /// Replaces the rank's part of these pages, and sends an empty part.
     WritePages(Arc<[PageId]>, Vec<u8>, Sender<Result<Vec<u8>, ModelError>>),
+    /// Changes what pages keep for layers with a window, and sends an empty part.
+    ChangeWindows(Arc<[WindowChange]>, Sender<Result<Vec<u8>, ModelError>>),
     /// Replaces the connections after a failure.
     Reconnect(Arc<World>, Box<Links<C>>),
 }
@@ -104,6 +108,7 @@ impl<C: Communicator> ShardedExecutor<C> {
         weights.check_ranks(&options)?;
         let config = &weights.config;
         let limits = limits(config, &options)?;
+        let windows = window_limits(config, &options, &limits)?;
         let (isa, threads) = tier_and_threads(&options)?;
         let memory = memory_of_ranks(weights, &limits, &options)?;
         let plan = sum_of_ranks(weights, &memory, &limits);
@@ -130,6 +135,7 @@ impl<C: Communicator> ShardedExecutor<C> {
                 affinity,
                 kv: options.kv,
                 page_count: limits.page_count,
+                windows,
             };
             affinity = affinity.after(own_threads);
             let mut rank = Rank::new(model.clone(), options, links)?;
@@ -164,7 +170,7 @@ impl<C: Communicator> ShardedExecutor<C> {
             limits,
             plan,
             memory,
-            pages: JoinedPages { form, parts },
+            pages: JoinedPages { form, parts, windows },
             experts,
             times,
         })
@@ -293,11 +299,28 @@ impl<C: Communicator> Executor for ShardedExecutor<C> {
         Some(self.times.clone())
     }
 
+    fn windows(&self) -> Option<WindowLimits> {
+        self.pages.windows
+    }
+
+    fn change_windows(&mut self, changes: &[WindowChange]) -> Result<(), ModelError> {
+        if changes.is_empty() {
+            return Ok(());
+        }
+        // Changes that a rank missed would let it read other tokens, so ranks are reconnected before they get them.
+        self.reconnect()?;
+        let shared: Arc<[WindowChange]> = changes.into();
+        self.of_followers(|_, reply| RankCommand::ChangeWindows(shared.clone(), reply))?;
+        self.leader.rank.change_windows(changes);
+        Ok(())
+    }
+
     fn page_form(&self) -> Option<&PageForm> {
-        Some(&self.pages.form)
+        self.pages.windows.is_none().then_some(&self.pages.form)
     }
 
     fn read_pages(&mut self, pages: &[PageId], out: &mut [u8]) -> Result<(), ModelError> {
+        self.page_form().ok_or_else(unsupported)?;
         check_pages(pages, self.limits.page_count, out.len(), self.pages.form.bytes)?;
         let wanted: Arc<[PageId]> = pages.into();
         let received = self.of_followers(|_, reply| RankCommand::ReadPages(wanted.clone(), reply))?;
@@ -311,6 +334,7 @@ impl<C: Communicator> Executor for ShardedExecutor<C> {
     }
 
     fn write_pages(&mut self, pages: &[PageId], bytes: &[u8]) -> Result<(), ModelError> {
+        self.page_form().ok_or_else(unsupported)?;
         check_pages(pages, self.limits.page_count, bytes.len(), self.pages.form.bytes)?;
         let wanted: Arc<[PageId]> = pages.into();
         let mut split: Vec<Option<Vec<u8>>> =
@@ -382,6 +406,10 @@ impl<C: Communicator> Follower<C> {
                     RankCommand::WritePages(pages, part, reply) => {
                         let written = numbered.rank.write_pages(&pages, &part);
                         let _ = reply.send(written.map(|()| Vec::new()));
+                    }
+                    RankCommand::ChangeWindows(changes, reply) => {
+                        numbered.rank.change_windows(&changes);
+                        let _ = reply.send(Ok(Vec::new()));
                     }
                     RankCommand::Reconnect(world, links) => {
                         (numbered.world, numbered.rank.links) = (world, *links)

@@ -192,6 +192,7 @@ fn the_largest_step_stays_within_the_plan() {
             affinity: options.affinity,
             kv: options.kv,
             page_count: limits.page_count,
+            windows: None,
         };
         let batch = decode(&(0..96).collect::<Vec<u32>>());
         let batch = Batch {

@@ -45,11 +45,18 @@ pub(crate) struct StepLayout {
     /// Cosines and sines of each row's position: a rotary table for each kind of rotation.
     pub(crate) rotary_tables: Vec<Vec<f32>>,
     pub(crate) batch: AttentionBatch,
+    /// The same sequences with the pages of layers with a window, if those are other ones.
+    pub(crate) windowed: Option<AttentionBatch>,
 }
 
 impl StepLayout {
     pub(crate) fn rotary_table(&self, index: usize) -> &[f32] {
         self.rotary_tables.get(index).map(Vec::as_slice).unwrap_or_default()
+    }
+
+    /// Returns the sequences with the pages of a layer.
+    pub(crate) fn batch_of(&self, has_window: bool) -> &AttentionBatch {
+        self.windowed.as_ref().filter(|_| has_window).unwrap_or(&self.batch)
     }
 }
 
@@ -101,7 +108,8 @@ impl Attention {
         let LayerRotation { table, rotated, pairing } = self.rotation;
         let heads = HeadParams { heads: self.heads, rotated, pairing, norms };
         let (pool, isa) = (&compute.pool, compute.isa);
-        rotate_and_store(pool, isa, heads, qkv, step.rotary_table(table), step.batch.sequences(), kv)?;
+        let batch = step.batch_of(self.window.is_some());
+        rotate_and_store(pool, isa, heads, qkv, step.rotary_table(table), batch.sequences(), kv)?;
         let attended = resized(&mut workspace.attended, step.tokens * self.heads * self.head_size);
         let params = AttentionParams {
             heads: self.heads,
@@ -110,7 +118,7 @@ impl Attention {
             window: self.window,
             sinks: &self.sinks,
         };
-        attention(pool, isa, params, kv, qkv, &step.batch, attended)?;
+        attention(pool, isa, params, kv, qkv, batch, attended)?;
         self.output.forward(compute, attended, step.tokens, out)
     }
 }

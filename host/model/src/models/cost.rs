@@ -94,7 +94,7 @@ impl Transformer {
                 pages: (0..pages as u32).map(PageId).collect(),
                 logits: LogitsWanted::None,
             };
-            let step = self.layout(&Batch { sequences: vec![sequence] });
+            let step = self.layout(&Batch { sequences: vec![sequence] }, None);
             layer_parts(0, true)
                 .into_iter()
                 .try_for_each(|part| block.compute(part, compute, workspace, &mut cache, &step))

@@ -125,7 +125,8 @@ impl Transformer {
         entry + blocks + self.exit.as_ref().map_or(0, |exit| exit.bytes)
     }
 
-    /// Runs a checked batch together with the other ranks. The requested rows of logits are written to `logits`, in
+    /// Runs a checked batch together with the other ranks. `windowed` has the pages of each sequence in layers with a window, if
+    /// they are not those of the other layers. The requested rows of logits are written to `logits`, in
     /// order, on the rank that passes one.
     pub(crate) fn forward<C: Communicator>(
         &self,
@@ -133,10 +134,10 @@ impl Transformer {
         workspace: &mut Workspace,
         kv: &mut [LayerCache],
         links: &mut Links<C>,
-        batch: &Batch,
+        (batch, windowed): (&Batch, Option<Vec<Vec<u32>>>),
         logits: Option<&mut [f32]>,
     ) -> Result<(), ModelError> {
-        let step = self.layout(batch);
+        let step = self.layout(batch, windowed);
         let length = step.tokens * self.hidden_size;
         resized(&mut workspace.hidden, length);
         let stage = links.pipeline.rank();
@@ -216,6 +217,14 @@ impl Transformer {
         })
     }
 
+    /// Returns whether each layer has a window.
+    pub(crate) fn windowed(&self) -> impl Iterator<Item = bool> {
+        self.blocks.iter().map(|block| match &block.attention {
+            LayerAttention::Grouped(attention) => attention.window.is_some(),
+            LayerAttention::Latent(_) => false,
+        })
+    }
+
     /// Returns the buffer space that each token of a step takes.
     pub(crate) fn row_widths(&self) -> RowWidths {
         // Layers of one kind share their buffers; those of different kinds have buffers of their own.
@@ -248,22 +257,26 @@ impl Transformer {
         head.filter(|head| !head.is_whole()).map_or(0, |head| head.tokens.len())
     }
 
-    pub(super) fn layout(&self, batch: &Batch) -> StepLayout {
+    pub(super) fn layout(&self, batch: &Batch, windowed: Option<Vec<Vec<u32>>>) -> StepLayout {
         let mut positions = Vec::new();
         let mut sequences = Vec::with_capacity(batch.sequences.len());
+        let mut windowed_sequences = Vec::new();
+        let mut windowed_pages = windowed.map(Vec::into_iter);
         for sequence in &batch.sequences {
-            sequences.push(AttentionSequence {
-                row: positions.len(),
-                tokens: sequence.tokens.len(),
-                start: sequence.start,
-                pages: sequence.pages.iter().map(|page| page.0).collect(),
-            });
-            positions.extend(sequence.start..sequence.start + sequence.tokens.len());
+            let (row, tokens, start) = (positions.len(), sequence.tokens.len(), sequence.start);
+            let pages = sequence.pages.iter().map(|page| page.0).collect();
+            sequences.push(AttentionSequence { row, tokens, start, pages });
+            if let Some(pages) = windowed_pages.as_mut().and_then(Iterator::next) {
+                windowed_sequences.push(AttentionSequence { row, tokens, start, pages });
+            }
+            positions.extend(start..start + tokens);
         }
+        // Sequences share no reads in layers with a window, so no shared ranges are looked for.
+        let windowed = windowed_pages.map(|_| AttentionBatch::new(windowed_sequences, 0));
         let rotary_tables = self.rotations.iter().map(|rotation| rotation.table(&positions)).collect();
         let first = self.blocks.first().map(|block| &block.attention);
         let batch = AttentionBatch::new(sequences, first.map_or(1, LayerAttention::queries_per_token));
-        StepLayout { tokens: positions.len(), rotary_tables, batch }
+        StepLayout { tokens: positions.len(), rotary_tables, batch, windowed }
     }
 }
 

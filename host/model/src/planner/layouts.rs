@@ -192,7 +192,8 @@ impl Description {
             graph_bytes: spare(memory_bytes),
             kv_bytes: 0,
         };
-        Ok(RankPlan { memory, page_bytes: self.page_bytes_of_rank(ranks, stage, options.kv), spare_pages: 1 })
+        let page_bytes = self.page_bytes_of_rank(ranks, stage, options.kv);
+        Ok(RankPlan { memory, page_bytes, windowed: None, spare_pages: 1 })
     }
 
     /// Estimates all ranks together on the CPU.

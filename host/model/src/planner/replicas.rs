@@ -82,7 +82,9 @@ pub fn memory_on_device(
 
 fn with_pages(plan: &RankPlan, tokens: usize) -> MemoryPlan {
     let pages = (tokens.div_ceil(PAGE_TOKENS) as u64).saturating_add(plan.spare_pages);
-    MemoryPlan { kv_bytes: pages.saturating_mul(plan.page_bytes), ..plan.memory }
+    let released = plan.windowed.map_or(0, |(bytes, kept)| pages.saturating_sub(kept).saturating_mul(bytes));
+    let kv_bytes = pages.saturating_mul(plan.page_bytes).saturating_sub(released);
+    MemoryPlan { kv_bytes, ..plan.memory }
 }
 
 #[cfg(test)]

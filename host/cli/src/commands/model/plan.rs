@@ -192,8 +192,8 @@ fn notes(model: &Description, request: &Request, plan: &Plan) -> Vec<String> {
     notes.push(format!("SEQUENCES counts sequences of {context} tokens, whose pages are all kept"));
     if let Some((layers, window)) = model.windowed_layers() {
         notes.push(format!(
-            "{layers} of {} layers attend to {window} tokens; if older pages were freed, a sequence of {context} tokens \
-             would take {} instead of {}",
+            "{layers} of {} layers attend to {window} tokens; on the CPU, where `window_tokens` bounds what they keep, a \
+             sequence of {context} tokens takes as little as {} instead of {}",
             model.layer_count(),
             HumanBytes(model.kv_bytes_of_sequence(context, kv)),
             HumanBytes(model.kv_bytes_per_token(kv).saturating_mul(context as u64))

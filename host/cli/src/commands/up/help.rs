@@ -57,7 +57,7 @@ All settings:
              kv_tokens, weights, load (\"start\", \"demand\"), load_wait_s, idle_unload_s, markup,
              prices (as [prices.NAME] has them); what is left out is as [engine] says
   [engine]   replicas, routing (\"affinity\", \"round-robin\"), max_queue,
-             max_sequences, step_tokens, step_target_ms, kv, kv_tokens,
+             max_sequences, step_tokens, step_target_ms, kv, kv_tokens, window_tokens,
              weights (\"keep\", \"q8_0\", \"bf16\": a conversion on the CPU),
              activations (on CUDA devices: \"bf16\", \"f16\"), isa,
              pin_threads, speculation (\"off\", \"prompt-lookup\"),

@@ -128,7 +128,7 @@ pub(crate) fn rank_plan(
         graph_bytes: spare(memory_bytes),
         kv_bytes: 0,
     };
-    Ok(RankPlan { memory, page_bytes: sizes.page_bytes() as u64, spare_pages: 1 })
+    Ok(RankPlan { memory, page_bytes: sizes.page_bytes() as u64, windowed: None, spare_pages: 1 })
 }
 
 /// Returns the size of a rank's buffers for rows of these widths, in bytes. It is for models that have no layout yet,
