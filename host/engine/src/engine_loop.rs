@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use skep_model::{
     Batch, BatchSequence, DrawnAhead, Executor, LogitRow, LogitsWanted, ModelError, RowOutput, Tokenizer,
+    WindowChange,
 };
 use tokio::sync::oneshot;
 
@@ -221,7 +222,10 @@ impl EngineLoop {
         let sequence =
             BatchSequence { tokens: vec![0], start: 0, pages: vec![page], logits: LogitsWanted::None };
         let batch = Batch { sequences: vec![sequence] };
-        match self.change_windows().and_then(|()| guarded(|| self.executor.forward(&batch))) {
+        let computed = self.change_windows().and_then(|()| guarded(|| self.executor.forward(&batch)));
+        // The page is free, so it must not keep anything.
+        let released = guarded(|| self.executor.change_windows(&[WindowChange::Release(page)]));
+        match computed.and(released) {
             Ok(()) => self.health.record_step(),
             Err(error) => self.health.record_failed_step(&error.to_string()),
         }

@@ -72,7 +72,7 @@ impl SequencePages {
 pub(crate) struct KvCache {
     allocator: PageAllocator,
     tree: PrefixTree,
-    /// What pages keep for layers with a window, if those have fewer pages than the others.
+    /// The pages that keep what layers with a window need, if those have fewer pages than the others.
     windows: Option<WindowedPages>,
 }
 

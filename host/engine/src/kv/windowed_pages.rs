@@ -17,7 +17,7 @@ pub(super) struct WindowedPages {
     /// Those of them that no sequence sees, with the time since when.
     unseen: BTreeSet<(u64, PageId)>,
     clock: u64,
-    /// What the executor does not know yet.
+    /// The changes that the executor does not know yet.
     changes: Vec<WindowChange>,
 }
 

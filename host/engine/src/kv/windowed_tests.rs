@@ -106,7 +106,7 @@ fn a_cached_page_gets_what_its_copy_kept() {
     warm(&mut kv, &tokens);
     let mut other = tokens[..5 * PAGE_TOKENS].to_vec();
     other.push(9);
-    // Nothing of the prefix can be continued, so it is computed again, and its pages are there already.
+    // The prefix cannot be continued anywhere, so it is computed again, and its pages are there already.
     kv.forget_window_changes();
     warm(&mut kv, &other);
     let moves = kv.window_changes().iter().filter(|change| matches!(change, WindowChange::Move { .. }));

@@ -81,9 +81,9 @@ impl WindowPages {
         let end = (sequence.start + sequence.tokens.len()).div_ceil(PAGE_TOKENS);
         let first = (sequence.start + 1).saturating_sub(self.window) / PAGE_TOKENS;
         let mut pages = vec![0; sequence.pages.len()];
-        for at in first..end {
-            let is_new = at * PAGE_TOKENS >= sequence.start;
-            pages[at] = self.place(sequence.pages[at], is_new)?;
+        let seen = pages.iter_mut().zip(&sequence.pages).enumerate().take(end).skip(first);
+        for (at, (own, page)) in seen {
+            *own = self.place(*page, at * PAGE_TOKENS >= sequence.start)?;
         }
         Ok(pages)
     }

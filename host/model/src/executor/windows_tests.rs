@@ -91,7 +91,7 @@ fn pages_move_and_run_out() {
     pages.apply(&[WindowChange::Move { from: PageId(20), to: PageId(5) }]);
     assert_eq!(pages.places[5], Some(first[0]));
     assert_eq!(pages.places[20], None);
-    // What the target kept before is free.
+    // The place that the target had before is free.
     pages.apply(&[WindowChange::Move { from: PageId(5), to: PageId(19) }]);
     assert_eq!((pages.places[19], pages.free.len()), (Some(first[0]), 1));
     pages.apply(&[WindowChange::Release(PageId(19)), WindowChange::Release(PageId(19))]);
