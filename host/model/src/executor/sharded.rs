@@ -304,7 +304,7 @@ impl<C: Communicator> Executor for ShardedExecutor<C> {
     }
 
     fn change_windows(&mut self, changes: &[WindowChange]) -> Result<(), ModelError> {
-        if changes.is_empty() || self.windows.is_none() {
+        if changes.is_empty() || self.windows().is_none() {
             return Ok(());
         }
         // Changes that a rank missed would let it read other tokens, so ranks are reconnected before they get them.
