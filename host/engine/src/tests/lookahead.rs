@@ -81,9 +81,10 @@ async fn a_step_whose_only_sequence_has_ended_is_wasted_and_holds_no_page() {
     let (engine, ahead) = engine(4096, Speculation::Off);
     let run = generate(&engine, ending("The quick brown fox", 3)).await.unwrap();
     assert_eq!(*run.reason(), FinishReason::Stop("zzz".to_owned()));
+    // The answer is over before the step is.
+    assert_all_pages_are_free(&engine).await;
     let stats = engine.stats().ahead;
     assert_eq!((ahead.counts().used, stats.steps, stats.wasted_steps, stats.wasted_rows), (2, 3, 1, 1));
-    assert_all_pages_are_free(&engine).await;
 }
 
 #[tokio::test]

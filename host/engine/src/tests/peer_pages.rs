@@ -113,7 +113,7 @@ fn open(folder: &Path) -> Arc<DiskTier> {
 fn engine(tier: &Arc<DiskTier>, other: Option<&Arc<Other>>, weights: &str) -> Engine {
     let mut model = model_with(executor_options(4096));
     model.digest.weights = weights.to_owned();
-    let peers = other.map(|other| -> Arc<dyn PagePeers> { other.clone() });
+    let peers = other.cloned().map(|other| other as Arc<dyn PagePeers>);
     let options = EngineOptions { disk: Some(tier.clone()), peers, ..EngineOptions::default() };
     Engine::start(model, options).unwrap()
 }

@@ -97,7 +97,7 @@ async fn there() -> There {
     let drain = DrainRequests::default();
     let options = ClusterOptions { key: key(), number: THERE, drain, pages: Some(pages.clone()) };
     gateway.cluster = Some(Arc::new(Cluster::new(options, Script::new(vec![None]))));
-    There { tier, pages, routes: routes_of(gateway), server: server, _folder: folder }
+    There { tier, pages, routes: routes_of(gateway), server, _folder: folder }
 }
 
 /// Returns the pages of a host that asks this one.
