@@ -12,9 +12,12 @@ use crate::{
 };
 use skep_engine::{DiskTier, EraseScope, ModelSet, Pin, PinError, PinStatus, TierStatus, WeakModelSet};
 use skep_store::{PageErasure, PageErasures, Store};
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering::SeqCst},
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::SeqCst},
+    },
 };
 use tokio::sync::Mutex;
 
@@ -105,8 +108,8 @@ impl DiskPages {
         let PageErasures { until, erased } = store.page_erasures(since).await?;
         match erased {
             Some(erased) => {
-                for one in erased {
-                    self.erase(scope(one)).await;
+                for scope in scopes(erased) {
+                    self.erase(scope).await;
                 }
             }
             // A host that begins has no page that was erased elsewhere.
@@ -163,10 +166,41 @@ impl DiskPages {
     }
 }
 
-fn scope(erased: PageErasure) -> EraseScope {
-    match erased {
-        PageErasure::Session { agent, session } => EraseScope::Session { agent, session },
-        PageErasure::Agent { agent } => EraseScope::Agent(agent),
-        PageErasure::Tenant { tenant } => EraseScope::Tenant(tenant),
+/// Returns the scopes of erasures. Sessions are erased together, because each scope costs a step of every engine, and thousands
+/// of sessions may expire at once.
+fn scopes(erased: Vec<PageErasure>) -> Vec<EraseScope> {
+    let (mut scopes, mut sessions) = (Vec::new(), BTreeMap::<String, BTreeSet<String>>::new());
+    for one in erased {
+        match one {
+            PageErasure::Session { agent, session } => {
+                sessions.entry(agent).or_default().insert(session);
+            }
+            PageErasure::Agent { agent } => scopes.push(EraseScope::Agent(agent)),
+            PageErasure::Tenant { tenant } => scopes.push(EraseScope::Tenant(tenant)),
+        }
+    }
+    if !sessions.is_empty() {
+        scopes.push(EraseScope::Sessions(Arc::new(sessions)));
+    }
+    scopes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sessions_that_others_deleted_are_erased_together() {
+        let session = |agent: &str, session: &str| PageErasure::Session {
+            agent: agent.to_owned(),
+            session: session.to_owned(),
+        };
+        let agent = PageErasure::Agent { agent: "gone".to_owned() };
+        let found = scopes(vec![session("a", "1"), agent, session("b", "1"), session("a", "2")]);
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>();
+        let sessions = [("a".to_owned(), names(&["1", "2"])), ("b".to_owned(), names(&["1"]))];
+        let sessions = EraseScope::Sessions(Arc::new(sessions.into()));
+        assert_eq!(found, [EraseScope::Agent("gone".to_owned()), sessions]);
+        assert!(scopes(Vec::new()).is_empty());
     }
 }

@@ -17,7 +17,7 @@ use crate::{
 /// Time for which an erasure is kept, and with it the name of what was deleted.
 const KEPT_MS: u64 = 7 * 24 * 3_600_000;
 /// Maximum number of erasures that are kept.
-const MAX_KEPT: u64 = 4_096;
+const MAX_KEPT: u64 = 65_536;
 
 /// The pages of something that was deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -14,7 +14,7 @@ mod speed;
 mod spill;
 mod warming;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -59,6 +59,8 @@ pub enum EraseScope {
         agent: String,
         session: String,
     },
+    /// Pages that are used only by one of these sessions, which are listed by their agents.
+    Sessions(Arc<BTreeMap<String, BTreeSet<String>>>),
 }
 
 impl EraseScope {
@@ -71,18 +73,28 @@ impl EraseScope {
             EraseScope::Session { agent, session } => {
                 owner.agent.as_ref() == Some(agent) && owner.session.as_ref() == Some(session)
             }
+            EraseScope::Sessions(all) => {
+                let of_agent = owner.agent.as_ref().and_then(|agent| all.get(agent));
+                of_agent
+                    .zip(owner.session.as_ref())
+                    .is_some_and(|(of_agent, session)| of_agent.contains(session))
+            }
         }
     }
 
     /// Erases the pages from the disk and returns their number. It waits for queued writes.
     pub fn erase_from(&self, tier: &DiskTier) -> u64 {
         let keys = tier.keys();
+        let session =
+            |agent: &str, session: &str| EraseFilter::Session(keys.owner(Some(agent), Some(session)));
         tier.forget(match self {
             EraseScope::Everyone => EraseFilter::All,
             EraseScope::Tenant(tenant) => EraseFilter::Tenant(keys.tenant(tenant)),
             EraseScope::Agent(agent) => EraseFilter::Agent(keys.owner(Some(agent), None).agent),
-            EraseScope::Session { agent, session } => {
-                EraseFilter::Session(keys.owner(Some(agent), Some(session)))
+            EraseScope::Session { agent, session: name } => session(agent, name),
+            EraseScope::Sessions(all) => {
+                let names = all.iter().flat_map(|(agent, names)| names.iter().map(move |name| (agent, name)));
+                return names.map(|(agent, name)| tier.forget(session(agent, name))).sum();
             }
         })
     }

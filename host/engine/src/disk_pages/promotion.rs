@@ -79,10 +79,12 @@ impl Promotion {
         Promotion { reader, affinity, tokens, reading, found, waited_for, held, deadline, is_over }
     }
 
-    /// Returns the request that waits for pages of the disk. Other hosts may have those after them.
+    /// Returns the request that got all pages that it wanted from the disk. Other hosts may have those after them. A request
+    /// whose read took too long does not wait again.
     pub fn request_of_disk(&self) -> Option<SequenceId> {
+        let has_all = self.held.pages().len() - self.found == self.reading.names.len();
         match self.reader {
-            Reader::Request(id) if self.reading.source == Source::Disk => Some(id),
+            Reader::Request(id) if has_all && self.reading.source == Source::Disk => Some(id),
             Reader::Request(_) | Reader::Warming { .. } => None,
         }
     }

@@ -267,7 +267,8 @@ async fn fetched_pages_belong_to_the_session_that_uses_them() {
     written(&engine, &tier, pages).await;
     let other_session = EraseScope::Session { agent: "agent".into(), session: "two".into() };
     assert_eq!(other_session.erase_from(&tier), 0);
-    let session = EraseScope::Session { agent: "agent".into(), session: "one".into() };
+    let of_agent = ["one", "of which nobody knows"].map(str::to_owned).into();
+    let session = EraseScope::Sessions(Arc::new([("agent".to_owned(), of_agent)].into()));
     engine.forget_pages(&session).await;
     assert_eq!(session.erase_from(&tier), pages);
     assert!(engine.page_owners().await.iter().all(Vec::is_empty), "nothing stays in memory");

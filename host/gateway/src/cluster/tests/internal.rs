@@ -193,7 +193,7 @@ async fn generated(
     model: &str,
     options: &ChatOptions,
 ) -> Vec<GenerationEvent> {
-    let input = Input::Messages(vec![ChatMessage::user("hello")]);
+    let input = Input::Messages(vec![ChatMessage::user("hello ".repeat(20))]);
     let question = PeerGeneration::new(model, &input, options);
     let events = peers.generate(member.clone(), question).await.map_err(code).unwrap();
     events.map(|event| event.map_err(code).unwrap()).collect().await
