@@ -140,7 +140,8 @@ impl From<EngineError> for GenerationFailure {
 }
 
 impl GenerationFailure {
-    /// Returns whether another host may answer where one has failed in this way.
+    /// Returns whether another host may answer where one has failed in this way. A request with which an engine fails is asked of no
+    /// other host, because it could end the engines of all of them one after the other.
     pub(super) fn may_differ(&self) -> bool {
         match self {
             Self::Absent {}
@@ -148,9 +149,9 @@ impl GenerationFailure {
             | Self::Loading { .. }
             | Self::Unloaded { .. }
             | Self::ContextOverflow { .. }
-            | Self::Stopping {}
-            | Self::Failed { .. } => true,
-            Self::InvalidRequest { .. }
+            | Self::Stopping {} => true,
+            Self::Failed { .. }
+            | Self::InvalidRequest { .. }
             | Self::Constraint { .. }
             | Self::SchemaUnsatisfied { .. }
             | Self::Truncated {}
