@@ -24,6 +24,8 @@ pub struct ClusterSetup {
     pub url: Option<String>,
     pub key_file: Option<PathBuf>,
     pub role: HostRole,
+    /// The model of requests without one at a host that has no model of its own.
+    pub default_model: Option<String>,
     /// The host at which a session begins that nobody owns.
     pub placement: Placement,
 }

@@ -137,14 +137,21 @@ pub async fn start_with(
     let peers = peers.map(|peers| -> Arc<dyn Peers> { Arc::new(peers) });
     // Requests and tokens per minute are those of all hosts.
     let counts = cluster.as_ref().map(|_| -> Arc<dyn SharedCounts> { rates.clone() });
-    let role = options.cluster.role;
-    let parts =
-        HostParts { tool_servers, disk, role, peers, counts, ..HostParts::new(store.clone(), models) };
+    let parts = HostParts {
+        tool_servers,
+        disk,
+        role: options.cluster.role,
+        default_model: options.cluster.default_model.clone(),
+        gives_pages: pages.is_some(),
+        peers,
+        counts,
+        ..HostParts::new(store.clone(), models)
+    };
     let host = AgentHost::start(parts, runtime).await.context("cannot start the agent host")?;
     vault.open(host.secret_reader());
     if let Some(pages) = &pages {
         let others = host.other_hosts();
-        pages.meet(move || others.reachable());
+        pages.meet(move || others.with_pages());
     }
     for agent in agents {
         let name = agent.manifest.name.as_str().to_owned();

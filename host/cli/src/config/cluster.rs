@@ -17,6 +17,8 @@ pub struct ClusterConfig {
     /// File with the key of the cluster, relative to the file of settings.
     pub key_file: Option<PathBuf>,
     pub role: Option<RoleSetting>,
+    /// The model of requests without one at a host that has no model of its own.
+    pub default_model: Option<String>,
     /// The host at which a session begins that nobody owns.
     pub placement: Option<Placement>,
 }
@@ -53,6 +55,7 @@ impl ClusterConfig {
         super::set(&mut setup.placement, &self.placement);
         setup.key_file = self.key_file.clone().or(setup.key_file.take());
         setup.role = self.role.map_or(setup.role, HostRole::from);
+        setup.default_model = self.default_model.clone().or(setup.default_model.take());
     }
 }
 
@@ -67,7 +70,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("temporary folder");
         let path = dir.path().join("skep.toml");
         let text = "[cluster]\nenabled = true\nurl = \"http://10.0.0.2:8080\"\nkey_file = \"cluster.key\"\n\
-                    role = \"gateway\"\nplacement = \"here\"\n";
+                    role = \"gateway\"\ndefault_model = \"big\"\nplacement = \"here\"\n";
         std::fs::write(&path, text).expect("file");
         let mut options = ServerOptions::default();
         assert_eq!(options.cluster, ClusterSetup::default());
@@ -77,6 +80,7 @@ mod tests {
             url: Some("http://10.0.0.2:8080".to_owned()),
             key_file: Some(dir.path().join("cluster.key")),
             role: HostRole::Gateway,
+            default_model: Some("big".to_owned()),
             placement: Placement::Here,
         };
         assert_eq!(ClusterSetup::default().placement, Placement::Balanced);

@@ -60,8 +60,16 @@ impl Inner {
             role: cluster.role(),
             catalogue: if cluster.is_clustered() { ModelFacts::of_own(models) } else { Vec::new() },
             load: self.load(),
-            warm: host.cluster.warm_agents(),
+            warm: cluster.warm_agents(),
+            computing: Some(self.computing()),
+            pages: cluster.gives_pages(),
         }
+    }
+
+    /// Returns the number of sequences that the models of this host compute, for this host and for others.
+    fn computing(&self) -> u32 {
+        let engines = self.dispatch.host.reach.models.set().engines();
+        u32::try_from(engines.map(|engine| engine.stats().running).sum::<usize>()).unwrap_or(u32::MAX)
     }
 
     /// Returns the load of this host.

@@ -49,7 +49,7 @@ use crate::{
     approvals::ApprovalDesk,
     batch::{self, BatchQueue, LiveAnswers},
     capability::{Reach, tools::HostTools},
-    cluster::Cluster,
+    cluster::{Cluster, Part},
     component::Compiler,
     courier::{self, Courier},
     deployment::Deployments,
@@ -122,11 +122,14 @@ impl AgentHost {
     /// open. An agent that no longer compiles is listed by [`AgentHost::failed_agents`] and does
     /// not keep the others from starting; its turns wait until it is deployed again.
     pub async fn start(parts: HostParts, options: RuntimeOptions) -> Result<Self, RuntimeError> {
-        let HostParts { store, models, tool_servers, disk, clock, role, peers, counts } = parts;
+        let HostParts { store, models, tool_servers, disk, clock, .. } = parts;
+        let HostParts { role, default_model, gives_pages, peers, counts, .. } = parts;
         // Reports what others change from here on, so that nothing of what is read below is missed.
         let notices = store.notices();
         let max_owned = options.max_sessions_loaded.saturating_mul(OWNED_FOR_EACH_LOADED);
-        let cluster = Cluster::new(&store, role, peers, counts, max_owned, options.placement)?;
+        let placement = options.placement;
+        let part = Part { role, gives_pages, default_model, peers, counts, max_owned, placement };
+        let cluster = Cluster::new(&store, part)?;
         cluster.refresh().await?;
         // Agents that are started below may use models of other hosts.
         if let Some(others) = cluster.other_models(&models) {

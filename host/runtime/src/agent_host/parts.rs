@@ -19,6 +19,11 @@ pub struct HostParts {
     pub clock: Clock,
     /// The part that the host takes in its cluster. One that has no model needs other hosts with models.
     pub role: HostRole,
+    /// The model of requests without one, if the host has no default of its own. Without a name it is that of the first host that
+    /// it meets.
+    pub default_model: Option<String>,
+    /// Whether the host gives KV pages of `disk` to the other hosts.
+    pub gives_pages: bool,
     /// Asks the other hosts of the cluster. `None` without a cluster.
     pub peers: Option<Arc<dyn Peers>>,
     /// The amounts that all hosts of the cluster count together, such as those of rate limits.
@@ -29,6 +34,17 @@ impl HostParts {
     /// Returns the parts of a host with the system's clock and without tool servers.
     pub fn new(store: Store, models: ModelSet) -> Self {
         let (tool_servers, clock, role) = (BTreeMap::new(), Clock::default(), HostRole::All);
-        HostParts { store, models, tool_servers, disk: None, clock, role, peers: None, counts: None }
+        HostParts {
+            store,
+            models,
+            tool_servers,
+            disk: None,
+            clock,
+            role,
+            default_model: None,
+            gives_pages: false,
+            peers: None,
+            counts: None,
+        }
     }
 }

@@ -81,12 +81,27 @@ pub(crate) struct Facts {
     /// The agents whose sessions ran there lately, those first that ran last. At most [`placement::MAX_WARM`].
     #[serde(default)]
     pub(crate) warm: Vec<AgentDigest>,
+    /// Sequences that its models compute at this moment, those for other hosts included. A host of an earlier version does not
+    /// report it.
+    #[serde(default)]
+    pub(crate) computing: Option<u32>,
+    /// Whether the host gives KV pages to others.
+    #[serde(default)]
+    pub(crate) pages: bool,
 }
 
-/// The hosts that are not gone.
+/// A host of the cluster, and what it reports about itself.
+#[derive(Clone, Debug)]
+pub(super) struct KnownHost {
+    pub(super) row: HostRow,
+    /// `None` until the host has started completely, because it reports nothing before.
+    pub(super) facts: Option<Facts>,
+}
+
+/// The hosts that are not gone, by number. What they report is read once for each look, and not for each request.
 #[derive(Default)]
 pub(super) struct Members {
-    rows: RwLock<Arc<Vec<HostRow>>>,
+    hosts: RwLock<Arc<Vec<KnownHost>>>,
     /// Whether a host is gone whose work nobody has looked at yet.
     has_lost: AtomicBool,
 }
@@ -105,6 +120,34 @@ impl Facts {
     /// Reads the facts of a host. `None` until the host has started completely, because it reports none before.
     pub(crate) fn of(row: &HostRow) -> Option<Facts> {
         serde_json::from_str(&row.facts).ok()
+    }
+
+    /// Returns the number of sequences that the host's models could compute in addition, without one that waits.
+    pub(super) fn free_slots(&self) -> usize {
+        let Load { running_turns, waiting, capacity, .. } = self.load;
+        match (waiting, capacity) {
+            (1.., _) => 0,
+            // The host is of an earlier version, and does not report its load.
+            (0, 0) => 1,
+            (0, capacity) => capacity.saturating_sub(self.computing.unwrap_or(running_turns)) as usize,
+        }
+    }
+}
+
+impl KnownHost {
+    pub(super) fn of(row: HostRow) -> Self {
+        let facts = Facts::of(&row);
+        KnownHost { row, facts }
+    }
+
+    /// Returns whether the host serves and has started completely.
+    pub(super) fn serves(&self) -> bool {
+        self.row.state == HostState::Serving && self.facts.is_some()
+    }
+
+    /// Returns whether it is a host other than `own`, serves and has started completely.
+    fn serves_beside(&self, own: i64) -> bool {
+        self.row.number != own && self.serves()
     }
 }
 
@@ -134,13 +177,15 @@ impl ClusterHost {
 impl Members {
     /// Replaces the hosts.
     pub(super) fn set(&self, rows: Vec<HostRow>) {
-        let rows: Vec<HostRow> = rows.into_iter().filter(|row| row.state != HostState::Gone).collect();
-        let mut members = self.rows.write().unwrap_or_else(PoisonError::into_inner);
-        let is_there = |before: &HostRow| rows.iter().any(|row| row.number == before.number);
+        let present = rows.into_iter().filter(|row| row.state != HostState::Gone);
+        let mut hosts: Vec<KnownHost> = present.map(KnownHost::of).collect();
+        hosts.sort_by_key(|host| host.row.number);
+        let mut members = self.hosts.write().unwrap_or_else(PoisonError::into_inner);
+        let is_there = |before: &KnownHost| hosts.iter().any(|host| host.row.number == before.row.number);
         if !members.iter().all(is_there) {
             self.note_loss();
         }
-        *members = Arc::new(rows);
+        *members = Arc::new(hosts);
     }
 
     /// Records that a host is gone, so that its work is looked for.
@@ -153,56 +198,53 @@ impl Members {
         self.has_lost.swap(false, Ordering::AcqRel)
     }
 
-    pub(super) fn rows(&self) -> Arc<Vec<HostRow>> {
-        self.rows.read().unwrap_or_else(PoisonError::into_inner).clone()
+    pub(super) fn hosts(&self) -> Arc<Vec<KnownHost>> {
+        self.hosts.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     pub(super) fn has_other_serving(&self, own: i64) -> bool {
-        self.rows().iter().any(|row| serves_beside(row, own))
+        self.hosts().iter().any(|host| host.serves_beside(own))
     }
 
     /// Returns the addresses of the hosts that serve beside this one and have not reported this version of the agents yet.
     pub(super) fn behind(&self, own: i64, agents: i64) -> Vec<String> {
-        let rows = self.rows();
-        let behind = rows.iter().filter(|row| {
-            serves_beside(row, own) && Facts::of(row).is_some_and(|facts| facts.agents < agents)
-        });
-        behind.map(|row| row.url.clone()).collect()
+        let hosts = self.hosts();
+        let is_behind = |host: &&KnownHost| {
+            host.serves_beside(own) && host.facts.as_ref().is_some_and(|facts| facts.agents < agents)
+        };
+        hosts.iter().filter(is_behind).map(|host| host.row.url.clone()).collect()
     }
 
-    /// Returns the hosts beside this one that have started completely and have not ended. An engine asks for them, so this
-    /// reads no facts: a host that has not started has none.
-    pub(super) fn reachable(&self, own: i64) -> Vec<Member> {
-        let rows = self.rows();
-        let others = rows.iter().filter(|row| row.number != own && row.facts.len() > "{}".len());
-        others.map(Member::of).collect()
+    /// Returns the hosts beside this one that give KV pages and have not ended. One of an earlier version does not know the
+    /// question, and its answer would look like that of a stranger.
+    pub(super) fn with_pages(&self, own: i64) -> Vec<Member> {
+        let hosts = self.hosts();
+        let gives = |host: &&KnownHost| {
+            host.row.number != own && host.facts.as_ref().is_some_and(|facts| facts.pages)
+        };
+        hosts.iter().filter(gives).map(|host| Member::of(&host.row)).collect()
     }
 
     /// Returns the host that a session prefers among those that serve beside this one, so that the choice of a session changes
     /// only if its host ends.
     pub(super) fn chosen(&self, own: i64, key: &SessionKey) -> Option<Member> {
-        let rows = self.rows();
-        let serving = rows.iter().filter(|row| serves_beside(row, own));
+        let hosts = self.hosts();
+        let serving = hosts.iter().filter(|host| host.serves_beside(own));
         let session = SessionHash::of(&key.agent, &key.session);
-        let number = placement::chosen(session, serving.map(|row| row.number))?;
-        rows.iter().find(|row| row.number == number).map(Member::of)
+        let number = placement::chosen(session, serving.map(|host| host.row.number))?;
+        hosts.iter().find(|host| host.row.number == number).map(|host| Member::of(&host.row))
     }
 
     /// Returns what the hosts that serve beside this one report, at a time of this host.
     pub(super) fn reports(&self, own: i64, now_ms: u64) -> Vec<Report> {
-        let rows = self.rows();
-        let others = rows.iter().filter(|row| row.number != own && row.state == HostState::Serving);
-        let reports = others.filter_map(|row| {
-            let Facts { load, warm, .. } = Facts::of(row)?;
-            Some(Report { host: row.number, at_ms: now_ms.saturating_sub(row.seen_ms_ago), load, warm })
+        let hosts = self.hosts();
+        let reports = hosts.iter().filter(|host| host.serves_beside(own)).filter_map(|host| {
+            let Facts { load, warm, .. } = host.facts.as_ref()?;
+            let at_ms = now_ms.saturating_sub(host.row.seen_ms_ago);
+            Some(Report { host: host.row.number, at_ms, load: *load, warm: warm.clone() })
         });
         reports.collect()
     }
-}
-
-/// Returns whether a host other than `own` serves and has started completely.
-fn serves_beside(row: &HostRow, own: i64) -> bool {
-    row.number != own && row.state == HostState::Serving && Facts::of(row).is_some()
 }
 
 #[cfg(test)]
@@ -275,12 +317,38 @@ mod tests {
             row(4, HostState::Gone, &facts),
         ]);
         assert!(!members.has_other_serving(1));
-        let reachable: Vec<i64> = members.reachable(1).iter().map(|member| member.number).collect();
-        assert_eq!(reachable, [2], "one that drains still answers");
         assert_eq!(members.chosen(1, &key(1)), None);
         assert!(members.has_other_serving(2));
         assert_eq!(members.chosen(2, &key(1)).map(|member| member.number), Some(1));
     }
+
+    #[test]
+    fn only_hosts_that_give_pages_are_asked_for_them() {
+        let gives = Facts { pages: true, ..Facts::default() }.encode();
+        let members = Members::default();
+        members.set(vec![
+            row(1, HostState::Serving, &gives),
+            row(2, HostState::Draining, &gives),
+            row(3, HostState::Serving, ""),
+            row(4, HostState::Gone, &gives),
+            row(5, HostState::Serving, &Facts::default().encode()),
+            row(6, HostState::Serving, r#"{"models": [], "running_turns": 0}"#),
+        ]);
+        let asked: Vec<i64> = members.with_pages(1).iter().map(|member| member.number).collect();
+        assert_eq!(asked, [2], "one that drains still answers, and one of an earlier version does not");
+    }
+
+    #[test]
+    fn a_host_has_room_until_a_request_waits_or_all_its_sequences_run() {
+        let free = |waiting, capacity, computing| {
+            let load = Load { running_turns: 3, waiting, capacity, kv_percent: 0 };
+            Facts { load, computing, ..Facts::default() }.free_slots()
+        };
+        assert_eq!((free(0, 8, Some(2)), free(0, 8, Some(9)), free(1, 8, Some(2))), (6, 0, 0));
+        assert_eq!(free(0, 8, None), 5, "an earlier version reports turns only");
+        assert_eq!(free(0, 0, None), 1, "an earlier version reports no load");
+    }
+
     #[test]
     fn facts_of_other_versions_are_read() {
         let read = |facts: &str| Facts::of(&row(1, HostState::Serving, facts));

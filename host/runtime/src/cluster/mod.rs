@@ -33,7 +33,7 @@ use crate::{
     placement::{AgentDigest, Choice, Placement},
 };
 use catalogue::Catalogue;
-use members::Members;
+use members::{KnownHost, Members};
 use placing::Placing;
 use skep_engine::{ModelSet, OtherModels};
 use skep_store::{HostRow, HostState, Store, StoreError};
@@ -71,9 +71,9 @@ pub trait SharedCounts: Send + Sync + 'static {
 pub struct OtherHosts(Cluster);
 
 impl OtherHosts {
-    /// Returns the hosts that answer requests, those included that hand their sessions over.
-    pub fn reachable(&self) -> Vec<Member> {
-        self.0.shared.as_ref().map(|shared| shared.members.reachable(shared.own)).unwrap_or_default()
+    /// Returns the hosts that give KV pages, those included that hand their sessions over.
+    pub fn with_pages(&self) -> Vec<Member> {
+        self.0.shared.as_ref().map(|shared| shared.members.with_pages(shared.own)).unwrap_or_default()
     }
 }
 
@@ -84,11 +84,27 @@ pub(crate) struct Cluster {
     shared: Option<Arc<Shared>>,
 }
 
+/// The part that a host takes in its cluster, and the ways to the other hosts.
+pub(crate) struct Part {
+    pub(crate) role: HostRole,
+    /// Whether the host gives KV pages to others.
+    pub(crate) gives_pages: bool,
+    /// The default of a host without a default of its own. `None` takes that of the other hosts.
+    pub(crate) default_model: Option<String>,
+    pub(crate) peers: Option<Arc<dyn Peers>>,
+    pub(crate) counts: Option<Arc<dyn SharedCounts>>,
+    /// Maximum number of sessions that are remembered although nobody uses them.
+    pub(crate) max_owned: usize,
+    /// The place where sessions begin.
+    pub(crate) placement: Placement,
+}
+
 struct Shared {
     store: Store,
     /// The number of this host.
     own: i64,
     role: HostRole,
+    gives_pages: bool,
     /// Models of other hosts hold them, too, and not the connections of the database.
     members: Arc<Members>,
     catalogue: Catalogue,
@@ -99,16 +115,9 @@ struct Shared {
 }
 
 impl Cluster {
-    /// Returns the cluster of a host that works on this database, or that of a single host. Remembers up to `max_owned` sessions
-    /// that nobody uses. `placement` says where sessions begin.
-    pub(crate) fn new(
-        store: &Store,
-        role: HostRole,
-        peers: Option<Arc<dyn Peers>>,
-        counts: Option<Arc<dyn SharedCounts>>,
-        max_owned: usize,
-        placement: Placement,
-    ) -> Result<Self, RuntimeError> {
+    /// Returns the cluster of a host that works on this database, or that of a single host.
+    pub(crate) fn new(store: &Store, part: Part) -> Result<Self, RuntimeError> {
+        let Part { role, gives_pages, default_model, peers, counts, max_owned, placement } = part;
         if !store.is_clustered() {
             return Ok(Cluster { ownership: Ownership::of_all(), shared: None });
         }
@@ -118,9 +127,18 @@ impl Cluster {
             return Err(RuntimeError::Internal { message });
         };
         let ownership = Ownership::of_claimed(store.clone(), max_owned);
-        let (members, catalogue) = (Arc::default(), Catalogue::default());
-        let (store, placing, draining) = (store.clone(), Placing::new(placement), watch::Sender::new(false));
-        let shared = Shared { store, own, role, members, catalogue, peers, counts, placing, draining };
+        let shared = Shared {
+            store: store.clone(),
+            own,
+            role,
+            gives_pages,
+            members: Arc::default(),
+            catalogue: Catalogue::new(default_model),
+            peers,
+            counts,
+            placing: Placing::new(placement),
+            draining: watch::Sender::new(false),
+        };
         Ok(Cluster { ownership, shared: Some(Arc::new(shared)) })
     }
 
@@ -141,6 +159,11 @@ impl Cluster {
     /// Returns the part that this host takes in its cluster.
     pub(crate) fn role(&self) -> HostRole {
         self.shared.as_ref().map_or(HostRole::All, |shared| shared.role)
+    }
+
+    /// Returns whether this host gives KV pages to others.
+    pub(crate) fn gives_pages(&self) -> bool {
+        self.shared.as_ref().is_some_and(|shared| shared.gives_pages)
     }
 
     /// Returns the models of the other hosts that this one lacks, as of the last refresh; `None` if they have not changed since the
@@ -165,10 +188,10 @@ impl Cluster {
         }
         self.refresh().await?;
         if let Some(counts) = &shared.counts {
-            let rows = shared.members.rows();
-            let others = rows.iter().filter(|row| row.number != shared.own);
-            let reports = others.filter_map(|row| Some((row.number, Facts::of(row)?.counts)));
-            counts.note(reports.collect());
+            let hosts = shared.members.hosts();
+            let others = hosts.iter().filter(|host| host.row.number != shared.own);
+            let report = |host: &KnownHost| Some((host.row.number, host.facts.as_ref()?.counts.clone()));
+            counts.note(others.filter_map(report).collect());
         }
         Ok(())
     }
@@ -201,21 +224,22 @@ impl Cluster {
 
     /// Returns all hosts as of the last refresh, by number.
     pub(crate) fn hosts(&self) -> Vec<HostRow> {
-        self.shared.as_ref().map(|shared| shared.members.rows().to_vec()).unwrap_or_default()
+        let hosts = self.shared.as_ref().map(|shared| shared.members.hosts()).unwrap_or_default();
+        hosts.iter().map(|host| host.row.clone()).collect()
     }
 
     /// Returns a host that was there at the last refresh, and its state.
     pub(crate) fn find(&self, number: i64) -> Option<(Member, HostState)> {
-        let rows = self.shared.as_ref()?.members.rows();
-        let row = rows.iter().find(|row| row.number == number)?;
+        let hosts = self.shared.as_ref()?.members.hosts();
+        let KnownHost { row, .. } = hosts.iter().find(|host| host.row.number == number)?;
         Some((Member::of(row), row.state.clone()))
     }
 
     /// Returns whether another host hands its sessions over.
     pub(crate) fn has_other_draining(&self) -> bool {
         let Some(shared) = &self.shared else { return false };
-        let rows = shared.members.rows();
-        rows.iter().any(|row| row.number != shared.own && row.state == HostState::Draining)
+        let is_draining = |host: &KnownHost| host.row.state == HostState::Draining;
+        shared.members.hosts().iter().any(|host| host.row.number != shared.own && is_draining(host))
     }
 
     /// Returns whether another host serves.
@@ -231,7 +255,8 @@ impl Cluster {
     /// Returns whether no other host that serves has a lower number than this one.
     pub(crate) fn is_first(&self) -> bool {
         let Some(shared) = &self.shared else { return true };
-        !shared.members.rows().iter().any(|row| row.number < shared.own && row.state == HostState::Serving)
+        let is_before = |row: &HostRow| row.number < shared.own && row.state == HostState::Serving;
+        !shared.members.hosts().iter().any(|host| is_before(&host.row))
     }
 
     /// Makes this host hand its sessions over.

@@ -66,8 +66,9 @@ All settings:
   [cluster]  enabled (true: share the database with other hosts), url (where they
              reach this one, such as \"http://10.0.0.2:8080\"), key_file (with the
              key that all hosts have; or SKEP_CLUSTER_KEY), role (\"all\", or
-             \"gateway\": no model here, other hosts compute), placement (of sessions
-             that nobody owns: \"balanced\", \"here\")
+             \"gateway\": no model here, other hosts compute), default_model (of a
+             gateway: a model of the other hosts), placement (of sessions that nobody
+             owns: \"balanced\", \"here\")
   [kv]       disk_gb (KV pages that are kept in the data folder: 4; 0 keeps none),
              disk_free_percent (10), write_mb_s (200), always_read (false),
              pin_percent (25: of the pages, that pins keep), warm_ahead_s (2: pages

@@ -1,29 +1,54 @@
 //! The order in which the hosts of a cluster are asked for a generation.
 //!
-//! A session is computed at one host as long as that serves, because only there its pages are in the KV cache. Requests without a
-//! session are spread.
+//! A session is computed at one host as long as that serves, because only there its pages are in the KV cache. It leaves this host
+//! only while requests wait there and its second choice has room: a prompt that is computed again then begins earlier than one that
+//! waits. Requests without a session are spread.
 
-use super::ModelFacts;
-use crate::cluster::{Facts, Member};
+use crate::cluster::{Facts, Member, members::KnownHost};
 use sha2::{Digest, Sha256};
-use skep_engine::Affinity;
-use skep_store::{HostRow, HostState};
+use skep_engine::{Affinity, ModelDigest};
 use std::cmp::Reverse;
 
-/// Returns the other hosts that compute a model, in the order in which they are asked: by the hash of the session and the host
-/// (rendezvous hashing), those that drain last. `draw` takes the place of a session where there is none.
-pub(super) fn ranked(rows: &[HostRow], own: i64, model: &str, affinity: &Affinity, draw: u64) -> Vec<Member> {
-    let mut hosts: Vec<&HostRow> =
-        rows.iter().filter(|row| row.number != own && facts_of(row, model).is_some()).collect();
-    hosts.sort_by_cached_key(|row| {
-        (row.state != HostState::Serving, Reverse(weight(row.number, model, affinity, draw)))
-    });
-    hosts.into_iter().map(Member::of).collect()
+/// The model of a request. A host that has another model under its name is not asked.
+#[derive(Clone, Copy)]
+pub(super) struct Asked<'a> {
+    pub(super) model: &'a str,
+    /// `None` until a host has loaded the model.
+    pub(super) digest: Option<&'a ModelDigest>,
 }
 
-/// Returns what a host reports about a model that it computes.
-fn facts_of(row: &HostRow, model: &str) -> Option<ModelFacts> {
-    Facts::of(row)?.catalogue.into_iter().find(|known| known.name == model)
+/// Returns the other hosts that compute a model, in the order in which they are asked: by the hash of the session and the host
+/// (rendezvous hashing), those that drain last. The first two change places if requests wait at the first one and the second one has
+/// room. `draw` takes the place of a session where there is none.
+pub(super) fn ranked(
+    hosts: &[KnownHost],
+    own: i64,
+    asked: Asked<'_>,
+    affinity: &Affinity,
+    draw: u64,
+) -> Vec<Member> {
+    let Asked { model, digest } = asked;
+    let mut hosts: Vec<&KnownHost> =
+        hosts.iter().filter(|host| host.row.number != own && host.computes(model, digest)).collect();
+    hosts
+        .sort_by_cached_key(|host| (!host.serves(), Reverse(weight(host.row.number, model, affinity, draw))));
+    if let [first, second, ..] = &mut hosts[..]
+        && waits(first)
+        && has_room(second)
+    {
+        std::mem::swap(first, second);
+    }
+    hosts.into_iter().map(|host| Member::of(&host.row)).collect()
+}
+
+fn waits(host: &KnownHost) -> bool {
+    host.facts.as_ref().is_some_and(|facts| facts.load.waiting > 0)
+}
+
+/// Returns whether a host takes work and reports that it could begin with it at once.
+fn has_room(host: &KnownHost) -> bool {
+    let reports_room = |facts: &Facts| facts.load.capacity > 0 && facts.free_slots() > 0;
+    host.serves() && host.facts.as_ref().is_some_and(reports_room)
 }
 
 fn weight(host: i64, model: &str, affinity: &Affinity, draw: u64) -> [u8; 32] {
@@ -43,15 +68,27 @@ fn weight(host: i64, model: &str, affinity: &Affinity, draw: u64) -> [u8; 32] {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{facts, row};
+    use super::super::{
+        ModelFacts,
+        tests::{facts, model, row},
+    };
     use super::*;
+    use crate::placement::Load;
+    use skep_store::{HostRow, HostState};
+
+    const BIG: Asked<'static> = Asked { model: "big", digest: None };
 
     fn of(session: usize) -> Affinity {
         Affinity { tenant: "t".into(), session: Some(session.to_string()), ..Affinity::default() }
     }
 
     fn first(rows: &[HostRow], affinity: &Affinity) -> i64 {
-        ranked(rows, 1, "big", affinity, 0)[0].number
+        order(rows, BIG, affinity, 0)[0]
+    }
+
+    fn order(rows: &[HostRow], asked: Asked<'_>, affinity: &Affinity, draw: u64) -> Vec<i64> {
+        let hosts: Vec<KnownHost> = rows.iter().cloned().map(KnownHost::of).collect();
+        ranked(&hosts, 1, asked, affinity, draw).iter().map(|member| member.number).collect()
     }
 
     #[test]
@@ -65,9 +102,8 @@ mod tests {
         assert!([2, 3, 4].iter().all(|host| before.contains(host)), "each host gets some: {before:?}");
         let after = chosen(&rows(&[1, 2, 3]));
         assert!(before.iter().zip(&after).all(|(before, after)| *before == 4 || before == after));
-        let spread: Vec<i64> = (0..100)
-            .map(|draw| ranked(&rows(&[1, 2, 3]), 1, "big", &Affinity::default(), draw)[0].number)
-            .collect();
+        let spread: Vec<i64> =
+            (0..100).map(|draw| order(&rows(&[1, 2, 3]), BIG, &Affinity::default(), draw)[0]).collect();
         assert!([2, 3].iter().all(|host| spread.contains(host)), "without a session: {spread:?}");
     }
 
@@ -81,10 +117,47 @@ mod tests {
             row(5, HostState::Serving, ""),
         ];
         for session in 0..20 {
-            let asked: Vec<i64> =
-                ranked(&rows, 1, "big", &of(session), 0).into_iter().map(|member| member.number).collect();
-            assert_eq!(asked, [4, 2]);
+            assert_eq!(order(&rows, BIG, &of(session), 0), [4, 2]);
         }
-        assert!(ranked(&rows, 1, "none", &of(1), 0).is_empty());
+        assert!(order(&rows, Asked { model: "none", digest: None }, &of(1), 0).is_empty());
+    }
+
+    #[test]
+    fn a_session_leaves_its_host_only_while_requests_wait_there_and_the_next_one_has_room() {
+        let host = |number, state, waiting, computing| {
+            let load = Load { waiting, capacity: 4, ..Load::default() };
+            let catalogue = vec![model("big")];
+            let facts = Facts { load, catalogue, computing: Some(computing), ..Facts::default() };
+            row(number, state, &facts.encode())
+        };
+        let serving = |number, waiting, computing| host(number, HostState::Serving, waiting, computing);
+        for session in 0..20 {
+            let chosen = |rows: &[HostRow]| first(rows, &of(session));
+            let preferred = chosen(&[serving(2, 0, 0), serving(3, 0, 0)]);
+            let other = 5 - preferred;
+            let full = serving(preferred, 0, 4);
+            let queue = serving(preferred, 1, 4);
+            assert_eq!(chosen(&[full, serving(other, 0, 0)]), preferred, "nobody waits there");
+            assert_eq!(chosen(&[queue.clone(), serving(other, 0, 3)]), other);
+            assert_eq!(chosen(&[queue.clone(), serving(other, 0, 4)]), preferred, "the other one is full");
+            assert_eq!(chosen(&[queue.clone(), serving(other, 2, 0)]), preferred, "it would wait there, too");
+            let draining = host(other, HostState::Draining, 0, 0);
+            assert_eq!(chosen(&[queue.clone(), draining]), preferred);
+            let silent = row(other, HostState::Serving, &facts(&["big"]));
+            assert_eq!(chosen(&[queue, silent]), preferred, "an earlier version reports no room");
+        }
+    }
+
+    #[test]
+    fn a_host_with_another_model_of_the_same_name_is_not_asked() {
+        let (one, two) = (ModelDigest::remote("test", "one"), ModelDigest::remote("test", "two"));
+        let with = |number, digest: Option<&ModelDigest>| {
+            let catalogue = vec![ModelFacts { digest: digest.cloned(), ..model("big") }];
+            row(number, HostState::Serving, &Facts { catalogue, ..Facts::default() }.encode())
+        };
+        let rows = [with(2, Some(&one)), with(3, Some(&two)), with(4, None)];
+        let mut asked = order(&rows, Asked { digest: Some(&one), ..BIG }, &of(1), 0);
+        asked.sort_unstable();
+        assert_eq!(asked, [2, 4], "one that has not loaded it may have it");
     }
 }

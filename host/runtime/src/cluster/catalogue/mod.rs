@@ -6,11 +6,10 @@
 mod choice;
 mod model;
 
-use super::{Facts, Members, Peers};
+use super::{Members, Peers, members::KnownHost};
 use model::ClusterModel;
 use serde::{Deserialize, Serialize};
 use skep_engine::{ModelDigest, ModelSet, OtherModels, ServedModel};
-use skep_store::HostRow;
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, PoisonError},
@@ -20,6 +19,8 @@ use std::{
 /// host reads it twice a second.
 const MAX_MODELS: usize = 64;
 const MAX_BYTES: usize = 16 << 10;
+/// Number of models whose digest is remembered, beyond which those are forgotten that no host reports.
+const MAX_DIGESTS: usize = 1024;
 
 /// A model that a host computes, as it reports it to the others.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,13 +40,21 @@ pub(crate) struct ModelFacts {
 }
 
 /// The models of the other hosts as of the last look.
-#[derive(Default)]
-pub(super) struct Catalogue(Mutex<Known>);
+pub(super) struct Catalogue {
+    /// The default that the settings name.
+    default: Option<String>,
+    known: Mutex<Known>,
+}
 
-#[derive(Clone, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 struct Known {
     models: Vec<ModelFacts>,
+    /// Once it is known, it stays, also while no host has it: agents and grants without a name mean this model.
     default: Option<String>,
+    /// The last digest of each model. A host that has just started has not loaded its models yet, and reports none.
+    digests: BTreeMap<String, ModelDigest>,
+    /// Models that a host has under the name of another model, with the number of this host.
+    differing: BTreeSet<(String, i64)>,
 }
 
 impl ModelFacts {
@@ -82,12 +91,17 @@ impl ModelFacts {
         OTHER_FIELDS + self.name.len() + self.aliases.iter().map(|alias| alias.len() + 3).sum::<usize>()
     }
 
-    /// Adds what another host reports about a model of the same name. Whichever host answers, the prompt must fit.
-    fn add(&mut self, other: ModelFacts) {
-        let missing =
-            other.aliases.into_iter().filter(|alias| !self.aliases.contains(alias)).collect::<Vec<_>>();
+    /// Returns whether a host that reports this computes the model of a digest. It does as far as is known if either is not known.
+    fn is_of(&self, digest: Option<&ModelDigest>) -> bool {
+        self.digest.as_ref().is_none_or(|own| digest.is_none_or(|digest| own == digest))
+    }
+
+    /// Adds what another host reports about the same model. Whichever host answers, the prompt must fit.
+    fn add(&mut self, other: &ModelFacts) {
+        let missing: Vec<String> =
+            other.aliases.iter().filter(|alias| !self.aliases.contains(alias)).cloned().collect();
         self.aliases.extend(missing);
-        self.digest = self.digest.take().or(other.digest);
+        self.digest = self.digest.take().or_else(|| other.digest.clone());
         self.context_length = match (self.context_length, other.context_length) {
             (Some(one), Some(other)) => Some(one.min(other)),
             (one, other) => one.or(other),
@@ -97,6 +111,12 @@ impl ModelFacts {
 }
 
 impl Catalogue {
+    /// Returns the catalogue of a host that knows no others yet. `default` names the model that requests without one get; without
+    /// it, it is the first model of the host with the lowest number.
+    pub(super) fn new(default: Option<String>) -> Self {
+        Catalogue { default, known: Mutex::default() }
+    }
+
     /// Returns the models of the other hosts that this one lacks, unless they are the same as at the last call.
     pub(super) fn look(
         &self,
@@ -107,10 +127,18 @@ impl Catalogue {
     ) -> Option<OtherModels> {
         let own_models = models.own();
         let own_names: BTreeSet<&str> = own_models.iter().map(ServedModel::name).collect();
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = Known::of(&members.rows(), own, &own_names, known.default.as_deref());
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = Known::of(&members.hosts(), own, &own_names, &known, self.default.as_deref());
         if *known == found {
             return None;
+        }
+        for (model, host) in found.differing.difference(&known.differing) {
+            tracing::warn!(
+                host,
+                model,
+                "this host has another model under the name of one of the cluster, and is not asked for it; give the two models \
+                 different names"
+            );
         }
         let names: Vec<&str> = found.models.iter().map(|model| model.name.as_str()).collect();
         tracing::info!(models = names.join(", "), "the models of the other hosts have changed");
@@ -123,22 +151,42 @@ impl Catalogue {
 }
 
 impl Known {
-    /// Merges what the other hosts report. The default stays while a host has it.
-    fn of(rows: &[HostRow], own: i64, own_names: &BTreeSet<&str>, default: Option<&str>) -> Self {
+    /// Merges what the other hosts report, which are in the order of their numbers. Of different models with one name, that of the
+    /// host with the lowest number is meant. `set` is the default that the settings name.
+    fn of(
+        hosts: &[KnownHost],
+        own: i64,
+        own_names: &BTreeSet<&str>,
+        before: &Known,
+        set: Option<&str>,
+    ) -> Self {
         let mut models: Vec<ModelFacts> = Vec::new();
-        let others = rows.iter().filter(|row| row.number != own);
-        for facts in others.filter_map(|row| Some(Facts::of(row)?.catalogue)).flatten() {
-            if own_names.contains(facts.name.as_str()) {
-                continue;
-            }
+        let mut differing = BTreeSet::new();
+        let others = hosts.iter().filter(|host| host.row.number != own);
+        let reported =
+            others.flat_map(|host| host.catalogue().iter().map(move |facts| (host.row.number, facts)));
+        for (host, facts) in reported.filter(|(_, facts)| !own_names.contains(facts.name.as_str())) {
             match models.iter_mut().find(|known| known.name == facts.name) {
+                Some(known) if !facts.is_of(known.digest.as_ref()) => {
+                    differing.insert((facts.name.clone(), host));
+                }
                 Some(known) => known.add(facts),
-                None => models.push(facts),
+                None => models.push(facts.clone()),
             }
         }
-        let stays = models.iter().find(|model| Some(model.name.as_str()) == default);
-        let default = stays.or(models.first()).map(|model| model.name.clone());
-        Known { models, default }
+        let mut digests = before.digests.clone();
+        for model in &mut models {
+            match &model.digest {
+                Some(digest) => drop(digests.insert(model.name.clone(), digest.clone())),
+                None => model.digest = digests.get(&model.name).cloned(),
+            }
+        }
+        if digests.len() > MAX_DIGESTS {
+            digests.retain(|name, _| models.iter().any(|model| model.name == *name));
+        }
+        let first = models.first().map(|model| model.name.as_str());
+        let default = before.default.as_deref().or(set).or(first).map(str::to_owned);
+        Known { models, default, digests, differing }
     }
 
     /// Returns the models for this host's set. An alias that two hosts use differently means the model of the host with the lower
@@ -159,21 +207,23 @@ impl Known {
     }
 }
 
-/// Returns the numbers of the other hosts that compute a model.
-fn hosts_of(members: &Members, own: i64, model: &str) -> Vec<i64> {
-    let rows = members.rows();
-    let has = |row: &&HostRow| {
-        row.number != own
-            && Facts::of(row).is_some_and(|facts| facts.catalogue.iter().any(|known| known.name == model))
-    };
-    rows.iter().filter(has).map(|row| row.number).collect()
+impl KnownHost {
+    /// Returns what the host reports about the models that it computes.
+    fn catalogue(&self) -> &[ModelFacts] {
+        self.facts.as_ref().map(|facts| facts.catalogue.as_slice()).unwrap_or_default()
+    }
+
+    /// Returns whether the host computes the model of this name and digest.
+    fn computes(&self, model: &str, digest: Option<&ModelDigest>) -> bool {
+        self.catalogue().iter().any(|known| known.name == model && known.is_of(digest))
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tests::fixture::tiny_engine;
-    use skep_store::HostState;
+    use crate::{cluster::Facts, tests::fixture::tiny_engine};
+    use skep_store::{HostRow, HostState};
 
     /// Returns the facts of a host with these models.
     pub(super) fn facts(models: &[&str]) -> String {
@@ -181,7 +231,7 @@ mod tests {
         Facts { catalogue, ..Facts::default() }.encode()
     }
 
-    fn model(name: &str) -> ModelFacts {
+    pub(super) fn model(name: &str) -> ModelFacts {
         ModelFacts {
             name: name.to_owned(),
             aliases: Vec::new(),
@@ -210,13 +260,18 @@ mod tests {
         row(number, HostState::Serving, &facts.encode())
     }
 
-    fn known(rows: &[HostRow], own_names: &[&str], default: Option<&str>) -> Known {
-        Known::of(rows, 1, &own_names.iter().copied().collect(), default)
+    fn known(rows: &[HostRow], own_names: &[&str], before: &Known) -> Known {
+        let hosts: Vec<KnownHost> = rows.iter().cloned().map(KnownHost::of).collect();
+        Known::of(&hosts, 1, &own_names.iter().copied().collect(), before, None)
+    }
+
+    fn digest(name: &str) -> ModelDigest {
+        ModelDigest::remote("test", name)
     }
 
     #[test]
     fn hosts_with_different_models_have_one_catalogue() {
-        let digest = ModelDigest::remote("a", "b");
+        let digest = digest("big");
         let long = ModelFacts { context_length: Some(4096), aliases: vec!["fast".into()], ..model("big") };
         let short = ModelFacts {
             context_length: Some(2048),
@@ -227,7 +282,7 @@ mod tests {
         };
         let other = ModelFacts { aliases: vec!["fast".into(), "big".into()], ..model("small") };
         let rows = [with(1, vec![model("mine")]), with(2, vec![long]), with(3, vec![other, short])];
-        let found = known(&rows, &["mine"], None);
+        let found = known(&rows, &["mine"], &Known::default());
         let names: Vec<&str> = found.models.iter().map(|model| model.name.as_str()).collect();
         assert_eq!((&names[..], found.default.as_deref()), (&["big", "small"][..], Some("big")));
         let big = &found.models[0];
@@ -242,17 +297,60 @@ mod tests {
     #[test]
     fn a_model_of_this_host_is_not_one_of_others_and_a_default_stays() {
         let rows = [with(2, vec![model("a"), model("b")]), with(3, vec![model("b")])];
-        assert_eq!(known(&rows, &["a"], None).models, [model("b")]);
-        assert_eq!(known(&rows, &[], Some("b")).default.as_deref(), Some("b"));
-        assert_eq!(known(&rows[1..], &[], Some("a")).default.as_deref(), Some("b"), "its host has left");
-        assert_eq!(known(&[], &[], Some("a")).default, None);
+        assert_eq!(known(&rows, &["a"], &Known::default()).models, [model("b")]);
+        let started = known(&rows, &[], &Known::default());
+        assert_eq!(started.default.as_deref(), Some("a"), "the first one of the first host");
+        let left = known(&rows[1..], &[], &started);
+        assert_eq!(left.default.as_deref(), Some("a"), "its host restarts");
+        let alone = known(&[], &[], &left);
+        assert_eq!((alone.models.len(), alone.default.as_deref()), (0, Some("a")));
+        assert_eq!(known(&rows, &[], &alone), started);
+
+        let set = Known::of(&[], 1, &BTreeSet::new(), &Known::default(), Some("b"));
+        assert_eq!(set.default.as_deref(), Some("b"), "errors name it before a host has it");
+        assert_eq!(known(&rows, &[], &set).default.as_deref(), Some("b"));
+        assert_eq!(known(&[], &[], &Known::default()).default, None);
+    }
+
+    #[test]
+    fn a_digest_is_remembered_while_no_host_has_loaded_the_model() {
+        let loaded = |name| ModelFacts { digest: Some(digest(name)), ..model("big") };
+        let first = known(&[with(2, vec![loaded("one")])], &[], &Known::default());
+        let gone = known(&[], &[], &first);
+        let restarted = known(&[with(3, vec![model("big")])], &[], &gone);
+        assert_eq!(restarted.models, first.models);
+        let replaced = known(&[with(4, vec![loaded("two")])], &[], &restarted);
+        assert_eq!(replaced.models[0].digest, Some(digest("two")), "another model has the name now");
+    }
+
+    #[test]
+    fn a_different_model_of_the_same_name_is_left_out() {
+        let of = |name, context_length| {
+            let context_length = Some(context_length);
+            ModelFacts { digest: Some(digest(name)), context_length, ..model("big") }
+        };
+        let unloaded = ModelFacts { aliases: vec!["fast".into()], ..model("big") };
+        let rows = [with(2, vec![unloaded]), with(3, vec![of("one", 4096)]), with(4, vec![of("two", 64)])];
+        let found = known(&rows, &[], &Known::default());
+        let expected = ModelFacts { aliases: vec!["fast".into()], ..of("one", 4096) };
+        assert_eq!(
+            (found.models, found.differing),
+            (vec![expected], BTreeSet::from([("big".to_owned(), 4)]))
+        );
+        let hosts: Vec<KnownHost> = rows.into_iter().map(KnownHost::of).collect();
+        let asked = |digest: Option<&ModelDigest>| -> Vec<i64> {
+            hosts.iter().filter(|host| host.computes("big", digest)).map(|host| host.row.number).collect()
+        };
+        assert_eq!(asked(Some(&digest("one"))), [2, 3], "one that has not loaded it may be asked");
+        assert_eq!(asked(None), [2, 3, 4]);
     }
 
     #[test]
     fn facts_of_an_earlier_version_have_no_catalogue() {
         let early = row(2, HostState::Serving, r#"{"models": ["a"], "running_turns": 1}"#);
         assert!(Facts::of(&early).is_some(), "it serves");
-        assert!(known(&[early], &[], None).models.is_empty(), "it answers nobody's generations");
+        let found = known(&[early], &[], &Known::default());
+        assert!(found.models.is_empty(), "it answers nobody's generations");
     }
 
     #[tokio::test]

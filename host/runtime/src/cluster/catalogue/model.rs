@@ -3,10 +3,14 @@
 //! Each request goes to the host that its session prefers (`choice`). Until the first part of an answer has arrived, another host
 //! is asked instead of one that cannot answer. An answer that breaks off later is an error after which it may be asked for again.
 
-use super::{ModelFacts, choice, hosts_of};
+use super::{
+    ModelFacts,
+    choice::{self, Asked},
+};
 use crate::cluster::{
     GenerationEvent, GenerationEvents, Member, Members, PeerError, PeerGeneration, Peers,
     generation::{fault, name},
+    members::KnownHost,
 };
 use futures::{Stream, StreamExt, TryStreamExt, stream};
 use skep_engine::{
@@ -22,6 +26,8 @@ const BIAS: &str = "logit_bias";
 
 pub(super) struct ClusterModel {
     info: RemoteInfo,
+    /// `None` until a host has loaded the model.
+    digest: Option<ModelDigest>,
     reasoning: Option<bool>,
     own: i64,
     members: Arc<Members>,
@@ -59,9 +65,19 @@ impl ClusterModel {
         let ModelFacts { name, digest, context_length, reasoning, created_unix_s, .. } = facts.clone();
         // A conversation keeps the digest of its model, so it is the same model wherever its session is. Until a host has loaded the
         // model, nobody knows it.
-        let digest = digest.unwrap_or_else(|| ModelDigest::remote("cluster", &name));
-        let info = RemoteInfo { name, digest, context_length, created_unix_s };
-        ClusterModel { info, reasoning, own, members, peers }
+        let named = digest.clone().unwrap_or_else(|| ModelDigest::remote("cluster", &name));
+        let info = RemoteInfo { name, digest: named, context_length, created_unix_s };
+        ClusterModel { info, digest, reasoning, own, members, peers }
+    }
+
+    fn asked(&self) -> Asked<'_> {
+        Asked { model: &self.info.name, digest: self.digest.as_ref() }
+    }
+
+    /// Returns whether a host is another one and computes the model.
+    fn is_at(&self, host: &KnownHost) -> bool {
+        let Asked { model, digest } = self.asked();
+        host.row.number != self.own && host.computes(model, digest)
     }
 }
 
@@ -71,7 +87,8 @@ impl RemoteModel for ClusterModel {
     }
 
     fn hosts(&self) -> Vec<i64> {
-        hosts_of(&self.members, self.own, &self.info.name)
+        let hosts = self.members.hosts();
+        hosts.iter().filter(|host| self.is_at(host)).map(|host| host.row.number).collect()
     }
 
     fn abilities(&self) -> Abilities {
@@ -104,18 +121,21 @@ impl RemoteModel for ClusterModel {
     fn ask(&self, input: Input, options: ChatOptions) -> RemoteStream {
         let model = self.info.name.clone();
         let draw = rand::random::<u64>();
-        let hosts = choice::ranked(&self.members.rows(), self.own, &model, &options.affinity, draw);
+        let hosts = choice::ranked(&self.members.hosts(), self.own, self.asked(), &options.affinity, draw);
         let asking = Asking { model, hosts, peers: self.peers.clone(), input, options };
         Box::pin(stream::once(asking.begin()).map_ok(Answering::into_events).try_flatten())
     }
 
     fn free_slots(&self) -> usize {
-        // The host that is asked has a queue of its own.
-        usize::from(!self.hosts().is_empty())
+        // The hosts have queues of their own, which work in the background does not fill. One that drains takes no such work.
+        let hosts = self.members.hosts();
+        let serving = hosts.iter().filter(|host| self.is_at(host) && host.serves());
+        let free = serving.filter_map(|host| Some(host.facts.as_ref()?.free_slots()));
+        free.fold(0, usize::saturating_add)
     }
 
     fn problem(&self) -> Option<String> {
-        let is_gone = self.hosts().is_empty();
+        let is_gone = !self.members.hosts().iter().any(|host| self.is_at(host));
         is_gone.then(|| format!("no host of the cluster computes the model {} any more", self.info.name))
     }
 }
@@ -239,9 +259,12 @@ async fn within<T>(deadline: Option<Instant>, part: impl Future<Output = T>) -> 
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{facts, row};
+    use super::super::tests::{facts, model as described, row};
     use super::*;
-    use crate::cluster::{GenerationFailure, PeerInvocation, RemoteRun, TurnAddress};
+    use crate::{
+        cluster::{Facts, GenerationFailure, PeerInvocation, RemoteRun, TurnAddress},
+        placement::Load,
+    };
     use futures::future::BoxFuture;
     use skep_engine::{
         Affinity, Model, UpstreamFault,
@@ -259,6 +282,8 @@ mod tests {
         Refuse,
         /// It finds a mistake in the question.
         Reject,
+        /// Its engine fails with the question.
+        Fail,
         /// It is gone before a part of the answer has arrived.
         Vanish,
         /// It is gone after a part of the answer.
@@ -311,6 +336,10 @@ mod tests {
                     parameter: "stop".into(),
                     message: "no".into(),
                 }))],
+                Does::Fail => {
+                    let message = "the step failed".into();
+                    vec![event(started), Ok(GenerationEvent::Failed(GenerationFailure::Failed { message }))]
+                }
                 Does::Vanish => vec![event(started), Err(PeerError::Broken("no answer".into()))],
                 Does::BreakOff => vec![event(started), event(text)],
                 Does::Hang => return Box::pin(std::future::pending()),
@@ -336,7 +365,7 @@ mod tests {
             context_length: None,
             created_unix_s: 0,
         };
-        ClusterModel { info, reasoning: None, own: 1, members: Arc::new(members), peers: hosts }
+        ClusterModel { info, digest: None, reasoning: None, own: 1, members: Arc::new(members), peers: hosts }
     }
 
     /// Asks for the session `s`, and returns the answer and the hosts that were asked.
@@ -394,6 +423,9 @@ mod tests {
         let (error, asked) = failing(Does::Reject, Does::Reject).await;
         let error = error.expect_err("a mistake in the request");
         assert_eq!((error.to_string().as_str(), asked.len()), ("`stop`: no", 1), "no host would accept it");
+        let (error, asked) = failing(Does::Fail, Does::Fail).await;
+        let error = error.expect_err("the engine fails");
+        assert_eq!((error.code(), asked.len()), ("engine_failed", 1), "it could fail at each host");
         for (one, other) in [(Does::Refuse, Does::Vanish), (Does::Vanish, Does::Refuse)] {
             let error = failing(one, other).await.0.expect_err("nobody answers");
             assert!(matches!(error, EngineError::Busy { retry_after_ms: 9 }), "{error}");
@@ -411,6 +443,26 @@ mod tests {
         let (error, asked) = answer(hosts, ChatOptions { deadline, ..ChatOptions::default() }).await;
         assert!(matches!(error, Err(EngineError::DeadlineExceeded)), "{error:?}");
         assert_eq!(asked.len(), 1);
+    }
+
+    #[test]
+    fn work_in_the_background_waits_until_a_host_has_room() {
+        let model = of("big", Arc::new(Hosts(Vec::new(), Mutex::default())));
+        let host = |number, state, waiting, computing| {
+            let load = Load { waiting, capacity: 4, ..Load::default() };
+            let catalogue = vec![described("big")];
+            let facts = Facts { load, catalogue, computing: Some(computing), ..Facts::default() };
+            row(number, state, &facts.encode())
+        };
+        let serving = HostState::Serving;
+        let free = |rows| {
+            model.members.set(rows);
+            model.free_slots()
+        };
+        assert_eq!(free(vec![host(2, serving.clone(), 1, 0), host(3, serving.clone(), 0, 4)]), 0);
+        assert_eq!(free(vec![host(2, serving.clone(), 0, 1), host(3, serving.clone(), 0, 2)]), 5);
+        assert_eq!(free(vec![host(1, serving.clone(), 0, 0), host(3, HostState::Draining, 0, 0)]), 0);
+        assert_eq!(free(vec![row(2, serving, &facts(&["big"]))]), 1, "an earlier version reports no load");
     }
 
     #[test]
