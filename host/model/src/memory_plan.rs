@@ -42,7 +42,15 @@ pub(crate) struct RankPlan {
 impl RankPlan {
     /// Returns the number of pages that fit into the memory that is left, without the spare ones.
     pub(crate) fn pages(&self, left: u64) -> u64 {
-        (left / self.page_bytes.max(1)).saturating_sub(self.spare_pages)
+        let whole = left / self.page_bytes.max(1);
+        let pages = match self.windowed {
+            Some((windowed_bytes, kept)) if whole > kept => {
+                let rest = left.saturating_sub(kept.saturating_mul(self.page_bytes));
+                kept.saturating_add(rest / self.page_bytes.saturating_sub(windowed_bytes).max(1))
+            }
+            _ => whole,
+        };
+        pages.saturating_sub(self.spare_pages)
     }
 }
 

@@ -40,8 +40,7 @@ pub fn default_tokens_on_cpu(
     let empty = with_pages(&replica, 0);
     let without_pages =
         MemoryPlan::of_replicas(std::iter::repeat_n(("cpu", &empty), replicas.get())).total_bytes();
-    let page_bytes = replica.page_bytes.saturating_mul(replicas.get() as u64).max(1);
-    let within = |bytes: u64| (bytes / page_bytes).saturating_mul(PAGE_TOKENS as u64);
+    let within = |bytes: u64| replica.pages(bytes / replicas.get() as u64).saturating_mul(PAGE_TOKENS as u64);
     let free = memory_bytes.saturating_sub(without_pages);
     let context = checkpoint.config().context_length.min(context.unwrap_or(usize::MAX));
     let wanted = CPU_KV_TOKENS.max(context) as u64;
@@ -134,6 +133,29 @@ mod tests {
         let less = tokens(&long, None, bytes(20_000));
         assert!(less <= 20_000 && less > 19_900 && bytes(less) <= bytes(20_000), "{less}");
         assert_eq!(tokens(&long, None, 0), LEAST_CPU_KV_TOKENS, "the plan then says what is missing");
+    }
+
+    #[test]
+    fn the_default_cache_has_more_tokens_where_windows_give_back_pages() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/tiny/gemma3");
+        let mut long = Checkpoint::open(&path).unwrap();
+        long.set_context_length(262_144);
+        let all = ExecutorOptions::default();
+        let few = ExecutorOptions { window_tokens: Some(8192), ..all.clone() };
+        let one = NonZeroUsize::MIN;
+        let memory = |options: &ExecutorOptions, tokens| {
+            let options = ExecutorOptions { kv_tokens: Some(tokens), ..options.clone() };
+            memory_on_cpu(&long, &options, one).unwrap().total_bytes()
+        };
+        let empty = memory(&all, 0);
+        let bytes = empty + 2 * (memory(&all, CPU_KV_TOKENS) - empty);
+        let tokens =
+            |options: &ExecutorOptions| default_tokens_on_cpu(&long, options, one, None, bytes).unwrap();
+        assert_eq!(tokens(&all), CPU_KV_TOKENS);
+        // Five of six layers have windows, and what they give back is room for the sixth.
+        let found = tokens(&few);
+        assert_eq!(found, 8192 + 6 * (CPU_KV_TOKENS - 8192));
+        assert_eq!(memory(&few, found), memory(&all, CPU_KV_TOKENS));
     }
 
     #[test]
