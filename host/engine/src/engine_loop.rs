@@ -218,6 +218,10 @@ impl EngineLoop {
     /// Computes one token into a page that no sequence uses. Without logits, the executor returns only once it
     /// is done.
     fn probe(&mut self) {
+        // As long as the executor takes no changes, a probe must not add any.
+        if let Err(error) = self.change_windows() {
+            return self.health.record_failed_step(&error.to_string());
+        }
         let Some(page) = self.scheduler.unused_page() else { return };
         let sequence =
             BatchSequence { tokens: vec![0], start: 0, pages: vec![page], logits: LogitsWanted::None };
@@ -328,6 +332,9 @@ impl EngineLoop {
             Err(error) => return self.fail(&rows.plan, &error),
         };
         let uses = step::row_uses(&mut self.scheduler, &rows, masked);
+        if let Err(error) = self.wait_for_undrawn(&rows.batch, &uses) {
+            return self.fail(&rows.plan, &error);
+        }
         let next = self.predict(&uses);
         let Sampled { outputs, broken, has_begun } = self.sample(&uses, next.as_ref());
         self.begin(next.filter(|_| has_begun), &outputs);
@@ -359,6 +366,16 @@ impl EngineLoop {
         let masked = masks.join();
         self.timer.lap(Phase::Masks);
         computed.map(|()| masked)
+    }
+
+    /// Waits for the end of a step with rows of which none is drawn or scored: an executor that returns from a step before
+    /// the step is done reports its failure only when its rows are used.
+    fn wait_for_undrawn(&self, batch: &Batch, uses: &[RowUse]) -> Result<(), EngineError> {
+        let is_used = uses.iter().any(|used| used.row_count() > 0);
+        if is_used || batch.logit_rows() == 0 {
+            return Ok(());
+        }
+        guarded(|| self.executor.logits(0).map(|_| ()))
     }
 
     /// Reports to the executor what pages keep for layers with a window. What it did not take is reported again.
@@ -457,8 +474,9 @@ impl EngineLoop {
             self.speculator.forget_tokens(id);
         }
         self.scheduler.computed(id, computed);
-        if let Some(ending) = ending {
-            self.scheduler.end(id, ending);
+        match ending {
+            Some(ending) => self.scheduler.end(id, ending),
+            None => self.scheduler.give_up_left(id),
         }
     }
 

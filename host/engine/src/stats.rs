@@ -8,7 +8,8 @@ pub struct EngineStats {
     pub running: usize,
     pub waiting: usize,
     pub pages_total: usize,
-    /// Pages that are free, or cached and evictable.
+    /// Pages that are free, or cached and evictable. Where layers with a window have fewer pages, no larger part of all pages
+    /// than of theirs.
     pub pages_free: usize,
     pub pages_cached: usize,
     pub steps: u64,

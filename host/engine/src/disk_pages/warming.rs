@@ -47,7 +47,7 @@ impl Warming {
     /// Answers without a disk: only what is in memory counts.
     pub fn answer_from_memory(self, scheduler: &mut Scheduler) {
         let whole = self.whole_pages();
-        let in_memory = scheduler.cached_prefix(&self.affinity.tenant, whole).len();
+        let in_memory = scheduler.usable_prefix(&self.affinity.tenant, whole);
         let pages = whole.len() / PAGE_TOKENS;
         // A caller that no longer waits does not need the answer.
         let _ = self.done.send(Warmed { pages, in_memory, ..Warmed::default() });

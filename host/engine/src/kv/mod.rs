@@ -61,6 +61,11 @@ impl SequencePages {
         self.pages.len() * PAGE_TOKENS
     }
 
+    /// Returns the number of pages that windows cover, all of them if no layer has one.
+    pub fn seen_pages(&self) -> usize {
+        self.seen().len()
+    }
+
     /// Returns the pages that windows cover.
     fn seen(&self) -> &[PageId] {
         &self.pages[self.seen_from.min(self.pages.len())..]
@@ -126,9 +131,17 @@ impl KvCache {
         self.available_pages().min(in_windows)
     }
 
-    /// Returns the number of pages that nothing is in.
+    /// Returns the number of available pages, but no larger part of all pages than of those for windows.
+    pub fn free_in_proportion(&self) -> usize {
+        let all = self.page_count();
+        let in_windows = self.windows.as_ref().map_or(all, |windows| windows.share_of_room(all));
+        self.available_pages().min(in_windows)
+    }
+
+    /// Returns the number of pages that a sequence can get without taking anything from a cached prefix.
     pub fn free_pages(&self) -> usize {
-        self.allocator.free_count()
+        let in_windows = self.windows.as_ref().map_or(usize::MAX, WindowedPages::vacant);
+        self.allocator.free_count().min(in_windows)
     }
 
     /// Returns the number of pages in the prefix tree, those that sequences use included.
@@ -156,7 +169,8 @@ impl KvCache {
 
     /// Marks the longest cached prefix of these tokens as used last.
     pub fn touch_prefix(&mut self, tenant: &str, tokens: &[u32]) {
-        self.cached_prefix(tenant, tokens);
+        let pages = self.cached_prefix(tenant, tokens);
+        self.touch_windows(&pages);
     }
 
     /// Returns the pages of the longest cached prefix of whole pages, without marking it as used.
@@ -164,13 +178,31 @@ impl KvCache {
         self.tree.peek(tenant, whole_pages(tokens))
     }
 
+    /// Returns how many pages of the longest cached prefix a sequence can continue from, without marking it as used.
+    pub fn usable_prefix(&self, tenant: &str, tokens: &[u32]) -> usize {
+        let pages = self.peek_prefix(tenant, tokens);
+        self.windows.as_ref().map_or(pages.len(), |windows| windows.usable(&pages))
+    }
+
     /// Marks the longest cached prefix of these tokens as used last, until [`KvCache::unmark_prefix`]. Returns `None` if
     /// nothing of it is cached.
     pub fn mark_prefix(&mut self, tenant: &str, tokens: &[u32]) -> Option<UseMark> {
-        self.tree.mark(tenant, whole_pages(tokens))
+        let mark = self.tree.mark(tenant, whole_pages(tokens))?;
+        let pages = self.peek_prefix(tenant, tokens);
+        self.touch_windows(&pages);
+        Some(mark)
     }
 
-    /// Gives a marked prefix back the place in the order of eviction that it had before, unless it was used since.
+    /// Makes what windows need to continue from a cached prefix give way last.
+    fn touch_windows(&mut self, prefix: &[PageId]) {
+        if let Some(windows) = &mut self.windows {
+            let end = windows.usable(prefix);
+            windows.touch(&prefix[windows.first_seen(end * PAGE_TOKENS)..end]);
+        }
+    }
+
+    /// Gives a marked prefix back the place in the order of eviction that it had before, unless it was used since. The
+    /// order of what pages keep for windows stays as it is.
     pub fn unmark_prefix(&mut self, tenant: &str, tokens: &[u32], mark: UseMark) {
         self.tree.unmark(tenant, whole_pages(tokens), mark);
     }
@@ -225,17 +257,24 @@ impl KvCache {
         self.free(pages);
     }
 
-    /// Moves the sequence's full computed pages into the tree. If the tree already has the same tokens, the
-    /// sequence continues with the tree's pages, and its own copies are freed.
-    pub fn share(&mut self, tenant: &str, sequence: &mut SequencePages, computed: &[u32]) {
-        self.share_full(tenant, sequence, computed);
+    /// Moves the full pages of the `settled` tokens, which are computed, into the tree. If the tree already has the same
+    /// tokens, the sequence continues with the tree's pages, and its own copies are freed. Windows leave the pages that a
+    /// sequence which has computed `next` tokens sees no more, settled or not.
+    pub fn share(&mut self, tenant: &str, sequence: &mut SequencePages, settled: &[u32], next: usize) {
+        self.share_full(tenant, sequence, settled);
         if let Some(windows) = &mut self.windows {
-            let first = windows.first_seen(computed.len()).min(sequence.pages.len());
+            let first = windows.first_seen(next).min(sequence.pages.len());
             if first > sequence.seen_from {
                 windows.leave(&sequence.pages[sequence.seen_from..first]);
                 sequence.seen_from = first;
             }
         }
+    }
+
+    /// Returns whether windows have left a page that the sequence needs to continue after `next` tokens, because later ones
+    /// were rolled back.
+    pub fn has_left(&self, sequence: &SequencePages, next: usize) -> bool {
+        self.windows.as_ref().is_some_and(|windows| windows.first_needed(next) < sequence.seen_from)
     }
 
     fn share_full(&mut self, tenant: &str, sequence: &mut SequencePages, computed: &[u32]) {
@@ -265,7 +304,7 @@ impl KvCache {
 
     /// Ends a sequence's ownership: full computed pages stay in the tree for the next turn, the rest become free.
     pub fn release(&mut self, tenant: &str, mut sequence: SequencePages, computed: &[u32]) {
-        self.share(tenant, &mut sequence, computed);
+        self.share(tenant, &mut sequence, computed, computed.len());
         let own = sequence.pages.split_off(sequence.shared);
         self.free(own);
         if let Some(windows) = &mut self.windows {

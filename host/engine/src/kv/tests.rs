@@ -70,8 +70,8 @@ fn duplicate_pages_are_freed_and_the_cached_ones_are_used() {
     let mut first = kv.borrow_prefix("t", &tokens);
     let mut second = kv.borrow_prefix("t", &tokens);
     assert!(kv.grow(&mut first, 2) && kv.grow(&mut second, 2));
-    kv.share("t", &mut first, &tokens);
-    kv.share("t", &mut second, &tokens);
+    kv.share("t", &mut first, &tokens, tokens.len());
+    kv.share("t", &mut second, &tokens, tokens.len());
     assert_eq!(first.pages(), second.pages());
     assert_eq!(kv.cached_pages(), 2);
     kv.check_integrity([&first, &second].into_iter());
@@ -236,7 +236,7 @@ fn random_operations_keep_every_page_owned_once() {
                     let to = (*computed + 1 + dice.roll(40)).min(tokens.len());
                     if kv.grow(pages, pages_for(to)) {
                         *computed = to.max(*computed);
-                        kv.share(tenant, pages, &tokens[..*computed]);
+                        kv.share(tenant, pages, &tokens[..*computed], *computed);
                     }
                 }
                 3 if !live.is_empty() => {

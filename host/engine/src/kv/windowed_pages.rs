@@ -56,6 +56,11 @@ impl WindowedPages {
         tokens.saturating_sub(self.limits.window + PAGE_TOKENS) / PAGE_TOKENS
     }
 
+    /// Returns the first page that a step sees which continues after this many tokens.
+    pub fn first_needed(&self, tokens: usize) -> usize {
+        (tokens + 1).saturating_sub(self.limits.window) / PAGE_TOKENS
+    }
+
     /// Returns the maximum number of pages that windows cover while a sequence computes this many tokens.
     pub fn most_seen(&self, step_tokens: usize) -> usize {
         (self.limits.window + step_tokens).div_ceil(PAGE_TOKENS) + 2
@@ -76,6 +81,16 @@ impl WindowedPages {
     /// Returns how many more pages can keep what windows need.
     pub fn room(&self) -> usize {
         self.limits.pages - (self.kept - self.unseen.len())
+    }
+
+    /// Returns how many more pages can keep what windows need before one has to give way.
+    pub fn vacant(&self) -> usize {
+        self.limits.pages - self.kept
+    }
+
+    /// Returns the part of `page_count` pages for which there is room.
+    pub fn share_of_room(&self, page_count: usize) -> usize {
+        page_count * self.room() / self.limits.pages.max(1)
     }
 
     /// Lets pages that were just allocated for a sequence keep what windows need. There has to be room.
@@ -101,6 +116,12 @@ impl WindowedPages {
         pages
             .iter()
             .for_each(|page| self.change(*page, |state| state.seen_by = state.seen_by.saturating_sub(1)));
+    }
+
+    /// Makes pages that no sequence sees the ones that give way last.
+    pub fn touch(&mut self, pages: &[PageId]) {
+        self.see(pages);
+        self.leave(pages);
     }
 
     /// Describes pages that are free again.

@@ -21,7 +21,8 @@ fn run(kv: &mut KvCache, tokens: &[u32]) -> SequencePages {
     let mut sequence = kv.borrow_prefix("t", tokens);
     for page in sequence.pages().len()..pages_for(tokens.len()) {
         assert!(kv.grow(&mut sequence, page + 1), "page {page}");
-        kv.share("t", &mut sequence, &tokens[..tokens.len().min((page + 1) * PAGE_TOKENS)]);
+        let computed = tokens.len().min((page + 1) * PAGE_TOKENS);
+        kv.share("t", &mut sequence, &tokens[..computed], computed);
     }
     kv.check_integrity([&sequence].into_iter());
     sequence
@@ -100,6 +101,62 @@ fn pages_that_are_seen_never_give_way() {
 }
 
 #[test]
+fn windows_leave_pages_that_are_computed_but_not_settled() {
+    let mut kv = cache(32, 5);
+    let tokens = pages_of_tokens(&(1..=12).collect::<Vec<_>>());
+    let mut sequence = SequencePages::default();
+    for page in 1..=12 {
+        assert!(kv.grow(&mut sequence, page), "page {page}");
+        // Everything after the first page may be rolled back.
+        kv.share("t", &mut sequence, &tokens[..PAGE_TOKENS], page * PAGE_TOKENS);
+        kv.check_integrity([&sequence].into_iter());
+    }
+    assert_eq!((sequence.own_pages(), sequence.seen_pages()), (11, 2));
+    let first = 10 * PAGE_TOKENS;
+    assert!(!kv.has_left(&sequence, first + WINDOW - 1), "the first page that is seen suffices");
+    assert!(kv.has_left(&sequence, first + WINDOW - 2), "a token of the page before it is needed");
+    kv.shrink(&mut sequence, 5);
+    kv.release("t", sequence, &tokens[..PAGE_TOKENS]);
+    kv.check_integrity(std::iter::empty());
+    assert_eq!(usable(&mut kv, &tokens), 0, "what the first page kept gave way");
+    warm(&mut kv, &tokens);
+}
+
+#[test]
+fn a_prefix_that_is_kept_gives_way_last() {
+    let (old, young) = (pages_of_tokens(&[1, 2, 3]), pages_of_tokens(&[4, 5, 6]));
+    let continued = |tokens: &[u32]| [tokens, &[7]].concat();
+    for is_marked in [false, true] {
+        let mut kv = cache(32, 6);
+        warm(&mut kv, &old);
+        warm(&mut kv, &young);
+        match is_marked {
+            false => kv.touch_prefix("t", &old),
+            true => assert!(kv.mark_prefix("t", &old).is_some()),
+        }
+        warm(&mut kv, &pages_of_tokens(&[8, 9, 10]));
+        assert_eq!(kv.usable_prefix("t", &continued(&young)), 0, "marked: {is_marked}");
+        assert_eq!(kv.peek_prefix("t", &continued(&young)).len(), 3, "it is cached for other layers");
+        assert_eq!(usable(&mut kv, &continued(&old)), 3, "marked: {is_marked}");
+    }
+}
+
+#[test]
+fn pages_count_as_free_as_far_as_windows_have_room() {
+    let mut kv = cache(32, 4);
+    assert_eq!(kv.free_in_proportion(), 32);
+    let tokens = pages_of_tokens(&(1..=20).collect::<Vec<_>>());
+    let sequence = run(&mut kv, &tokens);
+    assert_eq!((kv.available_pages(), kv.free_in_proportion()), (12, 12), "two of four windows are free");
+    let mut other = SequencePages::default();
+    assert!(kv.grow(&mut other, 2));
+    assert_eq!((kv.available_pages(), kv.free_in_proportion()), (10, 0));
+    kv.release("t", other, &[]);
+    kv.release("t", sequence, &tokens);
+    assert_eq!(kv.free_in_proportion(), 32);
+}
+
+#[test]
 fn a_cached_page_gets_what_its_copy_kept() {
     let mut kv = cache(32, 4);
     let tokens = pages_of_tokens(&(1..=10).collect::<Vec<_>>());
@@ -138,7 +195,7 @@ fn random_work_keeps_the_counters_right() {
                     let next = (*computed + 1 + dice.roll(20)).min(tokens.len());
                     if kv.grow(sequence, pages_for(next)) {
                         *computed = next;
-                        kv.share("t", sequence, &tokens[..next]);
+                        kv.share("t", sequence, &tokens[..next], next);
                         kv.shrink(sequence, pages_for(next));
                     }
                 }

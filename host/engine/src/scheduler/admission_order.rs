@@ -27,7 +27,7 @@ impl Scheduler {
         let kv = &self.kv;
         let rank = |sequence: &Sequence| {
             let tenant = sequence.request.affinity.tenant.as_str();
-            let cached = kv.peek_prefix(tenant, sequence.reusable_tokens()).len() * PAGE_TOKENS;
+            let cached = kv.usable_prefix(tenant, sequence.reusable_tokens()) * PAGE_TOKENS;
             (RANKS * cached / sequence.tokens.len().max(1)) as u8
         };
         self.waiting.rank_sessions(if is_scarce { RANKED_SESSIONS } else { 0 }, rank);

@@ -92,8 +92,10 @@ impl Scheduler {
         self.kv.set_written(Vec::new());
     }
 
-    /// Records that a step begins which was started ahead.
+    /// Records that a step begins which was started ahead. The pages of the step after it may be allocated before the next
+    /// plan, so the order of eviction is brought up to date.
     pub fn begin_step(&mut self, plan: &[PlannedSequence]) {
+        self.order_evictions();
         let decodes = plan.iter().filter(|planned| planned.tokens == 1).count();
         let all: usize = plan.iter().map(|planned| planned.tokens).sum();
         self.pace.begin(StepShape { decodes, prefill_tokens: all - decodes });
@@ -159,6 +161,16 @@ mod tests {
         let row = scheduler.known_ahead(id, 8, 14).expect("there are pages");
         assert_eq!((row.start, row.tokens.len(), row.pages.len()), (16, 14, 2));
         assert!(scheduler.known_ahead(id, 22, 14).is_none(), "all of it is being computed");
+    }
+
+    #[test]
+    fn the_order_of_eviction_is_up_to_date_after_a_step_that_was_started_ahead_begins() {
+        let mut harness = Harness::new(4, 4, 64);
+        harness.submit(greedy("0123456789", 20));
+        let scheduler = &mut harness.scheduler;
+        assert!(scheduler.may_evict() && scheduler.is_eviction_order_old);
+        scheduler.begin_step(&[]);
+        assert!(!scheduler.is_eviction_order_old);
     }
 
     #[test]

@@ -119,6 +119,12 @@ impl Scheduler {
         self.kv.cached_prefix(tenant, tokens)
     }
 
+    /// Marks the longest cached prefix as used, and returns how many of its pages a sequence can continue from.
+    pub fn usable_prefix(&mut self, tenant: &str, tokens: &[u32]) -> usize {
+        self.kv.touch_prefix(tenant, tokens);
+        self.kv.usable_prefix(tenant, tokens)
+    }
+
     /// Borrows the first `pages` pages of a prefix, which are cached.
     pub fn borrow_pages(&mut self, tenant: &str, tokens: &[u32], pages: usize) -> SequencePages {
         self.kv.borrow_pages(tenant, tokens, pages)
@@ -131,7 +137,7 @@ impl Scheduler {
 
     /// Moves the pages of a read into the prefix tree, and keeps them from being evicted.
     pub fn share_held(&mut self, tenant: &str, held: &mut SequencePages, tokens: &[u32]) {
-        self.kv.share(tenant, held, tokens);
+        self.kv.share(tenant, held, tokens, tokens.len());
     }
 
     /// Ends the ownership of a read for a waiting sequence; what it has read, which is `tokens`, stays cached.

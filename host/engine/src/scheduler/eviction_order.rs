@@ -14,7 +14,7 @@ use super::Scheduler;
 const KEPT_REQUESTS: usize = 64;
 
 impl Scheduler {
-    /// Returns whether the next step may evict cached pages.
+    /// Returns whether the next step may evict cached pages, or take from them what windows need.
     pub(super) fn may_evict(&self) -> bool {
         self.kv.free_pages() <= self.limits.tokens.div_ceil(PAGE_TOKENS) + self.running.len()
     }

@@ -164,7 +164,7 @@ impl Scheduler {
 
     /// Publishes the number of sequences and pages for the router and the metrics.
     pub fn record_load(&self) {
-        let (free, cached) = (self.kv.available_pages(), self.kv.cached_pages());
+        let (free, cached) = (self.kv.free_in_proportion(), self.kv.cached_pages());
         self.telemetry.record_load(self.running.len(), self.waiting.len(), free, cached);
     }
 
@@ -277,10 +277,20 @@ impl Scheduler {
         let Some(at) = self.running.iter().position(|sequence| sequence.id == id) else { return };
         let sequence = &mut self.running[at];
         sequence.mark_computed(tokens);
-        let computed = &sequence.tokens[..sequence.settled()];
-        self.kv.share(&sequence.request.affinity.tenant, &mut sequence.computed.pages, computed);
+        let (settled, next) = (&sequence.tokens[..sequence.settled()], sequence.computed.tokens);
+        self.kv.share(&sequence.request.affinity.tenant, &mut sequence.computed.pages, settled, next);
         self.kv.shrink(&mut sequence.computed.pages, pages_for(sequence.tokens.len()));
         charge_tokens(sequence, &mut self.waiting, self.meter.as_deref());
+    }
+
+    /// Preempts a sequence that continues before pages that its windows have left, because its end was rolled back: they
+    /// are computed again.
+    pub fn give_up_left(&mut self, id: SequenceId) {
+        let Some(at) = self.running.iter().position(|sequence| sequence.id == id) else { return };
+        let computed = &self.running[at].computed;
+        if self.kv.has_left(&computed.pages, computed.tokens) {
+            self.preempt(at);
+        }
     }
 
     /// Removes a running sequence, keeps its computed pages for the next turn, and sends its caller the ending.
@@ -428,9 +438,11 @@ impl Scheduler {
         };
         let missing = pages_for(next.tokens.len()) - pages.pages().len();
         let reserve = pages_for(next.tokens_left().min(RESERVE_TOKENS)) + self.running.len();
-        let in_windows = self.kv.pages_in_windows(self.limits.tokens);
+        let known = pages_for(next.tokens.len() + RESERVE_TOKENS);
+        let in_windows = self.kv.pages_in_windows(self.limits.tokens).min(known);
+        let in_windows = in_windows.saturating_sub(pages.seen_pages());
         self.running.len() + kept_slots < self.limits.sequences
-            && self.kv.has_window_room(in_windows)
+            && self.kv.has_window_room(in_windows + self.promised_to_windows())
             && missing + reserve + self.promised_pages() + kept_pages <= self.kv.available_pages()
     }
 
@@ -452,6 +464,16 @@ impl Scheduler {
     /// known.
     fn promised_pages(&self) -> usize {
         let missing = |s: &Sequence| pages_for(s.tokens.len()).saturating_sub(s.computed.pages.pages().len());
+        self.running.iter().map(missing).sum()
+    }
+
+    /// Returns the number of pages that windows of running sequences will cover beside those that they cover now.
+    fn promised_to_windows(&self) -> usize {
+        let most = self.kv.pages_in_windows(1);
+        let missing = |s: &Sequence| {
+            let known = pages_for(s.tokens.len() + RESERVE_TOKENS);
+            most.min(known).saturating_sub(s.computed.pages.seen_pages())
+        };
         self.running.iter().map(missing).sum()
     }
 }

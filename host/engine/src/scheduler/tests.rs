@@ -206,6 +206,22 @@ fn waiting_interactive_work_preempts_background_work() {
 }
 
 #[test]
+fn a_sequence_is_admitted_beside_others_only_if_all_their_windows_have_room() {
+    // The running sequence will see four pages and the next one seven.
+    for (pages, is_admitted) in [(10, false), (11, true)] {
+        let mut harness = Harness::new(64, 4, 64);
+        harness.scheduler.limit_windows(WindowLimits { window: 16, pages });
+        harness.submit(greedy("0123456789", 50));
+        harness.step();
+        harness.submit(greedy(&"a".repeat(60), 50));
+        harness.step();
+        assert_eq!(harness.running().len(), 1 + usize::from(is_admitted), "{pages} pages");
+        harness.run();
+        assert_eq!(harness.view.telemetry.stats().preemptions, 0, "{pages} pages");
+    }
+}
+
+#[test]
 fn background_work_leaves_pages_for_interactive_work() {
     let mut harness = Harness::new(16, 4, 16);
     let request = |letter: &str| greedy(&letter.repeat(112), 16);

@@ -3,10 +3,11 @@
 use std::path::Path;
 
 use futures::future::join_all;
-use skep_model::{Checkpoint, ExecutorOptions, ModelWeights};
+use serde_json::{Value, json};
+use skep_model::{Checkpoint, ExecutorOptions, ModelWeights, Sampling};
 
-use super::fixture::{executor_options, generate, greedy, loaded};
-use crate::{Engine, EngineOptions};
+use super::fixture::{Generated, executor_options, generate, greedy, loaded};
+use crate::{Constraint, Engine, EngineError, EngineOptions, GenerateRequest};
 
 /// Pages for the windows of few sequences: 16 tokens each, and steps of 64.
 const FEW: usize = 192;
@@ -65,4 +66,49 @@ async fn a_prefix_whose_window_is_gone_is_computed_again() {
     let again = generate(&few, other).await.unwrap();
     assert!(again.finished.usage.cached_tokens >= 96, "{:?}", again.finished.usage);
     assert_eq!(again.ids, found.ids);
+}
+
+/// Returns a request for a string that is held until it has been checked.
+fn checked(schema: Value, seed: u64) -> GenerateRequest {
+    GenerateRequest {
+        // Random weights produce as much white space as they may.
+        sampling: Sampling {
+            temperature: 1.0,
+            logit_bias: vec![(9, -50.0), (10, -50.0), (13, -50.0), (32, -50.0)],
+            ..Sampling::default()
+        },
+        seed: Some(seed),
+        ignore_eos: false,
+        constraint: Some(Constraint::JsonSchema(schema)),
+        ..greedy("output: ", 400)
+    }
+}
+
+#[tokio::test]
+async fn a_value_that_is_held_needs_no_more_pages_than_its_window() {
+    let (few, all) = (engine(Some(FEW)), engine(None));
+    let schema = json!({"type": "string", "pattern": "^[ab]{240}$", "not": {"enum": ["a"]}});
+    let found = generate(&few, checked(schema.clone(), 1)).await.unwrap();
+    assert!(found.ids.len() > FEW, "{}", found.text);
+    assert_eq!(found.ids, generate(&all, checked(schema, 1)).await.unwrap().ids);
+}
+
+#[tokio::test]
+async fn a_rollback_behind_the_window_computes_the_window_again() {
+    let (few, all) = (engine(Some(FEW)), engine(None));
+    let outcome = |run: Result<Generated, EngineError>| match run {
+        Ok(run) => format!("{:?} after {} tokens", run.ids, run.finished.usage.rolled_back_tokens),
+        Err(error) => format!("{error:?}"),
+    };
+    // A string with a wrong first letter is refused at its end, and drawn again from ever earlier letters on.
+    for wrong in ["^a", "^b"] {
+        let schema = json!({"type": "string", "pattern": "^[ab]{60}$", "not": {"pattern": wrong}});
+        for seed in 0..4 {
+            let found = outcome(generate(&few, checked(schema.clone(), seed)).await);
+            let expected = outcome(generate(&all, checked(schema.clone(), seed)).await);
+            assert_eq!(found, expected, "seed {seed}, not {wrong}");
+        }
+    }
+    assert_eq!(all.stats().preemptions, 0);
+    assert!(few.stats().preemptions > 0, "no rollback was longer than the window");
 }
