@@ -12,7 +12,7 @@ use crate::{
     },
 };
 use futures::future::{join_all, try_join_all};
-use skep_store::{BatchRoom, Claim, Fault, Moment, NewFile, NewTurn, Queued};
+use skep_store::{AgentRow, BatchRoom, Claim, Fault, Moment, NewFile, NewTurn, Queued};
 use std::time::Duration;
 
 const ASKS: &str = "[tools.find]\napproval = true";
@@ -156,7 +156,15 @@ async fn the_hosts_that_are_left_share_the_sessions_of_a_dead_one() {
     let sessions: Vec<String> = (0..SESSIONS).map(|number| format!("s{number}")).collect();
     let claims = join_all(sessions.iter().map(|session| one.store().claim_session("none", session))).await;
     assert!(claims.iter().all(|claim| matches!(claim, Ok(Claim::Ours { .. }))));
-    // They have no agent, so they stay open, and only their sessions find an owner.
+    // Their agent cannot start, so they stay open, and only their sessions find an owner.
+    let row = AgentRow {
+        name: "none".into(),
+        manifest: "name = \"none\"\nmodel = \"none\"".into(),
+        digest: "none".into(),
+        deployed_at_ms: 1,
+        deployed_by: "tester".into(),
+    };
+    one.store().put_agent(&row, &echoing().component(), &[]).await.expect("stored");
     let turns = sessions.iter().map(|session| {
         one.store().accept_turn(NewTurn {
             id: format!("turn of {session}"),
