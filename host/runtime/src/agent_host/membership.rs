@@ -75,6 +75,8 @@ impl Inner {
     /// Returns the load of this host.
     fn load(&self) -> Load {
         let host = &self.dispatch.host;
+        // Turns that wait for people, or behind others, have no instance.
+        let (running, slots) = host.instances.taken();
         let (mut waiting, mut capacity, mut pages, mut free) = (0, 0, 0, 0);
         for engine in host.reach.models.set().engines() {
             let stats = engine.stats();
@@ -85,12 +87,12 @@ impl Inner {
         }
         if capacity == 0 {
             // It computes no model at the moment, so its turns are bounded by the instances.
-            (_, capacity) = host.instances.taken();
+            capacity = slots;
         }
         let bounded = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
         let kv_percent = (pages - free) * 100 / pages.max(1);
         Load {
-            running_turns: bounded(self.dispatch.admission.open_turns()),
+            running_turns: bounded(running),
             waiting: bounded(waiting),
             capacity: bounded(capacity),
             kv_percent: u8::try_from(kv_percent).unwrap_or(100),

@@ -69,8 +69,8 @@ pub(super) async fn run(
             let invocation = Invocation { text, data, key, ..invocation(item) };
             let (agent, session) = (invocation.agent.clone(), invocation.session.clone());
             // A turn with this key that an earlier process started is found again, not started
-            // twice.
-            let run = dispatch.invoke_as_host(invocation).await?;
+            // twice. Each host takes the items that it has room for.
+            let run = dispatch.invoke_taken(invocation).await?;
             let _ = begun.send(());
             let turn = ResponseTurn { agent, session, turn: run.turn_id().to_owned() };
             (BatchAnswer::of_turn(form, run.outcome().await?), Some(turn))

@@ -24,7 +24,7 @@ pub use generation::{GenerationEvent, GenerationEvents, GenerationFailure, PeerG
 pub(crate) use members::Facts;
 pub use members::{ClusterHost, HostRole, Member};
 pub(crate) use ownership::{Claimed, Owned, Ownership};
-pub(crate) use peers::{PEER_KEY, failure, refusal};
+pub(crate) use peers::{PEER_KEY, failure, is_of_one_host, refusal};
 pub use peers::{PeerError, PeerInvocation, Peers, RemoteEvent, RemoteEvents, RemoteRun, TurnAddress};
 
 use crate::{
@@ -283,19 +283,24 @@ impl Cluster {
         shared.members.chosen(shared.own, key)
     }
 
-    /// Chooses the host at which a session begins that nobody owns. `running_turns` is the number of turns of this host. `None`
-    /// without a cluster.
+    /// Chooses the host at which a session begins that nobody owns. `running` of the `open` turns of this host have an instance.
+    /// `None` without a cluster.
     pub(crate) fn choose(
         &self,
         key: &SessionKey,
         agent: AgentDigest,
-        running_turns: usize,
+        running: usize,
+        open: usize,
     ) -> Option<Choice> {
-        let running_turns = u32::try_from(running_turns).unwrap_or(u32::MAX);
-        self.shared.as_ref().map(|shared| shared.placing.choose(key, agent, running_turns))
+        let shared = self.shared.as_ref()?;
+        let bounded = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+        // The turns of sessions that have just begun here may have no instance yet.
+        let begun = shared.placing.sent(shared.own);
+        let running = bounded(running).saturating_add(begun).min(bounded(open));
+        Some(shared.placing.choose(key, agent, running))
     }
 
-    /// Counts a session that begins at another host because of such a choice.
+    /// Counts a session that begins at a host, this one included, because of such a choice.
     pub(crate) fn note_sent(&self, host: i64) {
         if let Some(shared) = &self.shared {
             shared.placing.note_sent(host);

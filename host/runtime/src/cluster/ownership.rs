@@ -171,6 +171,18 @@ impl Ownership {
         chosen
     }
 
+    /// Does the same for one session. Returns whether nobody uses it, so that it is chosen.
+    pub(crate) fn begin_release_of(&self, key: &SessionKey) -> bool {
+        let Some(shared) = &self.0 else { return false };
+        match shared.lock().get_mut(key) {
+            Some(entry) if entry.uses == 0 && entry.state == State::Owned => {
+                entry.state = State::Changing;
+                true
+            }
+            _ => false,
+        }
+    }
+
     /// Gives the chosen sessions back, which no actor of this host has in memory any more.
     pub(crate) async fn end_release(&self, chosen: Vec<SessionKey>) {
         let Some(shared) = self.0.as_ref().filter(|_| !chosen.is_empty()) else { return };
@@ -288,8 +300,13 @@ mod tests {
         assert!(!ownership.owns(&key("free")) && ownership.owns(&key("used")));
         drop(shared.clone());
         assert!(ownership.begin_release(8).is_empty(), "a clone is the same use");
+        assert!(!ownership.begin_release_of(&key("used")) && !ownership.begin_release_of(&key("free")));
         drop(shared);
         assert_eq!(ownership.begin_release(8), [key("used")]);
+        assert!(!ownership.begin_release_of(&key("used")), "it is already being given back");
+        ownership.end_release(vec![key("used")]).await;
+        drop(owned(&ownership, "used").await);
+        assert!(ownership.begin_release_of(&key("used")) && !ownership.owns(&key("used")));
     }
 
     #[tokio::test]

@@ -200,6 +200,22 @@ pub(crate) fn refusal(error: &PeerError) -> Option<RuntimeError> {
     })
 }
 
+/// Returns whether a host refused a message because of something that another host may not lack: the agent has not started there,
+/// or a limit of that host is reached. It has then accepted nothing, so the message may be given to another one.
+pub(crate) fn is_of_one_host(error: &PeerError) -> bool {
+    let PeerError::Refused { code, .. } = error else { return false };
+    matches!(
+        code.as_str(),
+        "agent_not_found"
+            | "host_full"
+            | "intake_full"
+            | "invalid_component"
+            | "mailbox_full"
+            | "model_gone"
+            | "too_many_turns"
+    )
+}
+
 /// Returns the failure of a turn on another host as an error of this one, so that its callers treat it as they would treat it
 /// here.
 pub(crate) fn failure(code: &str, message: String, retry_after_ms: Option<u32>) -> RuntimeError {
@@ -286,6 +302,11 @@ mod tests {
         for code in ["shutting_down", "host_replaced", "session_elsewhere"] {
             assert!(refusal(&refused(code)).is_none(), "{code}");
         }
+        let full = RuntimeError::MailboxFull { message: "full".into(), retry_after_ms: 5 };
+        let failed = RuntimeError::Component { agent: "a".into(), message: "no".into() };
+        assert!([full, failed].iter().all(|error| is_of_one_host(&refused(error.code()))));
+        let everywhere = RuntimeError::InvalidMessage { message: "no".into() };
+        assert!(!is_of_one_host(&refused(everywhere.code())) && !is_of_one_host(&PeerError::Moved));
         let error = refusal(&refused("mailbox_full")).expect("an answer");
         assert_eq!((error.code(), error.retry_after_ms()), ("mailbox_full", Some(7)));
         assert!(refusal(&PeerError::Moved).is_none());

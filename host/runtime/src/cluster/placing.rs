@@ -63,7 +63,7 @@ impl Placing {
         lock(&self.warm).recent(self.now_ms())
     }
 
-    /// Chooses where a session begins that nobody owns. `running_turns` is the number of turns of this host at this moment.
+    /// Chooses where a session begins that nobody owns. `running_turns` is the number of turns that run here at this moment.
     pub(super) fn choose(&self, key: &SessionKey, agent: AgentDigest, running_turns: u32) -> Choice {
         if self.setting == Placement::Here {
             return Choice::Here(Stay::Set);
@@ -76,10 +76,16 @@ impl Placing {
         placement::place(&own, &others, &lock(&self.sent), newcomer, now_ms)
     }
 
-    /// Counts a session that is sent to another host.
+    /// Counts a session that begins at a host.
     pub(super) fn note_sent(&self, host: i64) {
         let now_ms = self.now_ms();
         lock(&self.sent).note(host, now_ms);
+    }
+
+    /// Returns how many sessions lately began at a host because of a choice of this one.
+    pub(super) fn sent(&self, host: i64) -> u32 {
+        let now_ms = self.now_ms();
+        lock(&self.sent).count(host, now_ms)
     }
 
     /// Makes sessions avoid a host for a while, because a message did not get there.

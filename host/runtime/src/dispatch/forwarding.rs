@@ -3,17 +3,21 @@
 //! A question whose answer is lost is repeated only if that is safe. A turn that outlives its caller is sent with an idempotency
 //! key, if necessary with one of the host's own, so it runs once however often it is sent, also when its session has another
 //! owner by then. A turn that ends with its caller is not sent again once its first host may have received it.
+//!
+//! The refusal of an owner is final. One of a host that was only chosen, because of what that host lacks, is not: nothing was
+//! accepted, so the message is then placed here.
 
 use super::{
     Asks, Dispatch, Place, Purpose, check_same,
     pump::{Pump, Source},
-    purpose_of, session_key,
+    session_key,
 };
 use crate::{
     Invocation, Member, PeerError, PeerInvocation, Peers, RemoteRun, RunHandle, RuntimeError, TurnAddress,
     TurnClient,
     cluster::{
-        Cluster, DRAIN_PATIENCE, LONGEST_POLL_INTERVAL, Owned, PATIENCE, PEER_KEY, POLL_INTERVAL, refusal,
+        Cluster, DRAIN_PATIENCE, LONGEST_POLL_INTERVAL, Owned, PATIENCE, PEER_KEY, POLL_INTERVAL,
+        is_of_one_host, refusal,
     },
     feed::{Feed, Hold},
     name::SessionKey,
@@ -34,6 +38,14 @@ const ANSWER_TIME: Duration = DRAIN_PATIENCE.saturating_add(Duration::from_secs(
 pub(super) enum Located {
     Here(RunHandle),
     There(Member, RemoteRun),
+}
+
+/// The host to which a message is sent.
+pub(super) enum Target {
+    /// It owns the session, or this host hands the session over to it.
+    Owner(Member),
+    /// The session may begin there. This host may run it as well.
+    Chosen(Member),
 }
 
 impl Dispatch {
@@ -74,10 +86,11 @@ impl Dispatch {
         self: &Arc<Self>,
         invocation: Invocation,
         client: Option<Weak<dyn TurnClient>>,
-        member: Member,
+        purpose: Purpose,
+        target: Target,
     ) -> Result<RunHandle, RuntimeError> {
         let outlives = outlives_caller(&invocation);
-        let asking = self.clone().send_to(member, invocation, client);
+        let asking = self.clone().send_to(target, invocation, client, purpose);
         if !outlives {
             return asking.await;
         }
@@ -90,9 +103,10 @@ impl Dispatch {
 
     async fn send_to(
         self: Arc<Self>,
-        mut member: Member,
+        target: Target,
         mut invocation: Invocation,
         client: Option<Weak<dyn TurnClient>>,
+        mut purpose: Purpose,
     ) -> Result<RunHandle, RuntimeError> {
         let outlives = outlives_caller(&invocation);
         if outlives && invocation.idempotency_key.is_none() {
@@ -101,6 +115,7 @@ impl Dispatch {
         // Counts until the other host has the message.
         let held = self.admission.hold(&invocation)?;
         let key = session_key(&invocation);
+        let (mut member, mut is_chosen) = target.into_parts();
         let (mut until, last) = (Instant::now() + PATIENCE, Instant::now() + DRAIN_PATIENCE + PATIENCE);
         loop {
             let began = Instant::now();
@@ -109,36 +124,46 @@ impl Dispatch {
                 Ok(run) => return Ok(self.followed(key, member, run, outlives)),
                 Err(error) => error,
             };
-            if let Some(refused) = refusal(&error) {
+            let refused = refusal(&error);
+            let stays = is_chosen && is_of_one_host(&error);
+            if let Some(refused) = refused.filter(|_| !stays) {
                 return Err(refused);
+            }
+            if error != PeerError::Moved {
+                // A session that nobody owns does not begin there now.
+                self.host.cluster.avoid(member.number);
             }
             if let PeerError::Broken(why) = &error
                 && !outlives
             {
                 return Err(gone(&member, why));
             }
-            // A session that nobody owns does not begin there now.
-            self.host.cluster.avoid(member.number);
-            if error == PeerError::Moved {
-                // The host that was asked has waited for an owner that drains.
-                until += began.elapsed();
+            if stays {
+                purpose = Purpose::Change;
+            } else {
+                if error == PeerError::Moved {
+                    // The host that was asked has waited for an owner that drains.
+                    until += began.elapsed();
+                }
+                if Instant::now() >= until.min(last) {
+                    return Err(Cluster::elsewhere(&key, member.number));
+                }
+                tokio::time::sleep(POLL_INTERVAL).await;
             }
-            if Instant::now() >= until.min(last) {
-                return Err(Cluster::elsewhere(&key, member.number));
-            }
-            tokio::time::sleep(POLL_INTERVAL).await;
-            let began = Instant::now();
-            let place = self.place(&key, purpose_of(client.as_ref()), Asks::Others).await?;
+            let (began, was_owned) = (Instant::now(), self.host.cluster.ownership.owns(&key));
+            let place = self.place(&key, purpose, Asks::Others).await?;
             // The wait for an owner has a limit of its own.
             until += began.elapsed();
-            match place {
-                Place::There(next) => member = next,
+            (member, is_chosen) = match place {
+                Place::There(next) => (next, false),
+                Place::Chosen(next) => (next, true),
                 Place::Here(owned) => {
                     // The turn is counted again as one of this host.
                     drop(held);
-                    return self.accept_here(invocation, client, owned).await;
+                    let accepted = self.accept_here(invocation, client, owned).await;
+                    return self.unless_refused(accepted, &key, was_owned).await;
                 }
-            }
+            };
         }
     }
 
@@ -162,7 +187,7 @@ impl Dispatch {
             let member = match self.place(&key, Purpose::Follow, asks).await? {
                 // The session stays with this host until the turn is adopted.
                 Place::Here(_owned) => return self.follow_row(row).await.map(Located::Here),
-                Place::There(member) => member,
+                Place::There(member) | Place::Chosen(member) => member,
             };
             match self.in_time(&member, self.peers()?.follow(member.clone(), address)).await {
                 Ok(run) => return Ok(Located::There(member, run)),
@@ -184,7 +209,7 @@ impl Dispatch {
         loop {
             let member = match self.place(&key, Purpose::Follow, asks).await? {
                 Place::Here(owned) => return Ok(Some(owned)),
-                Place::There(member) => member,
+                Place::There(member) | Place::Chosen(member) => member,
             };
             let asked = self.peers()?.cancel(member.clone(), address_of(row));
             match self.in_time(&member, asked).await {
@@ -254,6 +279,16 @@ impl Dispatch {
         self.host.cluster.peers().ok_or_else(|| RuntimeError::Internal {
             message: "a host without a cluster has nobody to ask".to_owned(),
         })
+    }
+}
+
+impl Target {
+    /// Returns the host, and whether it was only chosen.
+    fn into_parts(self) -> (Member, bool) {
+        match self {
+            Target::Owner(member) => (member, false),
+            Target::Chosen(member) => (member, true),
+        }
     }
 }
 

@@ -29,7 +29,7 @@ use crate::{
     },
     text::excerpt,
 };
-use forwarding::{Located, outlives_caller};
+use forwarding::{Located, Target, outlives_caller};
 use skep_store::{Acceptance, ListedTurn, NewTurn, TurnRow, TurnState};
 use std::sync::{Arc, Weak};
 use tracing::Instrument as _;
@@ -73,7 +73,8 @@ impl Dispatch {
         client: Weak<dyn TurnClient>,
     ) -> Result<RunHandle, RuntimeError> {
         check_key(&invocation)?;
-        self.accept(invocation, Some(client), Asks::Others).await
+        // A turn on another host sends its client nothing but events.
+        self.accept(invocation, Some(client), Purpose::Change, Asks::Others).await
     }
 
     /// Does the same as [`Dispatch::invoke`], but for work that the host starts itself with internal keys.
@@ -81,7 +82,16 @@ impl Dispatch {
         self: &Arc<Self>,
         invocation: Invocation,
     ) -> Result<RunHandle, RuntimeError> {
-        self.accept(invocation, None, Asks::Others).await
+        self.accept(invocation, None, Purpose::Begin, Asks::Others).await
+    }
+
+    /// Does the same as [`Dispatch::invoke_as_host`] for work that this host has taken because it has room for it: a session that
+    /// nobody owns begins here.
+    pub(crate) async fn invoke_taken(
+        self: &Arc<Self>,
+        invocation: Invocation,
+    ) -> Result<RunHandle, RuntimeError> {
+        self.accept(invocation, None, Purpose::Change, Asks::Others).await
     }
 
     /// Does the same as [`Dispatch::invoke_as_host`] for another host, and only if this one owns the session or can claim it.
@@ -89,13 +99,14 @@ impl Dispatch {
         self: &Arc<Self>,
         invocation: Invocation,
     ) -> Result<RunHandle, RuntimeError> {
-        self.accept(invocation, None, Asks::Nobody).await
+        self.accept(invocation, None, Purpose::Change, Asks::Nobody).await
     }
 
     async fn accept(
         self: &Arc<Self>,
         invocation: Invocation,
         client: Option<Weak<dyn TurnClient>>,
+        purpose: Purpose,
         asks: Asks,
     ) -> Result<RunHandle, RuntimeError> {
         self.host.shutdown.admit()?;
@@ -112,9 +123,15 @@ impl Dispatch {
         if let Some(handle) = self.already_running(&invocation, asks).await? {
             return Ok(handle);
         }
-        match self.place(&session_key(&invocation), purpose_of(client.as_ref()), asks).await? {
-            Place::Here(owned) => self.accept_with(agent, invocation, client, owned).await,
-            Place::There(member) => self.forward(invocation, client, member).await,
+        let key = session_key(&invocation);
+        let was_owned = self.host.cluster.ownership.owns(&key);
+        match self.place(&key, purpose, asks).await? {
+            Place::Here(owned) => {
+                let accepted = self.accept_with(agent, invocation, client, owned).await;
+                self.unless_refused(accepted, &key, was_owned).await
+            }
+            Place::There(member) => self.forward(invocation, client, purpose, Target::Owner(member)).await,
+            Place::Chosen(member) => self.forward(invocation, client, purpose, Target::Chosen(member)).await,
         }
     }
 
@@ -440,15 +457,6 @@ fn detail(
 
 fn session_key(invocation: &Invocation) -> SessionKey {
     SessionKey { agent: invocation.agent.clone(), session: invocation.session.clone() }
-}
-
-/// Returns why the session of a message is looked for. A turn on another host sends its client nothing but events, so a
-/// message of a client that expects more begins no session there.
-fn purpose_of(client: Option<&Weak<dyn TurnClient>>) -> Purpose {
-    match client {
-        Some(_) => Purpose::Change,
-        None => Purpose::Begin,
-    }
 }
 
 /// Returns what identifies an agent in the choice of hosts.

@@ -4,7 +4,8 @@
 //! under load moves after the turn that runs, and nobody refuses a message because of the move.
 //!
 //! A session that nobody owns begins here or at another host, as `placement` says. The other host claims it when it gets the
-//! message. The owner is read before a message is sent there, instead of the claim, so no message costs another statement.
+//! message. The owner is read before a message is sent there, instead of the claim, so no message costs another statement. A host
+//! that refuses the message gives the claim back, and the message stays with the host that chose (`forwarding`).
 
 use super::{Dispatch, digest_of};
 use crate::{
@@ -41,7 +42,10 @@ pub(crate) enum Asks {
 /// The host on which something happens to a session.
 pub(crate) enum Place {
     Here(Owned),
+    /// The owner of the session, or the host to which this one hands it over.
     There(Member),
+    /// The host at which a session that nobody owns begins. This host may run it as well.
+    Chosen(Member),
 }
 
 /// The result of a claim, or of a choice of another host.
@@ -126,7 +130,7 @@ impl Dispatch {
                 None => {
                     cluster.note_sent(host);
                     count_choice(choice);
-                    return Ok(Found::Place(Place::There(member)));
+                    return Ok(Found::Place(Place::Chosen(member)));
                 }
                 Some(owner) if owner != cluster.own_number() => return Ok(Found::Owner(owner)),
                 // This host has claimed it, and the answer was lost.
@@ -135,7 +139,10 @@ impl Dispatch {
         }
         match cluster.ownership.claim(key).await? {
             Claimed::Here(owned) => {
-                count_choice(choice.filter(|choice| matches!(choice, Choice::Here(_))));
+                if let Some(Choice::Here(_)) = choice {
+                    cluster.note_sent(cluster.own_number());
+                    count_choice(choice);
+                }
                 Ok(Found::Place(Place::Here(owned)))
             }
             Claimed::Elsewhere(owner) => Ok(Found::Owner(owner)),
@@ -145,15 +152,16 @@ impl Dispatch {
     /// Chooses the host at which a session begins if nobody owns it.
     fn choose(&self, key: &SessionKey) -> Option<Choice> {
         let agent = self.host.deployments.agent(&key.agent).ok()?;
-        let running_turns = self.admission.open_turns();
-        self.host.cluster.choose(key, digest_of(&agent, &key.session), running_turns)
+        // A turn that waits for a person, or behind another one, takes no room.
+        let ((running, _), open) = (self.host.instances.taken(), self.admission.open_turns());
+        self.host.cluster.choose(key, digest_of(&agent, &key.session), running, open)
     }
 
     /// Claims a session for this host. Fails if another one has it.
     pub(crate) async fn claim(&self, key: &SessionKey) -> Result<Owned, RuntimeError> {
         match self.place(key, Purpose::Change, Asks::Nobody).await? {
             Place::Here(owned) => Ok(owned),
-            Place::There(member) => Err(Cluster::elsewhere(key, member.number)),
+            Place::There(member) | Place::Chosen(member) => Err(Cluster::elsewhere(key, member.number)),
         }
     }
 

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Load {
-    /// Turns that were accepted and have not ended.
+    /// Turns that run. Those that only wait for people, or behind others in their sessions, are not counted.
     pub running_turns: u32,
     /// Requests that wait for a model.
     pub waiting: u32,

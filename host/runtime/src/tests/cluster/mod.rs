@@ -48,6 +48,8 @@ struct Calls {
     holds: watch::Sender<bool>,
     /// Number of questions to hosts that are not there.
     unreached: AtomicUsize,
+    /// Number of messages that other hosts have refused.
+    refusals: Arc<AtomicUsize>,
 }
 
 impl Cluster {
@@ -148,10 +150,13 @@ impl Peers for Calls {
         invocation: PeerInvocation,
     ) -> BoxFuture<'static, Result<RemoteRun, PeerError>> {
         let (host, mut holds) = (self.host(&member), self.holds.subscribe());
+        let refusals = self.refusals.clone();
         Box::pin(async move {
             let _ = holds.wait_for(|holds| !*holds).await;
             let invocation = sent(&invocation).into_invocation();
-            host?.invoke_here(invocation).await.map(remote).map_err(refused)
+            let accepted = host?.invoke_here(invocation).await;
+            refusals.fetch_add(usize::from(accepted.is_err()), Ordering::AcqRel);
+            accepted.map(remote).map_err(refused)
         })
     }
 
