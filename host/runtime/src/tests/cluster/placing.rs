@@ -1,4 +1,6 @@
 //! Sessions that nobody owns begin where there is room, or where their agent is warm.
+//!
+//! Up to three turns compute until they are cancelled, so each test has a thread more for everything else.
 
 use super::{Cluster, number, owner};
 use crate::{
@@ -100,7 +102,7 @@ async fn knows_warm(host: &Host, other: &Host) {
     host.agents.cluster_hosts().await.expect("listed");
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_session_of_a_busy_host_begins_on_another_one_and_owned_sessions_stay() {
     let Some((_cluster, one, other)) = two_narrow_hosts().await else { return };
     assert_eq!(one.answer("count", "mine", "go").await, "x");
@@ -124,7 +126,7 @@ async fn a_session_of_a_busy_host_begins_on_another_one_and_owned_sessions_stay(
     free(&one, spins).await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_session_begins_where_its_agent_is_warm() {
     let Some((_cluster, one, other)) = two_narrow_hosts().await else { return };
     assert_eq!(other.answer("count", "first", "go").await, "x");
@@ -139,7 +141,7 @@ async fn a_session_begins_where_its_agent_is_warm() {
     assert_eq!(owner(&one, "echo", "t").await, Some(number(&one)));
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_message_whose_chosen_host_cannot_be_reached_runs_once_at_the_host_that_got_it() {
     let Some((cluster, one, other)) = two_narrow_hosts().await else { return };
     let spins = occupy(&one).await;
@@ -162,7 +164,7 @@ async fn a_message_whose_chosen_host_cannot_be_reached_runs_once_at_the_host_tha
     free(&one, spins).await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_message_runs_here_if_its_agent_has_not_started_at_the_chosen_host() {
     let options = RuntimeOptions { max_component_bytes: 1, ..RuntimeOptions::default() };
     let Some((cluster, one, other)) = narrow_hosts_with(options).await else { return };
@@ -172,7 +174,7 @@ async fn a_message_runs_here_if_its_agent_has_not_started_at_the_chosen_host() {
     free(&one, spins).await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_message_runs_here_if_a_limit_of_the_chosen_host_is_reached() {
     let ceilings = Limits { concurrent_turns: 1, ..Limits::default() };
     let options = RuntimeOptions { ceilings, ..RuntimeOptions::default() };
@@ -185,7 +187,7 @@ async fn a_message_runs_here_if_a_limit_of_the_chosen_host_is_reached() {
     other.agents.cancel_turn("spin", "only", &only).await.expect("it runs");
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn items_of_a_batch_run_at_the_host_that_takes_them() {
     // The other host takes none.
     let batch = BatchOptions { max_running: 0, ..BatchOptions::default() };
@@ -202,7 +204,7 @@ async fn items_of_a_batch_run_at_the_host_that_takes_them() {
     free(&one, spins).await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn turns_that_wait_for_people_take_no_room() {
     let Some(cluster) = narrow_cluster().await else { return };
     let host = cluster.placing_host(granting(&["agent:*/*"])).await;
