@@ -108,7 +108,9 @@ impl Cluster {
         for host in hosts {
             super::fixture::until(async || {
                 let known = host.agents.cluster_hosts().await.expect("listed");
-                (known.iter().filter(|known| !known.models.is_empty()).count() == hosts.len()).then_some(())
+                // A host reports its load once it has started.
+                (known.iter().filter(|known| known.load_percent.is_some()).count() == hosts.len())
+                    .then_some(())
             })
             .await;
         }

@@ -85,6 +85,7 @@ async fn a_conversation_has_the_same_model_wherever_its_session_is() {
     let gateway = cluster.host_with(ModelSet::empty(), RuntimeOptions::default()).await;
     knows(&gateway, "tiny").await;
     until(async || gateway.agents.agent("chat").ok()).await;
+    cluster.met(&[&computing, &gateway]).await;
     // A host that drains still computes for others, if nobody else can.
     computing.agents.hand_over(Duration::from_secs(30)).await;
     let (seen, usage) = events(&gateway, "s", "and again").await;
