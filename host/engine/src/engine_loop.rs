@@ -218,7 +218,7 @@ impl EngineLoop {
     /// Computes one token into a page that no sequence uses. Without logits, the executor returns only once it
     /// is done.
     fn probe(&mut self) {
-        // As long as the executor takes no changes, a probe must not add any.
+        // A probe must not add changes while the executor takes none.
         if let Err(error) = self.change_windows() {
             return self.health.record_failed_step(&error.to_string());
         }

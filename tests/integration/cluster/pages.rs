@@ -93,7 +93,12 @@ async fn a_session_moves_with_its_pages(a: Node, b: &Node) {
     gate.has(1).await;
     let drain = format!("/v1/cluster/hosts/{}/drain", a.number);
     b.ok(Method::POST, &drain, Value::Null).await;
-    until(async || a.get("/readyz").await.0 == 503).await;
+    let drains = async || {
+        let known = b.get("/v1/cluster").await.1;
+        let hosts = known["hosts"].as_array().unwrap();
+        hosts.iter().any(|host| host["number"] == a.number && host["state"] == "draining")
+    };
+    until(drains).await;
     let (second, owner) = say(b, "And one of 20 kg?").await;
     assert_eq!(owner, b.number);
     let (prompt, cached) = prompt_tokens(&second);

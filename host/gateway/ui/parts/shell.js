@@ -24,6 +24,8 @@ export function Shell({ caller, page, children }) {
   useEffect(() => {
     setOpen(false);
     if (isFirst.current) { isFirst.current = false; return; }
+    // Whoever has begun to write in the new page keeps the focus.
+    if (main.current?.contains(document.activeElement?.closest('input, textarea') ?? null)) return;
     main.current?.focus({ preventScroll: true });
   }, [path]);
   useKeys(useMemo(() => ({
