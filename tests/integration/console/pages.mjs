@@ -78,6 +78,7 @@ async function keyboard(page) {
   await page.keyboard.press('s');
   await page.waitForURL('**/ui/sessions');
   await page.getByRole('heading', { level: 1, name: 'Sessions' }).waitFor();
+  await page.getByLabel('Search by id').waitFor();
   await page.keyboard.press('/');
   const focused = () => page.evaluate(() => document.activeElement.getAttribute('aria-label') ?? document.activeElement.id);
   check(await focused() === 'Search by id', `“/” leads to ${await focused()}`);
