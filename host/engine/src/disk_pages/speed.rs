@@ -1,4 +1,4 @@
-//! How fast a replica computes, which decides between computing pages and getting them from elsewhere.
+//! The rate at which a replica computes, which decides between computing pages and getting them from elsewhere.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ const MEASURED_TOKENS: usize = 48;
 /// Weight of the newest step in the moving average.
 const NEWEST: f64 = 0.25;
 
-/// How fast the replica has been lately.
+/// The recent rate of a replica.
 #[derive(Default)]
 pub(super) struct Speed {
     /// Tokens that are computed in a second, if it was measured.

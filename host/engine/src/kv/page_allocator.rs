@@ -10,7 +10,7 @@ pub(super) struct PageAllocator {
     free: Vec<PageId>,
     /// Pages that a step writes to which was started ahead.
     written: Vec<PageId>,
-    /// Those of them that were freed since.
+    /// The pages among them that were freed since.
     held: Vec<PageId>,
     page_count: usize,
 }

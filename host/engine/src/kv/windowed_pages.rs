@@ -14,7 +14,7 @@ pub(super) struct WindowedPages {
     states: Vec<State>,
     /// Number of pages that keep what windows need.
     kept: usize,
-    /// Those of them that no sequence sees, with the time since when.
+    /// The pages among them that no sequence sees, each with the time from which on.
     unseen: BTreeSet<(u64, PageId)>,
     clock: u64,
     /// The changes that the executor does not know yet.

@@ -248,10 +248,10 @@ impl Members {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn row(number: i64, state: HostState, facts: &str) -> HostRow {
+    pub(in crate::cluster) fn row(number: i64, state: HostState, facts: &str) -> HostRow {
         HostRow {
             number,
             url: format!("http://10.0.0.{number}:8080"),

@@ -84,7 +84,7 @@ struct Rate {
     /// Whether a commit waits for the disk of the database.
     waits_for_disk: bool,
     turns_per_s: f64,
-    /// How often a turn waits for the server, in the mean. `null` for a file, and for a server that is not reached through TCP.
+    /// Mean number of times that a turn waits for the server. `null` for a file, and for a server that is not reached through TCP.
     round_trips_per_turn: Option<f64>,
 }
 

@@ -222,6 +222,7 @@ impl KnownHost {
 #[cfg(test)]
 mod tests {
     use super::*;
+    pub(super) use crate::cluster::members::tests::row;
     use crate::{cluster::Facts, tests::fixture::tiny_engine};
     use skep_store::{HostRow, HostState};
 
@@ -239,19 +240,6 @@ mod tests {
             context_length: None,
             reasoning: None,
             created_unix_s: 0,
-        }
-    }
-
-    pub(super) fn row(number: i64, state: HostState, facts: &str) -> HostRow {
-        HostRow {
-            number,
-            url: format!("http://10.0.0.{number}:8080"),
-            version: "1.0.0".into(),
-            state,
-            facts: facts.into(),
-            started_at_ms: 1,
-            seen_ms_ago: 1,
-            sessions: 0,
         }
     }
 

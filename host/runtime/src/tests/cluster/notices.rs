@@ -57,10 +57,8 @@ async fn an_agent_answers_on_all_hosts_as_soon_as_it_is_deployed_on_one() {
     assert_eq!(missing.code(), "agent_not_found");
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn keys_are_valid_and_revoked_on_all_hosts() {
-    let Some((_cluster, one, other)) = Cluster::of_two(RuntimeOptions::default()).await else { return };
-    let new = NewApiKey {
+fn new_key() -> NewApiKey {
+    NewApiKey {
         tenant: Tenant::new("acme").expect("a name"),
         role: Role::Invoke,
         agents: None,
@@ -68,8 +66,13 @@ async fn keys_are_valid_and_revoked_on_all_hosts() {
         expires_in: None,
         requests_per_minute: None,
         bodies: false,
-    };
-    let (key, secret) = one.agents.keys().create(new).await.expect("made");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_are_valid_and_revoked_on_all_hosts() {
+    let Some((_cluster, one, other)) = Cluster::of_two(RuntimeOptions::default()).await else { return };
+    let (key, secret) = one.agents.keys().create(new_key()).await.expect("made");
     soon(async || other.agents.keys().authenticate(&secret).await.ok()).await;
     other.agents.keys().revoke(&key.id).await.expect("there");
     soon(async || one.agents.keys().authenticate(&secret).await.err()).await;
@@ -89,16 +92,7 @@ async fn a_key_is_in_force_although_a_deployment_is_not_complete() {
     assert_eq!(owner(&other, "spin", "s").await, Some(number(&other)));
     one.deploy("late", "", echo()).await.expect("valid");
 
-    let new = NewApiKey {
-        tenant: Tenant::new("acme").expect("a name"),
-        role: Role::Invoke,
-        agents: None,
-        name: "ci".into(),
-        expires_in: None,
-        requests_per_minute: None,
-        bodies: false,
-    };
-    let (key, secret) = one.agents.keys().create(new).await.expect("made");
+    let (key, secret) = one.agents.keys().create(new_key()).await.expect("made");
     soon(async || other.agents.keys().authenticate(&secret).await.ok()).await;
     one.agents.keys().revoke(&key.id).await.expect("there");
     soon(async || other.agents.keys().authenticate(&secret).await.err()).await;

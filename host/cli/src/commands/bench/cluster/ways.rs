@@ -4,12 +4,12 @@ use anyhow::Result;
 
 use super::super::proxy::{Proxy, at, server_of};
 
-/// The connections of a host.
+/// A kind of connections of a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// Those of the host to its database.
+    /// The connections of the host to its database.
     Database,
-    /// Those of the other hosts to it.
+    /// The connections of the other hosts to the host.
     Peers,
 }
 

@@ -108,6 +108,16 @@ mod tests {
     use skep_model::LayerStyle;
     use skep_model::config::{Expansion, ExpertForm, Experts, Latent, Routing, Score};
 
+    const LIMITS: ExecutorLimits = ExecutorLimits {
+        max_batch_tokens: 1,
+        step_tokens: 1,
+        max_logit_rows: 1,
+        max_sequences: 1,
+        page_count: 64,
+        context_length: 1024,
+        vocabulary_size: 1024,
+    };
+
     fn tiny() -> ModelConfig {
         ModelConfig::shape("tiny").expect("known")
     }
@@ -183,16 +193,7 @@ mod tests {
     fn a_decode_step_reads_the_experts_that_its_tokens_choose() {
         let config = mixture();
         let plan = MemoryPlan { weight_bytes: 1000, kv_bytes: 2 * 64 * 16, ..MemoryPlan::default() };
-        let limits = ExecutorLimits {
-            max_batch_tokens: 1,
-            step_tokens: 1,
-            max_logit_rows: 1,
-            max_sequences: 1,
-            page_count: 64,
-            context_length: 1024,
-            vocabulary_size: 1024,
-        };
-        let bytes = |batch: usize| decode_bytes(&config, (&plan, &limits), (400, 320), (0, 0, 1, batch));
+        let bytes = |batch: usize| decode_bytes(&config, (&plan, &LIMITS), (400, 320), (0, 0, 1, batch));
         assert_eq!(bytes(1), 600.0 - 320.0 * 6.0 / 8.0 + 2.0);
         assert_eq!(bytes(2), 600.0 - 320.0 * 36.0 / 64.0 + 4.0);
     }
@@ -201,18 +202,9 @@ mod tests {
     fn a_decode_step_reads_all_weights_but_the_embedding_and_the_tokens_in_the_windows() {
         let mut config = tiny();
         let plan = MemoryPlan { weight_bytes: 1000, kv_bytes: 2 * 64 * 16 * 100, ..MemoryPlan::default() };
-        let limits = ExecutorLimits {
-            max_batch_tokens: 1,
-            step_tokens: 1,
-            max_logit_rows: 1,
-            max_sequences: 1,
-            page_count: 64,
-            context_length: 1024,
-            vocabulary_size: 1024,
-        };
-        let bytes = |config: &ModelConfig| decode_bytes(config, (&plan, &limits), (400, 0), (99, 0, 1, 3));
+        let bytes = |config: &ModelConfig| decode_bytes(config, (&plan, &LIMITS), (400, 0), (99, 0, 1, 3));
         assert_eq!(bytes(&config), 600.0 + 3.0 * 100.0 * (100 + 100) as f64);
-        let shared = decode_bytes(&config, (&plan, &limits), (400, 0), (99, 80, 1, 3));
+        let shared = decode_bytes(&config, (&plan, &LIMITS), (400, 0), (99, 80, 1, 3));
         assert_eq!(shared, 600.0 + 100.0 * 2.0 * (3 * 20 + 80) as f64);
         config.windows[1] = Some(30);
         assert_eq!(bytes(&config), 600.0 + 3.0 * 100.0 * (100 + 30) as f64);

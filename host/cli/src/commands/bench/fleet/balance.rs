@@ -1,4 +1,5 @@
-//! How evenly turns are spread over the hosts that live, and how long it takes until they are again after some have died.
+//! The balance of a fleet: how evenly turns are spread over the living hosts, and how long it takes until that is so again after
+//! some have died.
 
 use super::host::Host;
 
