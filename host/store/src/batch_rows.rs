@@ -8,7 +8,7 @@ use crate::{
     events,
     hosts::{HostNumber, is_left},
     notices,
-    sessions::bounded,
+    row_groups::bounded,
     sql::{AssertSqlSafe, Connection, QueryBuilder, query, query_as, query_scalar},
     work_states::{CANCELLED, WAITING},
 };

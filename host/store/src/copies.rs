@@ -10,8 +10,9 @@ use crate::{
     erasure::{self, PendingDeliveries, StartedErasure},
     error::is_foreign_key,
     hosts::HostNumber,
+    row_groups::{BYTES_AT_ONCE, ROWS_AT_ONCE},
     session_reads::conversation_row,
-    sessions::{BYTES_AT_ONCE, ROWS_AT_ONCE, put_conversations},
+    sessions::put_conversations,
     sql::{Connection, QueryBuilder, query, query_scalar},
 };
 use std::{collections::VecDeque, time::Duration};
@@ -321,7 +322,8 @@ async fn put_chunk(connection: &mut Connection, put: &CopyChunk) -> Result<CopyS
         });
         insert.build().execute(&mut *connection).await.map_err(failed())?;
     }
-    put_conversations(connection, key, &rows.conversations).await?;
+    let conversations: Vec<_> = rows.conversations.iter().map(|row| (key, row)).collect();
+    put_conversations(connection, &conversations).await?;
     if !is_last {
         return Ok(CopyState::InProgress(key));
     }

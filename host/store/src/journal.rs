@@ -5,8 +5,11 @@
 
 use crate::{
     Store, StoreError, TurnKey,
-    sql::{Connection, QueryBuilder, query},
+    row_groups::bounded,
+    sql::{Connection, GivenRows, query},
+    writer::JointKind,
 };
+use std::collections::HashSet;
 
 /// Maximum size of a record in bytes. An append with a larger record is refused before anything is written.
 pub const MAX_RECORD_BYTES: usize = 2 << 20;
@@ -30,9 +33,18 @@ impl Store {
             let (what, bytes) = ("a record of the turn's journal", large.body.len());
             return Err(StoreError::RowTooLarge { what, bytes, limit: MAX_RECORD_BYTES });
         }
-        self.write((turn, records), |connection, (turn, records)| {
-            Box::pin(append(connection, *turn, records))
-        })
+        self.write_jointly(
+            JointKind::Records,
+            (turn, records),
+            |connection, (turn, records)| Box::pin(append(connection, *turn, records)),
+            |connection, appends| {
+                Box::pin(async move {
+                    let appends: Vec<_> =
+                        appends.iter().map(|(turn, records)| (*turn, records.as_slice())).collect();
+                    append_all(connection, &appends).await
+                })
+            },
+        )
         .await
     }
 
@@ -57,35 +69,57 @@ impl Store {
 }
 
 async fn append(connection: &mut Connection, turn: TurnKey, records: &[Record]) -> Result<(), StoreError> {
-    // SQLite limits the number of parameters of one statement.
-    for chunk in records.chunks(1_000) {
-        // The records of a turn that has ended would come after its outcome.
-        let mut insert =
-            QueryBuilder::new("INSERT INTO turn_records (turn, position, call, shown, body) SELECT * FROM (");
-        insert.push_values(chunk, |mut row, record| {
-            row.push_bind(turn.0)
-                .push_bind(record.position as i64)
-                .push_bind(record.call)
-                .push_bind(record.shown)
-                .push_bind(&record.body);
-        });
-        insert.push(") AS records WHERE EXISTS (SELECT 1 FROM turns WHERE ended_at_ms IS NULL AND key = ");
-        insert.push_bind(turn.0).push(")");
-        let appended = insert.build().execute(&mut *connection).await;
-        let appended = appended.map_err(StoreError::while_it("appended to the journal of a turn"))?;
-        if appended.rows_affected() != chunk.len() as u64 {
-            return Err(StoreError::TurnNotOpen { key: turn.0 });
-        }
+    match append_all(connection, &[(turn, records)]).await?[..] {
+        [Some(())] => Ok(()),
+        _ => Err(StoreError::TurnNotOpen { key: turn.0 }),
     }
-    Ok(())
 }
 
-/// Removes the records that only a running turn needs.
-pub(crate) async fn close(connection: &mut Connection, turn: TurnKey) -> Result<(), StoreError> {
-    query("DELETE FROM turn_records WHERE turn = ? AND NOT shown")
-        .bind(turn.0)
-        .execute(connection)
-        .await
-        .map_err(StoreError::while_it("closed the journal of a turn"))?;
-    Ok(())
+/// Appends to the journals of the turns that are open, and leaves the others.
+async fn append_all(
+    connection: &mut Connection,
+    appends: &[(TurnKey, &[Record])],
+) -> Result<Vec<Option<()>>, StoreError> {
+    let failed = || StoreError::while_it("appended to the journal of a turn");
+    let dialect = connection.dialect();
+    let records: Vec<(i64, &Record)> =
+        appends.iter().flat_map(|(turn, records)| records.iter().map(|record| (turn.0, record))).collect();
+    let mut appended = HashSet::new();
+    for rows in bounded(&records, |(_, record)| record.body.len()) {
+        let rows = GivenRows::new()
+            .column("turn", rows.iter().map(|(turn, _)| *turn))
+            .column("position", rows.iter().map(|(_, record)| record.position as i64))
+            .column("call", rows.iter().map(|(_, record)| record.call))
+            .column("shown", rows.iter().map(|(_, record)| record.shown))
+            .column("body", rows.iter().map(|(_, record)| &record.body));
+        // The records of a turn that has ended would come after its outcome.
+        let insert = rows.query(
+            dialect,
+            "INSERT INTO turn_records (turn, position, call, shown, body)
+             SELECT turn, position, call, shown, body FROM",
+            "WHERE EXISTS (SELECT 1 FROM turns WHERE ended_at_ms IS NULL AND key = new.turn) RETURNING turn",
+        );
+        for row in insert.fetch_all(&mut *connection).await.map_err(failed())? {
+            appended.insert(row.get::<i64>(0));
+        }
+    }
+    // A turn that has ended takes none of its records.
+    let is_appended = |(turn, records): &(TurnKey, &[Record])| {
+        (records.is_empty() || appended.contains(&turn.0)).then_some(())
+    };
+    Ok(appends.iter().map(is_appended).collect())
+}
+
+/// Removes the records that only running turns need.
+pub(crate) async fn close(
+    connection: &mut Connection,
+    turns: impl IntoIterator<Item = TurnKey>,
+) -> Result<(), StoreError> {
+    let turns = GivenRows::new().column("turn", turns.into_iter().map(|turn| turn.0));
+    let delete = turns.query(
+        connection.dialect(),
+        "DELETE FROM turn_records WHERE NOT shown AND turn IN (SELECT turn FROM",
+        ")",
+    );
+    delete.execute(connection).await.map(drop).map_err(StoreError::while_it("closed the journal of a turn"))
 }

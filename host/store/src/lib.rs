@@ -62,6 +62,7 @@ mod requests;
 mod responses;
 mod restored;
 mod retention;
+mod row_groups;
 mod rows;
 #[cfg(test)]
 mod schedule_tests;

@@ -4,8 +4,10 @@
 
 use crate::{
     SessionFolder, Store, StoreError,
-    sql::{AssertSqlSafe, Connection, Dialect, QueryBuilder, Row, query, query_scalar},
+    row_groups::bounded,
+    sql::{AssertSqlSafe, Connection, Dialect, GivenRows, QueryBuilder, Row, query, query_scalar},
 };
+use std::{borrow::Cow, collections::BTreeSet};
 
 /// Number of lines kept per agent.
 pub(crate) const LINES_PER_AGENT: i64 = 10_000;
@@ -63,7 +65,9 @@ impl Store {
         self.write(
             (agent.to_owned(), session.to_owned(), turn, entries.to_vec()),
             |connection, (agent, session, turn, entries)| {
-                Box::pin(insert(connection, agent, session, *turn, entries))
+                Box::pin(async move {
+                    insert(connection, &[TurnLines { agent, session, turn: *turn, lines: entries }]).await
+                })
             },
         )
         .await
@@ -129,38 +133,47 @@ fn log_row(row: Row) -> LogRow {
     }
 }
 
-pub(crate) async fn insert(
-    connection: &mut Connection,
-    agent: &str,
-    session: &str,
-    turn: u64,
-    entries: &[LogEntry],
-) -> Result<(), StoreError> {
-    // PostgreSQL has no texts with this character, and a log line is worth more than its exact bytes.
+/// The lines of one turn.
+pub(crate) struct TurnLines<'l> {
+    pub(crate) agent: &'l str,
+    pub(crate) session: &'l str,
+    pub(crate) turn: u64,
+    pub(crate) lines: &'l [LogEntry],
+}
+
+pub(crate) async fn insert(connection: &mut Connection, turns: &[TurnLines<'_>]) -> Result<(), StoreError> {
     let dialect = connection.dialect();
-    let shown = |message: &str| match dialect {
-        Dialect::Postgres if message.contains('\0') => Some(message.replace('\0', "\u{fffd}")),
-        _ => None,
-    };
-    let replaced: Vec<Option<String>> = entries.iter().map(|entry| shown(&entry.message)).collect();
-    let lines: Vec<_> = entries.iter().zip(&replaced).collect();
-    // SQLite limits the number of parameters of one statement.
-    for chunk in lines.chunks(1000) {
-        let mut insert = QueryBuilder::new("INSERT INTO logs (agent, session, turn, at_ms, level, message) ");
-        insert.push_values(chunk, |mut row, (entry, replaced)| {
-            row.push_bind(agent)
-                .push_bind(session)
-                .push_bind(turn as i64)
-                .push_bind(entry.at_ms as i64)
-                .push_bind(&entry.level)
-                .push_bind(replaced.as_ref().unwrap_or(&entry.message));
-        });
-        insert.build().execute(&mut *connection).await.map_err(StoreError::while_it("stored log lines"))?;
+    let mut lines = Vec::new();
+    for TurnLines { agent, session, turn, lines: of_turn } in turns {
+        lines.extend(of_turn.iter().map(|line| (*agent, *session, *turn as i64, line)));
     }
-    if !entries.is_empty() {
+    for rows in bounded(&lines, |(.., line)| line.message.len()) {
+        let rows = GivenRows::new()
+            .column("agent", rows.iter().map(|(agent, ..)| *agent))
+            .column("session", rows.iter().map(|(_, session, ..)| *session))
+            .column("turn", rows.iter().map(|(_, _, turn, _)| *turn))
+            .column("at_ms", rows.iter().map(|(.., line)| line.at_ms as i64))
+            .column("level", rows.iter().map(|(.., line)| &line.level))
+            .column("message", rows.iter().map(|(.., line)| stored(&line.message, dialect)));
+        let columns = "agent, session, turn, at_ms, level, message";
+        let insert = format!("INSERT INTO logs ({columns}) SELECT {columns} FROM");
+        let insert = rows.query(dialect, &insert, "ORDER BY place");
+        insert.execute(&mut *connection).await.map_err(StoreError::while_it("stored log lines"))?;
+    }
+    let agents: BTreeSet<&str> = lines.iter().map(|(agent, ..)| *agent).collect();
+    for agent in agents {
         trim(connection, agent).await?;
     }
     Ok(())
+}
+
+/// Returns the text that the database stores.
+fn stored(message: &str, dialect: Dialect) -> Cow<'_, str> {
+    match dialect {
+        // PostgreSQL has no texts with this character, and a log line is worth more than its exact bytes.
+        Dialect::Postgres if message.contains('\0') => Cow::Owned(message.replace('\0', "\u{fffd}")),
+        _ => Cow::Borrowed(message),
+    }
 }
 
 async fn trim(connection: &mut Connection, agent: &str) -> Result<(), StoreError> {

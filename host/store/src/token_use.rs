@@ -43,22 +43,26 @@ fn token_use_row(row: &Row) -> Result<TokenUse, sqlx::Error> {
     })
 }
 
-/// Adds tokens to the count of a day.
-pub(crate) async fn add(connection: &mut Connection, used: &TokenUse) -> Result<(), StoreError> {
-    let TokenUse { day, tenant, agent, tokens } = used;
-    let key = vec![
-        KeyPart::Number(i64::from(*day)),
-        KeyPart::Text(tenant.clone()),
-        KeyPart::Text(agent.clone().unwrap_or_default()),
-    ];
-    connection.count(ADD, key, &[i64::try_from(*tokens).unwrap_or(i64::MAX)]);
+/// Adds tokens to the counts of their days.
+pub(crate) async fn add(connection: &mut Connection, uses: &[&TokenUse]) -> Result<(), StoreError> {
+    let mut last_day = None;
+    for TokenUse { day, tenant, agent, tokens } in uses {
+        let key = vec![
+            KeyPart::Number(i64::from(*day)),
+            KeyPart::Text(tenant.clone()),
+            KeyPart::Text(agent.clone().unwrap_or_default()),
+        ];
+        connection.count(ADD, key, &[i64::try_from(*tokens).unwrap_or(i64::MAX)]);
+        last_day = last_day.max(Some(*day));
+    }
+    let Some(last_day) = last_day else { return Ok(()) };
     let forget = format!(
         "DELETE FROM token_use WHERE (day, tenant, agent) IN
              (SELECT day, tenant, agent FROM token_use WHERE day < ? {})",
         connection.dialect().skip_locked()
     );
     let forgotten =
-        query(AssertSqlSafe(forget)).bind(day.saturating_sub(DAYS_KEPT)).execute(connection).await;
+        query(AssertSqlSafe(forget)).bind(last_day.saturating_sub(DAYS_KEPT)).execute(connection).await;
     forgotten.map(drop).map_err(StoreError::while_it("removed the tokens of old days"))
 }
 

@@ -8,10 +8,12 @@
 use crate::{
     Store, StoreError, TokenUse,
     chunks::Chunk,
+    row_groups::bounded,
     rows,
-    sql::{AssertSqlSafe, Connection, KeyPart, Row, query},
+    sql::{AssertSqlSafe, Connection, GivenRows, KeyPart, Row, query},
     token_use,
 };
+use std::collections::BTreeMap;
 
 /// Number of rows that one statement merges or removes.
 const CHUNK_ROWS: i64 = 200;
@@ -112,6 +114,11 @@ impl UsageCounts {
         ]
     }
 
+    /// Returns the counts as values of the table's columns.
+    fn columns(&self) -> [i64; 8] {
+        self.fields().map(|count| i64::try_from(count).unwrap_or(i64::MAX))
+    }
+
     fn fields_mut(&mut self) -> [&mut u64; 8] {
         [
             &mut self.requests,
@@ -141,17 +148,27 @@ impl UsageBy {
     }
 }
 
+/// The end of a statement that adds counts to a row.
+macro_rules! on_conflict {
+    () => {
+        "ON CONFLICT (day, tenant, key, agent, session, model) DO UPDATE SET
+         requests = usage.requests + excluded.requests, input = usage.input + excluded.input,
+         cached = usage.cached + excluded.cached, output = usage.output + excluded.output,
+         estimated_requests = usage.estimated_requests + excluded.estimated_requests,
+         estimated_input = usage.estimated_input + excluded.estimated_input,
+         estimated_output = usage.estimated_output + excluded.estimated_output,
+         cache_write = usage.cache_write + excluded.cache_write"
+    };
+}
+
 const SUMS: &str = "CAST(SUM(requests) AS BIGINT), CAST(SUM(input) AS BIGINT), CAST(SUM(cached) AS BIGINT),
     CAST(SUM(output) AS BIGINT), CAST(SUM(estimated_requests) AS BIGINT), CAST(SUM(estimated_input) AS BIGINT),
     CAST(SUM(estimated_output) AS BIGINT), CAST(SUM(cache_write) AS BIGINT)";
-const ADD: &str = "INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-    ON CONFLICT (day, tenant, key, agent, session, model) DO UPDATE SET
-    requests = usage.requests + excluded.requests, input = usage.input + excluded.input,
-    cached = usage.cached + excluded.cached, output = usage.output + excluded.output,
-    estimated_requests = usage.estimated_requests + excluded.estimated_requests,
-    estimated_input = usage.estimated_input + excluded.estimated_input,
-    estimated_output = usage.estimated_output + excluded.estimated_output,
-    cache_write = usage.cache_write + excluded.cache_write";
+const ADD: &str =
+    concat!("INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ", on_conflict!());
+const ON_CONFLICT: &str = on_conflict!();
+const COUNTS: &str =
+    "requests, input, cached, output, estimated_requests, estimated_input, estimated_output, cache_write";
 const PRIMARY_KEY: &str = "day, tenant, key, agent, session, model";
 
 impl Store {
@@ -182,10 +199,8 @@ impl Store {
     pub async fn count_use(&self, tokens: Option<TokenUse>, usage: Vec<UsageRow>) -> Result<(), StoreError> {
         self.write((tokens, usage), |connection, (tokens, usage)| {
             Box::pin(async move {
-                if let Some(used) = tokens {
-                    token_use::add(connection, used).await?;
-                }
-                add(connection, usage).await
+                token_use::add(connection, &Vec::from_iter(tokens)).await?;
+                add(connection, &Vec::from_iter(usage)).await
             })
         })
         .await
@@ -223,28 +238,41 @@ impl Store {
 }
 
 /// Adds counts to the rows of their day.
-pub(crate) async fn add(connection: &mut Connection, usage: &[UsageRow]) -> Result<(), StoreError> {
+pub(crate) async fn add(connection: &mut Connection, usage: &[&UsageRow]) -> Result<(), StoreError> {
+    let mut of_sessions: BTreeMap<_, UsageCounts> = BTreeMap::new();
     for row in usage {
-        let counts = row.counts.fields().map(|count| i64::try_from(count).unwrap_or(i64::MAX));
-        let Some(session) = row.session.as_deref().filter(|session| !session.is_empty()) else {
+        match row.session.as_deref().filter(|session| !session.is_empty()) {
+            Some(session) => {
+                let of_model = (row.agent.as_deref().unwrap_or_default(), session, &row.model);
+                let key = (row.day, &row.tenant, row.key.as_deref().unwrap_or_default(), of_model);
+                of_sessions.entry(key).or_default().add(&row.counts);
+            }
             // Every host adds to this row.
-            connection.count(ADD, common_key(row), &counts);
-            continue;
-        };
-        let mut statement = query(ADD)
-            .bind(row.day)
-            .bind(&row.tenant)
-            .bind(row.key.as_deref().unwrap_or_default())
-            .bind(row.agent.as_deref().unwrap_or_default())
-            .bind(session)
-            .bind(&row.model);
-        for count in counts {
-            statement = statement.bind(count);
+            None => connection.count(ADD, common_key(row), &row.counts.columns()),
         }
-        statement
-            .execute(&mut *connection)
-            .await
-            .map_err(StoreError::while_it("counted the use of a model"))?;
+    }
+    let rows: Vec<_> = of_sessions.into_iter().map(|(key, counts)| (key, counts.columns())).collect();
+    for rows in bounded(&rows, |_| 0) {
+        let count = |index: usize| rows.iter().map(move |(_, counts)| counts[index]);
+        let rows = GivenRows::new()
+            .column("day", rows.iter().map(|((day, ..), _)| *day))
+            .column("tenant", rows.iter().map(|((_, tenant, ..), _)| *tenant))
+            .column("key", rows.iter().map(|((_, _, key, _), _)| *key))
+            .column("agent", rows.iter().map(|((.., (agent, ..)), _)| *agent))
+            .column("session", rows.iter().map(|((.., (_, session, _)), _)| *session))
+            .column("model", rows.iter().map(|((.., (.., model)), _)| *model))
+            .column("requests", count(0))
+            .column("input", count(1))
+            .column("cached", count(2))
+            .column("output", count(3))
+            .column("estimated_requests", count(4))
+            .column("estimated_input", count(5))
+            .column("estimated_output", count(6))
+            .column("cache_write", count(7));
+        let columns = format!("{PRIMARY_KEY}, {COUNTS}");
+        let insert = format!("INSERT INTO usage ({columns}) SELECT {columns} FROM");
+        let add = rows.query(connection.dialect(), &insert, &format!("WHERE TRUE {ON_CONFLICT}"));
+        add.execute(&mut *connection).await.map_err(StoreError::while_it("counted the use of a model"))?;
     }
     Ok(())
 }
@@ -315,7 +343,7 @@ async fn merge(
     }
     let removed = statement.fetch_all(&mut *connection).await.map_err(failed())?;
     let rows = removed.iter().map(removed_row).collect::<Result<Vec<_>, _>>().map_err(failed())?;
-    add(connection, &rows).await?;
+    add(connection, &Vec::from_iter(&rows)).await?;
     Ok(rows.len() as u64)
 }
 

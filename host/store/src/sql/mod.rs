@@ -6,6 +6,7 @@
 
 mod builder;
 mod counts;
+mod given_rows;
 mod placeholders;
 mod query;
 mod row;
@@ -13,6 +14,7 @@ mod value;
 
 pub(crate) use builder::QueryBuilder;
 pub(crate) use counts::KeyPart;
+pub(crate) use given_rows::GivenRows;
 pub(crate) use query::{Query, query, query_as, query_scalar, raw_sql};
 pub(crate) use row::Row;
 pub(crate) use sqlx::AssertSqlSafe;

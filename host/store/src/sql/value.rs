@@ -13,15 +13,44 @@ pub(crate) enum Value<'q> {
     Integer(Option<i64>),
     Text(Option<Cow<'q, str>>),
     Bytes(Option<Cow<'q, [u8]>>),
+    /// Values of one kind, which only PostgreSQL takes as a parameter.
+    Array(Array<'q>),
+}
+
+/// Values of one kind.
+#[derive(Clone, Debug)]
+pub(crate) struct Array<'q> {
+    pub(super) of: Kind,
+    pub(super) values: Vec<Value<'q>>,
+}
+
+/// The type of a value.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Kind {
+    Bool,
+    Integer,
+    Text,
+    Bytes,
 }
 
 impl Value<'_> {
+    pub(super) fn kind(&self) -> Kind {
+        match self {
+            Value::Bool(_) => Kind::Bool,
+            Value::Integer(_) => Kind::Integer,
+            Value::Text(_) => Kind::Text,
+            Value::Bytes(_) => Kind::Bytes,
+            Value::Array(array) => array.of,
+        }
+    }
+
     pub(super) fn add_to_sqlite(&self, arguments: &mut SqliteArguments) -> Result<(), BoxDynError> {
         match self {
             Value::Bool(value) => arguments.add(*value),
             Value::Integer(value) => arguments.add(*value),
             Value::Text(value) => arguments.add(value.as_deref()),
             Value::Bytes(value) => arguments.add(value.as_deref()),
+            Value::Array(_) => Err("SQLite has no arrays".into()),
         }
     }
 
@@ -29,12 +58,51 @@ impl Value<'_> {
         match self {
             Value::Bool(value) => arguments.add(*value),
             Value::Integer(value) => arguments.add(*value),
-            Value::Text(Some(text)) if text.contains('\0') => {
-                Err("PostgreSQL cannot store a text that contains the character U+0000".into())
-            }
-            Value::Text(value) => arguments.add(value.as_deref()),
+            Value::Text(value) => arguments.add(storable(value.as_deref())?),
             Value::Bytes(value) => arguments.add(value.as_deref()),
+            Value::Array(array) => array.add_to(arguments),
         }
+    }
+
+    fn as_bool(&self) -> Option<bool> {
+        if let Value::Bool(value) = self { *value } else { None }
+    }
+
+    fn as_integer(&self) -> Option<i64> {
+        if let Value::Integer(value) = self { *value } else { None }
+    }
+
+    fn as_text(&self) -> Option<&str> {
+        if let Value::Text(value) = self { value.as_deref() } else { None }
+    }
+
+    fn as_bytes(&self) -> Option<&[u8]> {
+        if let Value::Bytes(value) = self { value.as_deref() } else { None }
+    }
+}
+
+impl Array<'_> {
+    fn add_to(&self, arguments: &mut PgArguments) -> Result<(), BoxDynError> {
+        let values = self.values.iter();
+        match self.of {
+            Kind::Bool => arguments.add(values.map(Value::as_bool).collect::<Vec<_>>()),
+            Kind::Integer => arguments.add(values.map(Value::as_integer).collect::<Vec<_>>()),
+            Kind::Text => {
+                let texts: Result<Vec<_>, _> = values.map(|value| storable(value.as_text())).collect();
+                arguments.add(texts?)
+            }
+            Kind::Bytes => arguments.add(values.map(Value::as_bytes).collect::<Vec<_>>()),
+        }
+    }
+}
+
+/// Refuses a text that PostgreSQL cannot store.
+fn storable(text: Option<&str>) -> Result<Option<&str>, BoxDynError> {
+    match text {
+        Some(text) if text.contains('\0') => {
+            Err("PostgreSQL cannot store a text that contains the character U+0000".into())
+        }
+        text => Ok(text),
     }
 }
 
@@ -71,6 +139,7 @@ into_value! {
     &'q str => Value::Text(None), |value| Value::Text(Some(Cow::Borrowed(value)));
     &'q String => Value::Text(None), |value| Value::Text(Some(Cow::Borrowed(value)));
     &&'q str => Value::Text(None), |value| (*value).into_value();
+    Cow<'q, str> => Value::Text(None), |value| Value::Text(Some(value));
     &'q [u8] => Value::Bytes(None), |value| Value::Bytes(Some(Cow::Borrowed(value)));
     &'q Vec<u8> => Value::Bytes(None), |value| Value::Bytes(Some(Cow::Borrowed(value)));
     &bool => Value::Bool(None), |value| (*value).into_value();

@@ -14,7 +14,7 @@ use crate::{
     postgres::Lease,
     schema, schema_backup,
     sql::{Connection, Dialect, Pool},
-    writer::{Work, WriteConnection, Writer},
+    writer::{JointKind, JointWork, Work, WriteConnection, Writer},
 };
 use sqlx::{
     ConnectOptions as _,
@@ -157,7 +157,24 @@ impl Store {
         D: Send + Sync + 'static,
         T: Send + 'static,
     {
-        let written = self.writer.write(data, work, false).await;
+        let written = self.writer.write(data, work, None, false).await;
+        written.map_err(|error| self.diagnosed(error))
+    }
+
+    /// Writes like [`Store::write`] what the same statements can write for several requests. On PostgreSQL, whose statements are
+    /// round trips, the requests of one kind that wait together are written by `joint`.
+    pub(crate) async fn write_jointly<D, T>(
+        &self,
+        kind: JointKind,
+        data: D,
+        work: Work<D, T>,
+        joint: JointWork<D, T>,
+    ) -> Result<T, StoreError>
+    where
+        D: Send + Sync + 'static,
+        T: Send + 'static,
+    {
+        let written = self.writer.write(data, work, Some((kind, joint)), false).await;
         written.map_err(|error| self.diagnosed(error))
     }
 
@@ -168,7 +185,7 @@ impl Store {
         D: Send + Sync + 'static,
         T: Send + 'static,
     {
-        let written = self.writer.write(data, work, true).await;
+        let written = self.writer.write(data, work, None, true).await;
         written.map_err(|error| self.diagnosed(error))
     }
 

@@ -1,10 +1,14 @@
 //! Group commit: one task owns the writing connection and makes all writes of the store. Writes that arrive
 //! while a transaction runs go into the next one together, so that many writes share the cost of one commit.
 //!
-//! Invariant: writes are made in the order of their requests, and no caller learns that a write is done
-//! before its transaction is committed. A write that is refused (a turn that is not the next one) does not
+//! Invariant: writes are made in the order of their requests, except joint ones (below), and no caller learns that a write is
+//! done before its transaction is committed. A write that is refused (a turn that is not the next one) does not
 //! affect other writes. No transaction accepts another write once it has lasted [`HOLD`]. A write that may
 //! take long is split into several (see `chunks`).
+//!
+//! Each statement of PostgreSQL is a round trip, so what most turns write, one statement writes for many: the *joint* writes that
+//! follow each other in the queue are sorted by their [`JointKind`] and made kind by kind. A write that this leaves, because it
+//! is a special case, is made alone after the others of its kind.
 //!
 //! Several hosts may write to one PostgreSQL database. Two transactions that wait for each other cost a second, after which
 //! the server ends one of them. So a transaction locks in this order:
@@ -65,6 +69,21 @@ pub(crate) type Working<'c, T> = Pin<Box<dyn Future<Output = Result<T, StoreErro
 /// of another write.
 pub(crate) type Work<D, T> = for<'c> fn(&'c mut Connection, &'c D) -> Working<'c, T>;
 
+/// The statements that make several writes of one kind. The result is `None` for those that it leaves.
+pub(crate) type JointWork<D, T> = for<'c> fn(&'c mut Connection, &'c [&'c D]) -> Working<'c, Vec<Option<T>>>;
+
+/// The kinds of writes that are made together, in the order in which a turn makes them, each of which needs the one before.
+/// Writes of different turns can be made in any order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum JointKind {
+    /// Messages that are accepted.
+    Messages,
+    /// Records of journals.
+    Records,
+    /// Turns that are committed.
+    Commits,
+}
+
 /// Handle to the writer task. When the last clone is dropped, the task writes everything that waits and
 /// terminates.
 #[derive(Clone, Debug)]
@@ -106,12 +125,13 @@ impl Writer {
         writer
     }
 
-    /// Makes a write after all writes that were requested before (see [`crate::Store::write`]). A common one changes rows that
-    /// other hosts may change at the same time.
+    /// Makes a write after all writes that were requested before (see [`crate::Store::write`]), together with others if it is a
+    /// joint one. A common one changes rows that other hosts may change at the same time.
     pub(crate) async fn write<D, T>(
         &self,
         data: D,
         work: Work<D, T>,
+        joint: Option<(JointKind, JointWork<D, T>)>,
         is_common: bool,
     ) -> Result<T, StoreError>
     where
@@ -119,7 +139,7 @@ impl Writer {
         T: Send + 'static,
     {
         let (reply, written) = oneshot::channel();
-        let pending = PendingWrite { data, work, is_common, result: None, reply };
+        let pending = PendingWrite { data, work, joint, is_common, result: None, reply };
         let request = Request::Write(Box::new(pending));
         self.requests.send(request).await.map_err(|_closed| StoreError::Closed)?;
         written.await.map_err(|_closed| StoreError::Closed)?
@@ -374,7 +394,7 @@ async fn fill(
     let mut has_common_lock = false;
     // A transaction that was rolled back has left its counts.
     drop(connection.take_counts());
-    while let Some(mut write) = waiting.pop_front() {
+    while let Some(write) = waiting.pop_front() {
         if is_shared && write.is_common() && !has_common_lock {
             if !taken.is_empty() {
                 waiting.push_front(write);
@@ -388,12 +408,16 @@ async fn fill(
             has_common_lock = true;
             began = Instant::now();
         }
-        let made = match faults.meet(Moment::Write, connection).await {
-            Ok(()) => caught(write.run(connection)).await,
-            Err(error) => Err(failed()(error)),
-        };
-        let is_refused = made.is_ok() && write.is_refused();
-        taken.push(write);
+        let mut writes = vec![write];
+        if is_shared && writes[0].joint_kind().is_some() && !faults.are_writes_separate() {
+            while let Some(next) = waiting.pop_front_if(|next| next.joint_kind().is_some()) {
+                writes.push(next);
+            }
+            writes.sort_by_key(|write| write.joint_kind());
+        }
+        let made = make(faults, connection, &mut writes).await;
+        let is_refused = made.is_ok() && writes.iter().any(|write| write.is_refused());
+        taken.append(&mut writes);
         if let Err(error) = made {
             roll_back(connection).await;
             return TransactionEnd::RolledBack(error);
@@ -432,6 +456,28 @@ async fn fill(
         Ok(()) => TransactionEnd::Committed,
         Err(error) => TransactionEnd::Unconfirmed(StoreError::Unconfirmed { source: Arc::new(error) }),
     }
+}
+
+/// Runs the statements of one write, or of joint ones, which are sorted by their kinds.
+async fn make(
+    faults: &Faults,
+    connection: &mut Connection,
+    writes: &mut [Box<dyn AnyWrite>],
+) -> Result<(), StoreError> {
+    let failed = || StoreError::while_it("committed a group of writes");
+    for alike in writes.chunk_by_mut(|a, b| a.joint_kind() == b.joint_kind()) {
+        for _ in 0..alike.len() {
+            faults.meet(Moment::Write, connection).await.map_err(failed())?;
+        }
+        let is_joint = connection.dialect() == Dialect::Postgres && alike[0].joint_kind().is_some();
+        if let (true, Some((first, others))) = (is_joint, alike.split_first_mut()) {
+            caught(first.run_jointly(others, connection)).await?;
+        }
+        for write in alike.iter_mut().filter(|write| !is_joint || !write.has_result()) {
+            caught(write.run(connection)).await?;
+        }
+    }
+    Ok(())
 }
 
 async fn commit(connection: &mut Connection) -> Result<(), sqlx::Error> {

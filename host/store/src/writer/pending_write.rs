@@ -1,11 +1,21 @@
 //! A write that waits for its transaction.
 
-use super::{Work, Working};
+use super::{JointKind, JointWork, Work, Working};
 use crate::{StoreError, sql::Connection};
+use std::any::Any;
 use tokio::sync::oneshot;
 
 /// A write with its data and its caller.
-pub(super) trait AnyWrite: Send {
+pub(super) trait AnyWrite: Any + Send {
+    /// Returns the kind of a write that can be made together with others of its kind.
+    fn joint_kind(&self) -> Option<JointKind>;
+    /// Runs the statements that make this write and others of its kind. Those that have no result then are left.
+    fn run_jointly<'c>(
+        &'c mut self,
+        others: &'c mut [Box<dyn AnyWrite>],
+        connection: &'c mut Connection,
+    ) -> Working<'c, ()>;
+    fn has_result(&self) -> bool;
     /// Runs the statements. An error rolls the transaction back; a refusal does not count as an error.
     fn run<'c>(&'c mut self, connection: &'c mut Connection) -> Working<'c, ()>;
     /// Returns whether the write changed nothing because the state of the database refuses it.
@@ -19,13 +29,43 @@ pub(super) trait AnyWrite: Send {
 pub(super) struct PendingWrite<D, T> {
     pub(super) data: D,
     pub(super) work: Work<D, T>,
+    pub(super) joint: Option<(JointKind, JointWork<D, T>)>,
     pub(super) is_common: bool,
     /// The result of the statements, once they have run.
     pub(super) result: Option<Result<T, StoreError>>,
     pub(super) reply: oneshot::Sender<Result<T, StoreError>>,
 }
 
-impl<D: Send + Sync, T: Send> AnyWrite for PendingWrite<D, T> {
+impl<D: Send + Sync + 'static, T: Send + 'static> AnyWrite for PendingWrite<D, T> {
+    fn joint_kind(&self) -> Option<JointKind> {
+        self.joint.map(|(kind, _)| kind)
+    }
+
+    fn run_jointly<'c>(
+        &'c mut self,
+        others: &'c mut [Box<dyn AnyWrite>],
+        connection: &'c mut Connection,
+    ) -> Working<'c, ()> {
+        Box::pin(async move {
+            let Some((_, joint)) = self.joint else { return Ok(()) };
+            let others = others.iter_mut().filter_map(|other| {
+                let other: &mut dyn Any = &mut **other;
+                other.downcast_mut::<Self>()
+            });
+            let mut writes: Vec<&mut Self> = std::iter::once(self).chain(others).collect();
+            let data: Vec<&D> = writes.iter().map(|write| &write.data).collect();
+            let results = joint(connection, &data).await?;
+            for (write, result) in writes.iter_mut().zip(results) {
+                write.result = result.map(Ok);
+            }
+            Ok(())
+        })
+    }
+
+    fn has_result(&self) -> bool {
+        self.result.is_some()
+    }
+
     fn run<'c>(&'c mut self, connection: &'c mut Connection) -> Working<'c, ()> {
         Box::pin(async move {
             match (self.work)(connection, &self.data).await {

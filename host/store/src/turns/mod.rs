@@ -7,10 +7,14 @@
 use crate::{
     LogEntry, NewEvent, Store, StoreError, TokenUse, TurnKey, UsageRow, events,
     hosts::is_owned,
-    journal, logs, rows,
-    sql::{AssertSqlSafe, Connection, Row, query},
+    journal, logs,
+    row_groups::bounded,
+    rows,
+    sql::{AssertSqlSafe, Connection, GivenRows, Row, query},
     token_use, usage,
+    writer::JointKind,
 };
+use std::collections::{HashMap, HashSet};
 
 /// Minimum number of finished turns that a session keeps, the newest ones. A few more may still exist.
 pub const TURNS_KEPT: u32 = 32;
@@ -37,6 +41,12 @@ pub struct NewTurn {
     pub accepted_at_ms: u64,
     /// The turn's number if it starts at once; `None` if it waits.
     pub number: Option<u64>,
+}
+
+impl NewTurn {
+    fn first_state(&self) -> i64 {
+        if self.number.is_some() { RUNNING } else { WAITING }
+    }
 }
 
 /// The outcome of accepting a turn.
@@ -122,6 +132,7 @@ pub struct TurnFailure {
 
 /// The end of a turn that is committed.
 pub(crate) struct EndedTurn<'a> {
+    pub(crate) key: TurnKey,
     pub(crate) agent: &'a str,
     pub(crate) session: &'a str,
     pub(crate) number: u64,
@@ -140,7 +151,13 @@ pub(crate) const COLUMNS: &str = "key, id, agent, session, idempotency_key, dige
 impl Store {
     /// Stores a message durably.
     pub async fn accept_turn(&self, turn: NewTurn) -> Result<Acceptance, StoreError> {
-        self.write(turn, |connection, turn| Box::pin(accept(connection, turn))).await
+        self.write_jointly(
+            JointKind::Messages,
+            turn,
+            |connection, turn| Box::pin(accept(connection, turn)),
+            |connection, turns| Box::pin(accept_all(connection, turns)),
+        )
+        .await
     }
 
     /// Starts a turn that waited, with the component that is now active.
@@ -240,6 +257,39 @@ impl Store {
     }
 }
 
+/// Accepts the messages that are new, and leaves the others.
+async fn accept_all(
+    connection: &mut Connection,
+    turns: &[&NewTurn],
+) -> Result<Vec<Option<Acceptance>>, StoreError> {
+    let mut keys = HashMap::new();
+    for turns in bounded(turns, |turn| turn.input.len()) {
+        let rows = GivenRows::new()
+            .column("id", turns.iter().map(|turn| &turn.id))
+            .column("agent", turns.iter().map(|turn| &turn.agent))
+            .column("session", turns.iter().map(|turn| &turn.session))
+            .column("idempotency_key", turns.iter().map(|turn| &turn.idempotency_key))
+            .column("digest", turns.iter().map(|turn| &turn.digest))
+            .column("input", turns.iter().map(|turn| &turn.input))
+            .column("seed", turns.iter().map(|turn| &turn.seed))
+            .column("accepted_at_ms", turns.iter().map(|turn| turn.accepted_at_ms as i64))
+            .column("state", turns.iter().map(|turn| turn.first_state()))
+            .column("number", turns.iter().map(|turn| turn.number.map(|number| number as i64)));
+        let columns =
+            "id, agent, session, idempotency_key, digest, input, seed, accepted_at_ms, state, number";
+        let insert = rows.query(
+            connection.dialect(),
+            &format!("INSERT INTO turns ({columns}) SELECT {columns} FROM"),
+            "WHERE EXISTS (SELECT 1 FROM agents WHERE name = new.agent AND NOT deleted) ORDER BY place
+             ON CONFLICT DO NOTHING RETURNING id, key",
+        );
+        let inserted = insert.fetch_all(&mut *connection).await;
+        let inserted = inserted.map_err(StoreError::while_it("accepted turns"))?;
+        keys.extend(inserted.iter().map(|row| (row.get::<String>(0), TurnKey(row.get(1)))));
+    }
+    Ok(turns.iter().map(|turn| keys.remove(&turn.id).map(Acceptance::New)).collect())
+}
+
 async fn accept(connection: &mut Connection, turn: &NewTurn) -> Result<Acceptance, StoreError> {
     let failed = || StoreError::while_it("accepted a turn");
     let inserted = query(
@@ -255,7 +305,7 @@ async fn accept(connection: &mut Connection, turn: &NewTurn) -> Result<Acceptanc
     .bind(&turn.input)
     .bind(&turn.seed)
     .bind(turn.accepted_at_ms as i64)
-    .bind(if turn.number.is_some() { RUNNING } else { WAITING })
+    .bind(turn.first_state())
     .bind(turn.number.map(|number| number as i64))
     .fetch_optional(&mut *connection)
     .await
@@ -310,41 +360,42 @@ async fn fail(connection: &mut Connection, failure: &TurnFailure) -> Result<(), 
     .await
     .map_err(StoreError::while_it("finished a turn"))?;
     check_turn_is_open(ended.rows_affected(), *key)?;
-    journal::close(connection, *key).await?;
-    logs::insert(connection, agent, session, *number, logs).await?;
+    journal::close(connection, [*key]).await?;
+    logs::insert(connection, &[logs::TurnLines { agent, session, turn: *number, lines: logs }]).await?;
     for event in events {
         events::insert(connection, event, *at_ms).await?;
     }
-    if let Some(used) = token_use {
-        token_use::add(connection, used).await?;
-    }
-    usage::add(connection, usage).await?;
+    token_use::add(connection, &Vec::from_iter(token_use)).await?;
+    usage::add(connection, &Vec::from_iter(usage)).await?;
     prune(connection, agent, session, *at_ms).await
 }
 
-/// Finishes the row of the turn, as part of a commit.
-pub(crate) async fn finish(
-    connection: &mut Connection,
-    turn: TurnKey,
-    EndedTurn { agent, session, number, outcome, timeline, at_ms }: EndedTurn<'_>,
-) -> Result<(), StoreError> {
-    let ended = query(
-        "UPDATE turns SET state = ?, number = ?, result = ?, timeline = ?, ended_at_ms = ?
-         WHERE key = ? AND ended_at_ms IS NULL",
-    )
-    .bind(DONE)
-    .bind(number as i64)
-    .bind(outcome)
-    .bind(timeline)
-    .bind(at_ms as i64)
-    .bind(turn.0)
-    .execute(&mut *connection)
-    .await
-    .map_err(StoreError::while_it("finished a turn"))?;
-    check_turn_is_open(ended.rows_affected(), turn)?;
-    journal::close(connection, turn).await?;
-    if number.is_multiple_of(TURNS_BETWEEN_PRUNING) {
-        prune(connection, agent, session, at_ms).await?;
+/// Finishes the rows of turns, as part of a commit.
+pub(crate) async fn finish(connection: &mut Connection, turns: &[EndedTurn<'_>]) -> Result<(), StoreError> {
+    for turns in bounded(turns, |turn| turn.outcome.len() + turn.timeline.len()) {
+        let rows = GivenRows::new()
+            .column("turn", turns.iter().map(|turn| turn.key.0))
+            .column("state", turns.iter().map(|_| DONE))
+            .column("number", turns.iter().map(|turn| turn.number as i64))
+            .column("result", turns.iter().map(|turn| turn.outcome))
+            .column("timeline", turns.iter().map(|turn| turn.timeline))
+            .column("at_ms", turns.iter().map(|turn| turn.at_ms as i64));
+        let update = rows.query(
+            connection.dialect(),
+            "UPDATE turns SET state = new.state, number = new.number, result = new.result,
+                 timeline = new.timeline, ended_at_ms = new.at_ms FROM",
+            "WHERE turns.key = new.turn AND turns.ended_at_ms IS NULL RETURNING turns.key",
+        );
+        let ended =
+            update.fetch_all(&mut *connection).await.map_err(StoreError::while_it("finished a turn"))?;
+        let ended: HashSet<i64> = ended.iter().map(|row| row.get(0)).collect();
+        if let Some(turn) = turns.iter().find(|turn| !ended.contains(&turn.key.0)) {
+            return Err(StoreError::TurnNotOpen { key: turn.key.0 });
+        }
+        journal::close(connection, turns.iter().map(|turn| turn.key)).await?;
+    }
+    for turn in turns.iter().filter(|turn| turn.number.is_multiple_of(TURNS_BETWEEN_PRUNING)) {
+        prune(connection, turn.agent, turn.session, turn.at_ms).await?;
     }
     Ok(())
 }
