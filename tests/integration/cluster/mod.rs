@@ -185,7 +185,7 @@ fn committed_turns_are_measured_on_each_database() {
     let model = tempfile::tempdir().unwrap();
     tiny_model(model.path());
     let mut command = Command::new(env!("CARGO_BIN_EXE_skep"));
-    command.args(["bench", "store", "--json", "--seconds", "0.5", "--sessions", "8"]);
+    command.args(["bench", "store", "--json", "--seconds", "0.5", "--sessions", "48"]);
     command.args(["--database", &server.url(), "--model"]).arg(model.path());
     let output = command.stdin(Stdio::null()).output().unwrap();
     let report: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
@@ -210,7 +210,8 @@ fn committed_turns_are_measured_on_each_database() {
         let trips = rate["round_trips_per_turn"].as_f64();
         match rate["database"] == "SQLite" {
             true => assert_eq!(trips, None, "{report:#}"),
-            false => assert!(trips.is_some_and(|trips| (0.01..20.0).contains(&trips)), "{report:#}"),
+            // Turns that wait together share their statements; alone, each turn takes six.
+            false => assert!(trips.is_some_and(|trips| (0.01..2.5).contains(&trips)), "{report:#}"),
         }
     }
 }
