@@ -85,6 +85,21 @@ fn only_the_kernels_and_the_named_files_contain_unsafe_code() {
     }
 }
 
+/// `.ci/run` compiles only the kernels and the models for another processor, because all other crates are the same on each.
+#[test]
+fn only_the_kernels_contain_code_for_one_processor() {
+    let is_of_a_processor = |path: &PathBuf| {
+        let text = fs::read_to_string(path).unwrap();
+        ["target_arch", "target_feature", "core::arch", "std::arch", "c_char"]
+            .iter()
+            .any(|word| text.contains(word))
+    };
+    let found: Vec<PathBuf> =
+        rust_sources(&repository().join("host")).into_iter().filter(is_of_a_processor).collect();
+    assert_eq!(found, Vec::<PathBuf>::new(), "move it to kernels, or let .ci/run check these crates, too");
+    assert!(rust_sources(&repository().join("kernels/src")).iter().any(is_of_a_processor));
+}
+
 /// A metric that is recorded under a name of its own is in no list, so neither the exporter nor METRICS.md knows it.
 #[test]
 fn every_recorded_metric_is_in_the_list() {

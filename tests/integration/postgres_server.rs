@@ -153,8 +153,10 @@ impl Server {
     }
 
     fn control_command(&self, action: &str) -> Command {
+        // Every test has a schema of its own, so vacuuming would go through tens of thousands of tables that nobody uses again.
         let settings = format!(
-            "-p {} -c listen_addresses=127.0.0.1 -c unix_socket_directories={} -c fsync=off -c max_connections=300",
+            "-p {} -c listen_addresses=127.0.0.1 -c unix_socket_directories={} -c fsync=off -c full_page_writes=off \
+             -c autovacuum=off -c max_connections=300",
             self.port,
             self.folder.path().display()
         );
