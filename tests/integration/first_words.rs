@@ -2,8 +2,9 @@
 //!
 //! The messages vary as people vary them, and none of them is an example that the agents show their model.
 
-use crate::harness::{Host, repository, shared};
+use crate::harness::{Host, example, repository, shared};
 use serde_json::{Value, json};
+use skep_cli::catalog::{self, CatalogEntry, Kind, Support, ToolMarkup};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -123,10 +124,22 @@ fn is_as_shown(line: &str, shown: &str) -> bool {
     rest.is_empty()
 }
 
+/// The default model stands in for the model that the concierge names, which is too large for a test.
 #[tokio::test]
 async fn the_concierge_answers_every_message_and_its_calls_are_counted() {
     let host = Host::start(None);
-    host.deploy_example("concierge").await;
+    let source = example("concierge").await;
+    let model = source.manifest.model.as_deref().expect("the manifest names a model");
+    let calls_tools = |entry: &&CatalogEntry| {
+        entry.kind == Kind::Chat && entry.tool_markup != ToolMarkup::None && entry.support() == Support::Runs
+    };
+    let smallest = catalog::entries().iter().filter(calls_tools).min_by_key(|entry| entry.parameters.total);
+    assert_eq!(smallest.map(|entry| entry.name.as_str()), Some(model));
+    let (status, refused) = host.deploy(&source.manifest_toml, source.component.clone()).await;
+    assert!(status == 400 && refused.to_string().contains(model), "{status}: {refused}");
+    let lines = source.manifest_toml.lines().filter(|line| !line.starts_with("model ="));
+    let manifest: String = lines.map(|line| format!("{line}\n")).collect();
+    assert_eq!(host.deploy(&manifest, source.component).await.0, 201);
     let messages = std::fs::read_to_string(repository().join("examples/concierge/messages.jsonl")).unwrap();
     let (mut right_tool, mut right, mut wrong) = (0, 0, Vec::new());
     for (index, line) in messages.lines().enumerate() {

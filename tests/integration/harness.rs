@@ -141,9 +141,7 @@ impl Host {
 
     /// Builds the example in this folder of `examples` and deploys it with its manifest.
     pub async fn deploy_example(&self, folder: &str) {
-        let folder = repository().join("examples").join(folder);
-        let built = tokio::task::spawn_blocking(move || AgentSource::load(&folder, None, &Silent)).await;
-        let source = built.unwrap().unwrap_or_else(|error| panic!("{error:#}"));
+        let source = example(folder).await;
         let (status, deployed) = self.deploy(&source.manifest_toml, source.component).await;
         assert_eq!(status, 201, "{deployed}");
     }
@@ -195,6 +193,13 @@ pub fn client() -> reqwest::Client {
 pub fn model_path() -> &'static Path {
     static PATH: OnceLock<PathBuf> = OnceLock::new();
     PATH.get_or_init(|| on_plain_thread(|| catalog::resolve(MODEL, &Silent).expect("the default model").path))
+}
+
+/// Builds the example in this folder of `examples`.
+pub async fn example(folder: &str) -> AgentSource {
+    let folder = repository().join("examples").join(folder);
+    let built = tokio::task::spawn_blocking(move || AgentSource::load(&folder, None, &Silent)).await;
+    built.unwrap().unwrap_or_else(|error| panic!("{error:#}"))
 }
 
 /// Returns the component of one of `tests/guests`, built once per process.

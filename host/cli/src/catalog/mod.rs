@@ -19,7 +19,7 @@ use anyhow::{Result, bail};
 use skep_model::Sampling;
 
 pub use self::contents::{CachedModel, Leftovers, leftovers, models, remove};
-pub use self::entry::{CatalogEntry, Kind, ListPrice, Support, entries};
+pub use self::entry::{CatalogEntry, Kind, ListPrice, Support, ToolMarkup, entries};
 pub use self::record::StoredFile;
 pub use self::space::require_or as require_space;
 pub use self::usage::{ModelInUse, hold};
