@@ -12,27 +12,30 @@ pack() {
         -cf - "$(basename "$1")" | gzip -9n > "$2"
 }
 
-# archive BINARY NAME FOLDER: makes FOLDER/NAME.tar.gz with the program, its license and the unit for systemd.
+# archive BINARY NOTICES NAME FOLDER: makes FOLDER/NAME.tar.gz with the program, its license, those of its dependencies, and the
+# unit for systemd.
 archive() {
     local staged
     staged=$(mktemp -d)
-    mkdir "$staged/$2"
-    install -m 755 "$1" "$staged/$2/skep"
-    install -m 644 LICENSE .ci/package/skep.service "$staged/$2/"
-    pack "$staged/$2" "$3/$2.tar.gz"
+    mkdir "$staged/$3"
+    install -m 755 "$1" "$staged/$3/skep"
+    install -m 644 "$2" "$staged/$3/THIRD-PARTY.txt"
+    install -m 644 LICENSE .ci/package/skep.service "$staged/$3/"
+    pack "$staged/$3" "$4/$3.tar.gz"
     rm -rf "$staged"
 }
 
-# container BINARY NAME FOLDER: makes FOLDER/NAME.tar.gz with the folder from which a container engine builds the image.
+# container BINARY NOTICES NAME FOLDER: makes FOLDER/NAME.tar.gz with the folder from which a container engine builds the image.
 container() {
     local staged roots=${CA_CERTIFICATES:-/etc/ssl/certs/ca-certificates.crt}
     [ -s "$roots" ] || fail "the image needs this machine's roots of trust, and $roots is missing: install ca-certificates"
     staged=$(mktemp -d)
-    mkdir -p "$staged/$2/empty"
-    install -m 755 "$1" "$staged/$2/skep"
-    install -m 644 .ci/package/Containerfile "$staged/$2/"
-    install -m 644 "$roots" "$staged/$2/ca-certificates.crt"
-    pack "$staged/$2" "$3/$2.tar.gz"
+    mkdir -p "$staged/$3/empty"
+    install -m 755 "$1" "$staged/$3/skep"
+    install -m 644 "$2" "$staged/$3/THIRD-PARTY.txt"
+    install -m 644 LICENSE .ci/package/Containerfile "$staged/$3/"
+    install -m 644 "$roots" "$staged/$3/ca-certificates.crt"
+    pack "$staged/$3" "$4/$3.tar.gz"
     rm -rf "$staged"
 }
 

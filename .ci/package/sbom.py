@@ -50,9 +50,13 @@ def compiled_in(target):
     return {tuple(line.split()[:2]) for line in lines}
 
 
-def main(target):
+def read_metadata(target):
     arguments = ["metadata", "--format-version", "1", "--locked", "--filter-platform", target]
-    metadata = json.loads(subprocess.check_output(["cargo", *arguments]))
+    return json.loads(subprocess.check_output(["cargo", *arguments]))
+
+
+def main(target):
+    metadata = read_metadata(target)
     packages = {package["id"]: package for package in metadata["packages"]}
     nodes = {node["id"]: node for node in metadata["resolve"]["nodes"]}
     root = next(id for id, package in packages.items() if package["name"] == "skep-cli")
@@ -91,6 +95,7 @@ def main(target):
     print(json.dumps(bill, indent=1))
 
 
-if len(sys.argv) != 2:
-    sys.exit(__doc__)
-main(sys.argv[1])
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    main(sys.argv[1])

@@ -167,9 +167,16 @@ fn a_container_engine_accepts_the_container_file() {
     let folder = tempfile::tempdir().unwrap();
     fs::create_dir(folder.path().join("empty")).unwrap();
     fs::copy(env!("CARGO_BIN_EXE_skep"), folder.path().join("skep")).unwrap();
-    fs::write(folder.path().join("ca-certificates.crt"), "").unwrap();
+    for name in ["ca-certificates.crt", "LICENSE", "THIRD-PARTY.txt"] {
+        fs::write(folder.path().join(name), "").unwrap();
+    }
     let mut build = Command::new(engine);
-    build.args(["build", "--tag", "skep-test", "--file"]).arg(package("Containerfile")).arg(folder.path());
+    build.arg("build");
+    if engine == "podman" {
+        // Images in podman's own format have no health check.
+        build.args(["--format", "docker"]);
+    }
+    build.args(["--tag", "skep-test", "--file"]).arg(package("Containerfile")).arg(folder.path());
     let output = build.output().unwrap();
     assert!(output.status.success(), "{engine}: {}", String::from_utf8_lossy(&output.stderr));
     Command::new(engine).args(["rmi", "--force", "skep-test"]).output().unwrap();
@@ -225,6 +232,17 @@ fn the_bill_of_materials_lists_every_crate_of_the_binary_with_its_license() {
         .collect();
     assert!(compiled_in.len() > 300, "{}", compiled_in.len());
     assert_eq!(listed.into_keys().collect::<BTreeSet<_>>(), compiled_in);
+
+    // The licenses that a copy of the binary has to have are those of the same crates.
+    let notices = run(Command::new("python3").arg(package("notices.py")).arg(&target));
+    let heads: BTreeSet<&str> =
+        notices.lines().filter_map(|line| line.rsplit_once(" (")).map(|(head, _)| head).collect();
+    for name in compiled_in.iter().filter(|name| !name.starts_with("skep-")) {
+        assert!(heads.contains(&*name.replacen(" v", " ", 1)), "{name} has no license in the notices");
+    }
+    for text in ["Permission is hereby granted, free of charge", "Apache License", "uPlot"] {
+        assert!(notices.contains(text), "{text}");
+    }
 }
 
 /// Runs steps of `.ci/package/parts.sh` with arguments, and returns whether they succeed and what they print.
@@ -257,11 +275,13 @@ fn archives_of_a_release_are_reproducible_and_have_checksums() {
     // A small file stands for the binary, which takes long to compress.
     fs::write(at("program"), "#!/bin/sh\necho skep\n").unwrap();
     fs::write(at("roots"), "certificates\n").unwrap();
+    fs::write(at("notices"), "licenses\n").unwrap();
     for out in ["first", "second"] {
         fs::create_dir(at(out)).unwrap();
-        let steps = "archive \"$1\" skep-linux \"$3\"; \
-                     CA_CERTIFICATES=$2 container \"$1\" skep-container \"$3\"; sums \"$3\"";
-        let (succeeds, printed) = release_steps(steps, &[at("program"), at("roots"), at(out)]);
+        let steps = "archive \"$1\" \"$2\" skep-linux \"$4\"; \
+                     CA_CERTIFICATES=$3 container \"$1\" \"$2\" skep-container \"$4\"; sums \"$4\"";
+        let files = ["program", "notices", "roots", out].map(at);
+        let (succeeds, printed) = release_steps(steps, &files);
         assert!(succeeds, "{printed}");
         assert_eq!(names(&at(out)), ["SHA256SUMS", "skep-container.tar.gz", "skep-linux.tar.gz"]);
     }
@@ -274,8 +294,11 @@ fn archives_of_a_release_are_reproducible_and_have_checksums() {
         let program = outcome(&mut Command::new(at(archive).join("skep")));
         assert_eq!(program, (true, "skep\n".to_owned()), "the program can be executed");
     }
-    assert_eq!(names(&at("skep-linux")), ["LICENSE", "skep", "skep.service"]);
-    assert_eq!(names(&at("skep-container")), ["Containerfile", "ca-certificates.crt", "empty", "skep"]);
+    assert_eq!(names(&at("skep-linux")), ["LICENSE", "THIRD-PARTY.txt", "skep", "skep.service"]);
+    assert_eq!(
+        names(&at("skep-container")),
+        ["Containerfile", "LICENSE", "THIRD-PARTY.txt", "ca-certificates.crt", "empty", "skep"]
+    );
     let container_file = fs::read_to_string(at("skep-container/Containerfile")).unwrap();
     for copied in container_file.lines().filter_map(|line| line.strip_prefix("COPY ")) {
         let source = copied.split(' ').find(|word| !word.starts_with("--")).unwrap();
@@ -296,7 +319,7 @@ fn a_release_without_roots_of_trust_or_with_a_folder_inside_fails() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     let (succeeds, printed) = release_steps(
-        "CA_CERTIFICATES=$1 container /bin/sh skep-container \"$2\"; echo continued",
+        "CA_CERTIFICATES=$1 container /bin/sh LICENSE skep-container \"$2\"; echo continued",
         &[at("missing"), folder.path().to_owned()],
     );
     assert!(!succeeds && printed.contains("install ca-certificates"), "{printed}");
