@@ -226,7 +226,8 @@ async fn a_backup_under_load_contains_acknowledged_work_and_marks_redeliveries()
     assert_eq!(host.delete(&turn).await.1["error"]["code"], "held_since_restore");
 
     let (done, said) = skep(&["held", "resume", "--url", &host.url]).await;
-    assert!(done && said.contains(&format!("resumed {turns} turns, 3 events")), "{said}");
+    let ending = if turns == 1 { "" } else { "s" };
+    assert!(done && said.contains(&format!("resumed {turns} turn{ending}, 3 events")), "{said}");
     until("the rest", async || receiver.taken().values().map(Vec::len).sum::<usize>() == 10).await;
     for (id, times) in receiver.taken() {
         let told = times.iter().filter(|restored| **restored).count();

@@ -26,7 +26,7 @@ pub struct ClusterHost {
     pub this: bool,
     /// The time of its start, as in RFC 3339.
     pub started_at: String,
-    /// Milliseconds since the host was last heard of.
+    /// Milliseconds since the host was last heard from.
     pub seen_ms_ago: u64,
     #[serde(default)]
     pub role: ClusterHostRole,

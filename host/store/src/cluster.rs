@@ -1,6 +1,6 @@
 //! The hosts of a cluster: who is there, and who is dead.
 //!
-//! A host counts as dead when the others have not heard of it for a while: soon if its connection is gone too, later if it hangs.
+//! A host counts as dead when the others have not heard from it for a while: soon if its connection is gone too, later if it hangs.
 //! Whoever sees it marks its row as gone, after which it writes nothing more (see `postgres`). A row whose host has a
 //! transaction open is locked, and left alone until the transaction has ended. Nobody is judged by a host that has itself been
 //! away: after a restart of the server all hosts have lost their connections, and each of them finds the others silent.
@@ -41,13 +41,13 @@ pub struct HostRow {
     /// The host's account of itself, as JSON that has no meaning here.
     pub facts: String,
     pub started_at_ms: u64,
-    /// Time since it was last heard of.
+    /// Time since it was last heard from.
     pub seen_ms_ago: u64,
     /// Number of sessions that it owns.
     pub sessions: u64,
 }
 
-/// A host that was not heard of, with the time at which it was.
+/// A host that was not heard from, with the time at which it was.
 type Silent = (i64, i64);
 
 impl Store {
@@ -162,7 +162,7 @@ async fn meet(
     let failed = || StoreError::while_it("marked a host as gone");
     let mut gone = Vec::new();
     for (number, seen_at_ms) in silent {
-        // A host that was heard of meanwhile has another time; one with an open transaction has locked its row.
+        // A host that was heard from meanwhile has another time; one with an open transaction has locked its row.
         let mark = format!(
             "UPDATE hosts SET state = ?1 WHERE number = (SELECT number FROM hosts
                  WHERE number = ?2 AND seen_at_ms = ?3 AND state != ?1 FOR UPDATE SKIP LOCKED)

@@ -40,7 +40,7 @@ pub struct HostReport {
     /// Its number, which no later host gets.
     pub number: i64,
     pub version: String,
-    /// Time since it was last heard of. A host that is silent for too long can be replaced.
+    /// Time since it was last heard from. A host that is silent for too long can be replaced.
     pub silent_ms: u64,
 }
 

@@ -37,11 +37,17 @@ pub async fn run(args: Args) -> Result<()> {
     if args.json {
         return out::json(&manifest);
     }
-    let backup::Manifest { agents, sessions, open_turns, deliveries, batches, .. } = &manifest;
+    let parts = [
+        (manifest.agents, "agent"),
+        (manifest.sessions, "session"),
+        (manifest.open_turns, "open turn"),
+        (manifest.deliveries, "undelivered event"),
+        (manifest.batches, "open batch"),
+    ];
     out::line(&format!(
-        "{} contains {agents} agents, {sessions} sessions, {open_turns} open turns, {deliveries} undelivered events, {batches} \
-         open batches; {} MB",
+        "{} contains {}; {} MB",
         args.dir.display(),
+        parts.map(|(number, noun)| out::count(number, noun)).join(", "),
         manifest.bytes().div_ceil(1 << 20)
     ))
 }

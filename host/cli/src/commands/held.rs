@@ -85,6 +85,11 @@ pub async fn run(command: Command) -> Result<()> {
 }
 
 fn sum(held: &Held) -> String {
-    let Held { turns, deliveries, schedules, batches, .. } = held;
-    format!("{turns} turns, {deliveries} events, {schedules} schedules, {batches} batches")
+    counted(held.turns, held.deliveries, held.schedules, held.batches)
+}
+
+/// Returns the amounts of held work as one text.
+pub(super) fn counted(turns: u64, events: u64, schedules: u64, batches: u64) -> String {
+    let parts = [(turns, "turn"), (events, "event"), (schedules, "schedule"), (batches, "batch")];
+    parts.map(|(number, noun)| out::count(number, noun)).join(", ")
 }

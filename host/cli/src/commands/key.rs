@@ -58,7 +58,7 @@ pub struct CreateArgs {
     /// Lifetime of the key, such as 90s, 45m, 12h or 30d [default: until it is revoked]
     #[arg(long, value_name = "TIME", value_parser = lifetime)]
     expires: Option<Duration>,
-    /// Maximum requests per minute, all of which may come at once; more get 429 with Retry-After. All keys of
+    /// Maximum requests per minute, all of which may arrive at once; more get 429 with Retry-After. All keys of
     /// a tenant together have the limit of [tenants.NAME] in skep.toml [default: only that limit]
     #[arg(long, value_name = "N")]
     requests_per_minute: Option<NonZeroU32>,
@@ -328,9 +328,10 @@ fn lifetime(text: &str) -> Result<Duration> {
         "m" => 60,
         "h" => 3_600,
         "d" => 86_400,
-        _ => bail!("a time is a number and s, m, h or d, such as 30d"),
+        _ => bail!("a duration is a number followed by s, m, h or d, such as 30d"),
     };
-    let number: u64 = number.parse().context("a time is a number and s, m, h or d, such as 30d")?;
+    let number: u64 =
+        number.parse().context("a duration is a number followed by s, m, h or d, such as 30d")?;
     let seconds = number.checked_mul(seconds).filter(|seconds| *seconds > 0 && *seconds <= MAX_LIFETIME_S);
     seconds.map(Duration::from_secs).context("a key can be valid for one second to ten years")
 }

@@ -108,8 +108,8 @@ fn show(status: &KvDisk) -> Result<()> {
         &status.peers
     {
         out::line(&format!(
-            "other hosts: {fetched_pages} pages fetched ({}), {given_pages} given ({}); asked {}, {missed} of them in vain or \
-             in part",
+            "other hosts: {fetched_pages} pages fetched ({}), {given_pages} given ({}); asked {}, {missed} of them with \
+             no answer or some pages missing",
             HumanBytes(*fetched_bytes),
             HumanBytes(*given_bytes),
             out::count(*questions, "time"),

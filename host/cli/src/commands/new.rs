@@ -53,7 +53,7 @@ pub fn run(args: &Args) -> Result<()> {
     check_name(&args.name)?;
     let dir = args.path.clone().unwrap_or_else(|| PathBuf::from(&args.name));
     if dir.exists() && std::fs::read_dir(&dir).map_or(true, |mut entries| entries.next().is_some()) {
-        bail!("{} exists already\n  hint: choose another name, or another folder with --path", dir.display());
+        bail!("{} already exists\n  hint: choose another name, or another folder with --path", dir.display());
     }
     let example = args.example.as_deref().and_then(Example::named);
     let mut files = match example {
@@ -189,7 +189,7 @@ mod tests {
         std::fs::write(dir.path().join("mine"), b"x").expect("file");
         let args =
             Args { name: "my-agent".into(), example: None, path: Some(dir.path().to_path_buf()), sdk: None };
-        assert!(run(&args).expect_err("not empty").to_string().contains("exists already"));
+        assert!(run(&args).expect_err("not empty").to_string().contains("already exists"));
     }
 
     fn made(dir: &Path, sdk: Option<&Path>) -> String {

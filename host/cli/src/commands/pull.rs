@@ -58,7 +58,7 @@ fn write_new(path: &Path, bytes: &[u8]) -> Result<()> {
         Ok(mut file) => std::io::Write::write_all(&mut file, bytes)
             .with_context(|| format!("cannot write {}", path.display())),
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
-            bail!("{} exists already\n  hint: choose another folder with --output", path.display())
+            bail!("{} already exists\n  hint: choose another folder with --output", path.display())
         }
         Err(error) => Err(error).with_context(|| format!("cannot write {}", path.display())),
     }

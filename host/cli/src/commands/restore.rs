@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 
-use super::out;
+use super::{held, out};
 use crate::progress::Terminal;
 use crate::{backup, paths};
 
@@ -34,20 +34,20 @@ pub struct Args {
 pub async fn run(args: Args) -> Result<()> {
     let data = args.data.map_or_else(paths::data_dir, Ok)?;
     let restored = backup::restore(&args.dir, &data, args.force, &Terminal).await?;
-    let backup::Restored { manifest, held, moved } = restored;
+    let backup::Restored { manifest, held: work, moved } = restored;
     if let Some(moved) = moved {
         out::line(&format!("the previous folder was moved to {}", moved.display()))?;
     }
     out::line(&format!(
-        "restored {} as it was {}: {} agents, {} sessions",
+        "restored {} as it was {}: {}, {}",
         data.display(),
         out::ago(manifest.taken_at_ms),
-        manifest.agents,
-        manifest.sessions
+        out::count(manifest.agents, "agent"),
+        out::count(manifest.sessions, "session"),
     ))?;
     out::line(&format!(
-        "held, because it may have been done since: {} turns, {} events, {} schedules, {} batches",
-        held.turns, held.deliveries, held.schedules, held.batches
+        "held, because it may have been done since: {}",
+        held::counted(work.turns, work.deliveries, work.schedules, work.batches)
     ))?;
     out::line(&format!(
         "next: skep up --data {}, then `skep held resume` or `skep held drop`",

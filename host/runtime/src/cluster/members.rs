@@ -33,7 +33,7 @@ pub struct ClusterHost {
     /// Whether it is the host that was asked.
     pub is_this: bool,
     pub started_at_ms: u64,
-    /// Time since it was last heard of.
+    /// Time since it was last heard from.
     pub seen_ms_ago: u64,
     pub role: HostRole,
     /// The models that it has itself.

@@ -35,7 +35,7 @@ pub(super) struct Incarnation {
 
 impl Incarnation {
     /// Registers a host that has the lock of the database for itself, at least for now. Without a `url`, every earlier host is gone
-    /// from then on, and owns nothing. With the address of a member of a cluster, other members that were heard of within a lease
+    /// from then on, and owns nothing. With the address of a member of a cluster, other members that were heard from within a lease
     /// remain: all of them may have lost their connections, because the server was restarted.
     pub(super) async fn register(
         connection: &mut PgConnection,

@@ -64,7 +64,7 @@ pub async fn run(DatabaseTarget { address, sealing_key }: &DatabaseTarget, as_js
             let encrypted = if *is_encrypted { "encrypted" } else { "not encrypted" };
             let host = match host {
                 Some(HostReport { number, version, silent_ms }) => format!(
-                    "a host uses the database: number {number}, version {version}, last heard of {} s ago",
+                    "a host uses the database: number {number}, version {version}, last heard from {} s ago",
                     silent_ms / 1000
                 ),
                 None if *has_host => "a host uses the database".to_owned(),

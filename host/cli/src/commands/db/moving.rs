@@ -16,7 +16,7 @@ use crate::server;
 /// Writes a database to a new file.
 pub async fn export(from: &DatabaseAddress, to: &Path, as_json: bool) -> Result<()> {
     if to.try_exists()? {
-        bail!("{} exists already\n  hint: choose another name", to.display());
+        bail!("{} already exists\n  hint: choose another name", to.display());
     }
     let rows = match from {
         DatabaseAddress::Sqlite(path) => {
@@ -46,7 +46,7 @@ pub async fn import(from: &Path, to: &DatabaseAddress, as_json: bool) -> Result<
         DatabaseAddress::Sqlite(path) => {
             if path.try_exists()? {
                 bail!(
-                    "{} exists already\n  hint: choose a data folder that no host has used",
+                    "{} already exists\n  hint: choose a data folder that no host has used",
                     path.display()
                 );
             }

@@ -4,7 +4,7 @@
 pub(super) const AFTER: &str = "\
 Examples:
   skep up
-  skep up my-agent examples/concierge
+  skep up my-agent examples/hello
   skep up --watch my-agent                    redeploys it when one of its files changes
   skep up --model hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF:qwen2.5-0.5b-instruct-q8_0.gguf
   skep up --model small=smollm2-135m --model models/big.gguf

@@ -28,7 +28,7 @@ pub(super) struct Unavailable(StatusCode);
 
 impl fmt::Display for Unavailable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the hub answers {} at present\n  hint: try again in a minute", self.0)
+        write!(f, "the hub currently answers {}\n  hint: try again in a minute", self.0)
     }
 }
 

@@ -17,7 +17,7 @@ use super::takeovers::Cause;
 use super::ways::Way;
 use super::world::World;
 
-/// Time after which a host that was not heard of is replaced.
+/// Time after which a host that was not heard from is replaced.
 const LEASE_MS: u64 = 10_000;
 /// Time in which a host that was replaced exits once it runs again.
 const EXIT: Duration = Duration::from_secs(15);
