@@ -59,13 +59,13 @@ pub enum StoreError {
     )]
     OlderSchema { found: i64, known: i64 },
     #[error(
-        "the tables of the database are those of an older version of skep (schema {found}, this one has {known}), whose hosts could \
+        "the tables of the database belong to an older version of skep (schema {found}, this one has {known}), whose hosts could \
          not use them after the upgrade; nothing was changed\n  hint: make a backup of the database, with pg_dump for instance, and \
          run `skep db migrate`"
     )]
     NoWayBack { found: i64, known: i64 },
     #[error(
-        "the tables of {path} are those of an older version of skep, and the copy that is made before they are changed needs \
+        "the tables of {path} belong to an older version of skep, and the copy that is made before they are changed needs \
          {needed_mb} MB where {free_mb} MB are free; nothing was changed\n  hint: free space on the disk of the data folder"
     )]
     NoRoomForCopy { path: PathBuf, needed_mb: u64, free_mb: u64 },

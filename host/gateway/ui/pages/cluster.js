@@ -70,7 +70,7 @@ function State({ state }) {
 }
 
 /** A host renews its lease with each word to the database. */
-const Heard = ({ ms }) => html`<span class=${ms > LEASE_MS / 2 ? 'bad-text' : ''} title=${`A host that was not heard of for ${duration(LEASE_MS)} loses its lease, and the others take its sessions over.`}>${ms < 2000 ? 'now' : `${duration(ms)} ago`}</span>`;
+const Heard = ({ ms }) => html`<span class=${ms > LEASE_MS / 2 ? 'bad-text' : ''} title=${`A host that has not been heard from for ${duration(LEASE_MS)} loses its lease, and the others take its sessions over.`}>${ms < 2000 ? 'now' : `${duration(ms)} ago`}</span>`;
 
 function Role({ role }) {
   const [text, about] = ROLES[role ?? 'all'] ?? [role, ''];

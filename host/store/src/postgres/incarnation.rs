@@ -192,7 +192,7 @@ pub(super) async fn end_hanging(connection: &mut PgConnection) -> Result<(), sql
     Ok(())
 }
 
-/// Returns whether a member of a cluster was heard of so recently that it may live, even if it has lost its connection.
+/// Returns whether a member of a cluster was heard from so recently that it may live, even if it has lost its connection.
 pub(super) async fn has_recent_member(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
     let recent = format!(
         "SELECT EXISTS (SELECT 1 FROM hosts WHERE state != $1 AND url != '' AND seen_at_ms > {NOW_MS} - $2)"
@@ -201,7 +201,7 @@ pub(super) async fn has_recent_member(connection: &mut PgConnection) -> Result<b
 }
 
 /// Returns the number and the version of the host that started last and is not gone, and the milliseconds since it was last
-/// heard of.
+/// heard from.
 pub(crate) async fn newest_host(
     connection: &mut PgConnection,
 ) -> Result<Option<(i64, String, i64)>, sqlx::Error> {

@@ -101,7 +101,7 @@ fn schema_line(schema: i64, is_current: bool) -> String {
 /// Fails if a host of this version could not start, or could not open all secrets.
 fn judge(report: &DatabaseReport, sealed: Sealed) -> Result<()> {
     if report.schema > known_schema() && !report.is_current {
-        bail!("the tables are those of a newer version of skep\n  hint: upgrade skep");
+        bail!("the tables belong to a newer version of skep\n  hint: upgrade skep");
     }
     if let Some(server) = &report.server {
         let free = server.max_connections.saturating_sub(server.connections);

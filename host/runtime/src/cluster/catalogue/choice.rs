@@ -1,6 +1,6 @@
 //! The order in which the hosts of a cluster are asked for a generation.
 //!
-//! A session is computed at one host as long as that serves, because only there its pages are in the KV cache. It leaves this host
+//! A session is computed at one host as long as that host serves, because only there its pages are in the KV cache. It leaves this host
 //! only while requests wait there and its second choice has room: a prompt that is computed again then begins earlier than one that
 //! waits. Requests without a session are spread.
 
