@@ -17,7 +17,7 @@ use crate::keyed_hash::KeyedHash;
 use crate::observation::{Attempts, Observed, Observer, PromptMessage};
 use crate::replica::{Replica, SendError};
 use crate::rollback::ChecksCache;
-use crate::router::{Placement, Router};
+use crate::router::{ReplicaSlot, Router};
 use crate::stream::{self, EventReceiver, SpentTokens, TokenStream};
 use crate::submission::Submission;
 use crate::{
@@ -182,7 +182,7 @@ impl Engine {
         });
         let (events, received) = stream::channel(max_tokens);
         let spent = SpentTokens::default();
-        let Placement { mut replica, queue, load } = placement;
+        let ReplicaSlot { mut replica, queue, load } = placement;
         let submission = Submission {
             request,
             max_tokens,

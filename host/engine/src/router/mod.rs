@@ -48,7 +48,7 @@ pub(crate) struct ReplicaView {
 }
 
 /// A slot at a replica; dropping it frees the slot.
-pub(crate) struct Placement {
+pub(crate) struct ReplicaSlot {
     pub replica: usize,
     pub queue: QueueSlot,
     pub load: LoadShare,
@@ -71,7 +71,7 @@ impl Router {
     }
 
     /// Finds a replica with room and takes a slot there.
-    pub fn assign(&self, request: &GenerateRequest) -> Result<Placement, EngineError> {
+    pub fn assign(&self, request: &GenerateRequest) -> Result<ReplicaSlot, EngineError> {
         let affinity = &request.affinity;
         let session = affinity.session.as_deref().map(|session| self.session_digest(affinity, session));
         let parent = affinity.parent.as_deref().map(|parent| self.session_digest(affinity, parent));
@@ -115,7 +115,7 @@ impl Router {
                     let computed = request.prompt.len() - candidates[replica].cached_tokens;
                     let load = LoadShare::take(&view.load, computed, request.priority);
                     view.telemetry.record_routed(reason.name());
-                    return Ok(Placement { replica, queue, load });
+                    return Ok(ReplicaSlot { replica, queue, load });
                 }
                 Err(wait) => {
                     wait_ms = wait_ms.min(u32::try_from(wait.as_millis()).unwrap_or(u32::MAX));

@@ -109,7 +109,7 @@ pub fn run(args: &Args) -> Result<()> {
     say("chat template", template.to_owned())?;
     say("markup", markup.to_owned())?;
     for (kind, (count, bytes)) in kinds {
-        say("weights", format!("{count} tensors in {kind}, {}", HumanBytes(bytes)))?;
+        say("weights", format!("{} in {kind}, {}", out::count(count, "tensor"), HumanBytes(bytes)))?;
     }
     for (name, dtype, shape) in tensors {
         out::line(&format!("  {name:50} {dtype:5} {shape:?}"))?;
