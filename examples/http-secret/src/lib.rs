@@ -57,7 +57,7 @@ async fn tracker(cx: &mut Context, message: Message) -> Result<Reply, AgentError
         // The answer repeats what the tool returned.
         .answer_format(|results| match results {
             [Ok(Value::String(done))] => Output::Regex(format!("Parcel {done}\\.")),
-            _ => Output::Regex("I am sorry, I do not find that parcel\\.".to_owned()),
+            _ => Output::Regex("I am sorry, I cannot find that parcel\\.".to_owned()),
         })
         .temperature(0.0)
         .max_tokens(80)

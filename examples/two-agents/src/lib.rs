@@ -70,7 +70,7 @@ async fn desk(cx: &mut Context, message: Message) -> Result<Reply, AgentError> {
         // The answer repeats what the tool returned.
         .answer_format(|results| match results {
             [Ok(Value::String(done))] => Output::Regex(format!("Your order {done}\\.")),
-            _ => Output::Regex("I am sorry, I do not find that order\\.".to_owned()),
+            _ => Output::Regex("I am sorry, I cannot find that order\\.".to_owned()),
         })
         .temperature(0.0)
         .max_tokens(80)
