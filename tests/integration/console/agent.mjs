@@ -99,7 +99,7 @@ async function keys(page) {
   await page.getByRole('button', { name: 'New key' }).click();
   await page.getByRole('dialog').getByLabel('Name', { exact: true }).fill('till');
   await inspect(page, 'key-new');
-  await page.getByRole('button', { name: 'Make the key' }).click();
+  await page.getByRole('button', { name: 'Create the key' }).click();
   const made = page.getByRole('dialog', { name: 'The new key' });
   const key = await made.locator('code').first().innerText();
   check(key.startsWith('skep_'), key);

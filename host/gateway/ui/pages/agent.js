@@ -41,7 +41,7 @@ export default function AgentPage({ params: { agent: name }, query, caller }) {
     ${files && html`<${Deploy} files=${files} manifest=${data?.manifest ?? ''} onClose=${() => deploy(null)} onDone=${agent.reload} />`}
     ${dialog === 'send' && html`<${Send} name=${name} onClose=${() => open(null)} />`}
     ${dialog === 'delete' && html`<${Confirm} title=${`Delete ${name}?`} action="Delete" type=${name} onClose=${() => open(null)} confirm=${async () => { await api.del(path); toast(`Deleted ${name}`); navigate(paths.agents(), { replace: true }); }}>
-      <p>The agent goes with all its versions, sessions, schedules and log lines. This cannot be undone.</p><//>`}
+      <p>This deletes the agent with all its versions, sessions, schedules and log lines. It cannot be undone.</p><//>`}
   <//>`;
 }
 

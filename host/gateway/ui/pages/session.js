@@ -183,7 +183,7 @@ function Fork({ agent, session, path, onClose }) {
     } catch (error) { set({ busy: false, error }); }
   };
   return html`<${Dialog} title="Fork this session" onClose=${onClose} actions=${html`<${Button} onClick=${onClose}>Cancel<//><${Button} kind="primary" icon="fork" busy=${state.busy} disabled=${!id.trim()} onClick=${run}>Fork<//>`}>
-    <p class="muted">The copy has the same messages and state, and shares what the model has computed. Both go their own ways from here.</p>
+    <p class="muted">The copy has the same messages and state, and shares what the model has computed. The two are independent from here on.</p>
     <form onSubmit=${run}><${Field} label="Id of the copy">${field}<//></form>
     <${ErrorNote} error=${state.error} />
   <//>`;

@@ -33,7 +33,7 @@ export function Keys({ caller }) {
     { key: 'created', label: 'Made', optional: true, render: ({ created_at_ms: ms }) => html`<${Time} ms=${ms} relative />` },
     { key: 'do', label: html`<span class="sr-only">Actions</span>`, align: 'right', render: (row) => !isOver(row) && html`<${Button} small onClick=${() => revoke(row)}>Revoke<//>` },
   ];
-  return html`<${Section} title="API keys" about=${caller.keys_required ? 'Who may use this host, and what for.' : 'This host asks for no key: whoever reaches it is an admin. Start it with --auth required to ask for one.'} flush
+  return html`<${Section} title="API keys" about=${caller.keys_required ? 'Who may use this host, and what for.' : 'This host asks for no key: anyone who can reach it is an admin. Start it with --auth required to ask for one.'} flush
       actions=${html`<${Button} kind="primary" small icon="plus" onClick=${() => make(true)}>New key<//>`}>
       <${Loaded} resource=${keys}>${({ data }) => html`<${Table} label="API keys" columns=${columns} rows=${[...data].sort((a, b) => isOver(a) - isOver(b) || b.created_at_ms - a.created_at_ms)} rowKey=${({ id }) => id} height=${40}
         empty=${html`<${Empty} icon="key" title="No keys yet">Make one here, or with <code>skep key create</code>.<//>`} />`}<//><//>
@@ -63,10 +63,10 @@ function NewKey({ caller, onClose, onMade }) {
     } catch (error) { setState({ busy: false, error }); }
   };
   const options = (list, value) => list.map(([id, words]) => html`<option key=${id} value=${id} selected=${id === value}>${words}</option>`);
-  return html`<${Dialog} title="New API key" onClose=${onClose} actions=${html`<${Button} onClick=${onClose}>Cancel<//><${Button} kind="primary" icon="key" busy=${state.busy} disabled=${!form.tenant.trim()} onClick=${save}>Make the key<//>`}>
+  return html`<${Dialog} title="New API key" onClose=${onClose} actions=${html`<${Button} onClick=${onClose}>Cancel<//><${Button} kind="primary" icon="key" busy=${state.busy} disabled=${!form.tenant.trim()} onClick=${save}>Create the key<//>`}>
     <form class="stack" onSubmit=${save}>
       <${Field} label="Name" hint="For people, such as “shop” or “Ada’s laptop”.">${(id, note) => html`<input id=${id} aria-describedby=${note} value=${form.name} autocomplete="off" autofocus onInput=${text('name')} />`}<//>
-      <div class="columns"><${Field} label="Tenant" hint=${ofHost ? 'This role reaches all tenants, so its keys are those of the host.' : null}>${(id, note) => html`<input id=${id} aria-describedby=${note} disabled=${ofHost} value=${ofHost ? HOST_TENANT : form.tenant} autocomplete="off" spellcheck=${false} onInput=${text('tenant')} />`}<//>
+      <div class="columns"><${Field} label="Tenant" hint=${ofHost ? 'This role reaches all tenants, so its keys belong to the host.' : null}>${(id, note) => html`<input id=${id} aria-describedby=${note} disabled=${ofHost} value=${ofHost ? HOST_TENANT : form.tenant} autocomplete="off" spellcheck=${false} onInput=${text('tenant')} />`}<//>
         <${Field} label="Role">${(id) => html`<select id=${id} value=${form.role} onChange=${text('role')}>${options(ROLES, form.role)}</select>`}<//></div>
       <${Field} label="Agents" hint="Names with commas between them. Empty: all agents, and the models.">${(id, note) => html`<input id=${id} aria-describedby=${note} value=${form.agents} autocomplete="off" spellcheck=${false} onInput=${text('agents')} />`}<//>
       <div class="columns"><${Field} label="Expires">${(id) => html`<select id=${id} value=${form.lifetime} onChange=${text('lifetime')}>${options(LIFETIMES, form.lifetime)}</select>`}<//>

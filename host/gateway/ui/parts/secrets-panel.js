@@ -21,7 +21,7 @@ export function Secrets() {
   return html`<${Section} title="Secrets" about="What agents may send without seeing it. The host shows only names and origins." flush
       actions=${html`<${Button} kind="primary" small icon="plus" onClick=${() => edit({ name: '', agent: null, hosts: [] })}>New secret<//>`}>
     <${Loaded} resource=${secrets}>${({ data }) => html`<${Table} label="Secrets" columns=${columns} rows=${data} rowKey=${({ name, agent }) => `${agent} ${name}`} height=${40}
-      empty=${html`<${Empty} icon="lock" title="No secrets">Set one here, or with <code>skep secret set NAME --to ORIGIN</code>. Its value never leaves the host but to that origin.<//>`} />`}<//>
+      empty=${html`<${Empty} icon="lock" title="No secrets">Set one here, or with <code>skep secret set NAME --to ORIGIN</code>. Its value is sent to that origin only.<//>`} />`}<//>
     ${edited && html`<${Editor} known=${edited} isKnown=${isKnown} onClose=${() => edit(null)} onSet=${(name) => { edit(null); toast(`Set ${name}`); secrets.reload(); }} />`}
     ${doomed && html`<${Confirm} title=${`Delete ${doomed.name}?`} action="Delete" onClose=${() => remove(null)} confirm=${async () => { await api.del(url`/v1/secrets/${doomed.name}`, { query: { agent: doomed.agent } }); toast(`Deleted ${doomed.name}`); secrets.reload(); }}>
       <p>Requests of ${doomed.agent ?? 'agents'} that need it fail from now on. Its value cannot be brought back.</p><//>`}<//>`;

@@ -34,7 +34,7 @@ export function UsageReport({ caller, query }) {
   return html`<div class="stack wide-gap">
     <div class="filters"><${Segments} label="Days" name="since" value=${since} options=${RANGES} onChange=${(id) => setQuery({ since: id === '31d' ? '' : id })} />
       ${isAdmin && (tenants.data?.data.length > 1 || tenant) && html`<${Choice} label="Tenant" value=${tenant} options=${[['', 'All tenants'], ...(tenants.data?.data ?? []).filter(({ name }) => name).map(({ name }) => [name, name])]} onChange=${(name) => setQuery({ tenant: name })} />`}
-      <span class="muted small filter-count">Days are those of UTC</span></div>
+      <span class="muted small filter-count">Days are in UTC</span></div>
     <${Loaded} resource=${days} lines=${8}>${(report) => html`<${Days} report=${report} unit=${unit} />`}<//>
     <${Section} title="In detail" flush actions=${html`<${Segments} label="Group by" name="by" value=${by} options=${GROUPS.filter(([id]) => isAdmin || id !== 'tenant')} onChange=${(id) => setQuery({ by: id === 'agent' ? '' : id })} /><${Button} small icon="download" onClick=${csv}>CSV<//>`}>
       <${Loaded} resource=${groups}>${(report) => html`<${Groups} report=${report} />`}<//><//>

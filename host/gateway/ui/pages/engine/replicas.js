@@ -20,7 +20,7 @@ export function Replicas({ model, times }) {
   const figures = (n) => (replicas.length > 1 ? model.each_replica[n] : model.columns) ?? {};
   const cells = (memory) => html`${kinds.map(([kind]) => html`<td class="num optional" key=${kind}>${bytes(sizeOf(memory, kind))}</td>`)}<td class="num">${bytes(whole(memory))}</td>`;
   return html`<${Section} title=${hasRanks ? 'Replicas and ranks' : 'Replicas'} flush
-    about=${hasRanks ? 'The ranks of a replica compute each step together, so its times are those of all of them. Buffers that ranks share count for the replica.' : 'Replicas on one device share its weights, which each of them counts.'}>
+    about=${hasRanks ? 'The ranks of a replica compute each step together, so its times cover all of them. Buffers that ranks share count for the replica.' : 'Replicas on one device share its weights, which each of them counts.'}>
     <div class="table-box" tabindex="0" role="group" aria-label="Replicas"><table class="table replica-table"><caption class="sr-only">Replicas</caption>
       <thead><tr><th scope="col">Replica</th><th scope="col" class="optional">Device</th><th scope="col" class="num">Tokens</th><th scope="col" class="num">Running</th><th scope="col" class="num optional">Waiting</th><th scope="col" class="num" title="Median, mean of the last minute">Step</th><th scope="col" class="num optional">KV pages</th>
         ${hasTimes && html`<th scope="col" class="num optional" title="Time in a step that the rank did not wait, mean since the model was loaded">Computes</th><th scope="col" class="num optional" title="Time in a step that the rank waited for others, mean since the model was loaded">Waits</th>`}

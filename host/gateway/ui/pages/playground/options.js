@@ -94,7 +94,7 @@ function Output({ state }) {
   return html`<div class="stack">
     <${Field} label="Form of the answer">${(id) => html`<select id=${id} value=${kind} onChange=${(event) => change(({ output }) => ({ output: { ...output, kind: event.currentTarget.value } }))}>
       ${KINDS.map(([value, label]) => html`<option key=${value} value=${value}>${label}</option>`)}</select>`}<//>
-    ${kind === 'text' && html`<p class="muted">The model writes what it likes. With a form, the host lets it write nothing else.</p>`}
+    ${kind === 'text' && html`<p class="muted">The model writes freely. With a format, the host allows nothing else.</p>`}
     ${kind === 'json_object' && html`<p class="muted">The answer is some JSON object.</p>`}
     ${kind === 'json_schema' && html`<${SchemaEditor} label="Schema of the answer" model=${state.panes[0].model} value=${text} onChange=${set} example=${PERSON} rows=${16} />`}
     ${kind === 'regex' && html`<${Field} label="Regular expression" hint="The whole answer matches it.">${(id, note) => html`<input id=${id} class="mono" aria-describedby=${note} spellcheck=${false} placeholder="[A-Z][a-z]+ \\d{4}" value=${text} onInput=${(event) => set(event.currentTarget.value)} />`}<//>`}
