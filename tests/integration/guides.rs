@@ -133,7 +133,7 @@ fn run(folder: &str, name: &str) {
         std::os::unix::fs::symlink(folder, cache.join(kept)).unwrap();
     }
     let text = fs::read_to_string(&page).unwrap();
-    let uses_examples = text.contains("examples/");
+    let uses_examples = blocks(&page).iter().any(|block| block.is("sh") && block.text.contains("examples/"));
     if uses_examples {
         std::os::unix::fs::symlink(repository().join("examples"), work.join("examples")).unwrap();
     }
@@ -160,7 +160,9 @@ fn run(folder: &str, name: &str) {
     };
     let skep = Path::new(env!("CARGO_BIN_EXE_skep")).parent().unwrap();
     let path = format!("{}:{}", skep.display(), std::env::var("PATH").unwrap());
-    let target = skep.parent().unwrap().join(if uses_examples { "guides-examples" } else { "guides" });
+    // Other tests have built the examples; the crates that pages make share the builds of their dependencies.
+    let builds = skep.parent().unwrap();
+    let target = if uses_examples { builds.to_owned() } else { builds.join("guides") };
     let home = std::env::var("HOME").unwrap_or_default();
     let folders = [
         ("CARGO_HOME", ".cargo"),
