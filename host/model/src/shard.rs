@@ -87,6 +87,16 @@ impl Heads {
 }
 
 impl ShardPlan {
+    /// Returns the rows and the columns that a rank holds of a weight of this shape.
+    pub(crate) fn area(&self, [rows, columns]: [usize; 2]) -> (Vec<Range<usize>>, Range<usize>) {
+        let all = 0..rows;
+        match self {
+            ShardPlan::Replicated => (vec![all], 0..columns),
+            ShardPlan::Rows(ranges) => (ranges.clone(), 0..columns),
+            ShardPlan::Columns(range) => (vec![all], range.clone()),
+        }
+    }
+
     /// Returns the number of outputs that a rank holds of a weight with `rows` outputs.
     pub(crate) fn rows(&self, rows: usize) -> usize {
         match self {

@@ -176,18 +176,18 @@ impl<'a> WeightLoader<'a> {
         plan: &ShardPlan,
     ) -> Result<PackedMatrix, ModelError> {
         let tensor = self.tensor(name, &[rows, columns])?;
-        let own = match plan {
-            ShardPlan::Columns(range) => range.len(),
-            ShardPlan::Replicated | ShardPlan::Rows(_) => columns,
-        };
-        let shape = [plan.rows(rows), own];
+        let (own_rows, own_columns) = plan.area([rows, columns]);
+        let shape = [plan.rows(rows), own_columns.len()];
         let matrix = match self.target {
             Target::Plan => self.packed(name, tensor.dtype, shape, || Ok(Cow::Borrowed(&[])))?,
-            Target::Memory { .. } => {
-                let (dtype, content) = tensor.content()?;
-                let (data, _) = part(&tensor.with_content(dtype, &content), columns, plan)?;
-                self.packed(name, dtype, shape, || Ok(data))?
-            }
+            Target::Memory { pool, .. } => match tensor.part(pool, &own_rows, &own_columns)? {
+                Some((dtype, data)) => self.packed(name, dtype, shape, || Ok(Cow::Owned(data)))?,
+                None => {
+                    let (dtype, content) = tensor.content()?;
+                    let (data, _) = part(&tensor.with_content(dtype, &content), columns, plan)?;
+                    self.packed(name, dtype, shape, || Ok(data))?
+                }
+            },
         };
         self.checkpoint.release(name);
         Ok(matrix)

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use super::tests::Stored;
 use super::*;
 use crate::digest;
+use skep_kernels::WorkerPool;
 
 /// A coding's configuration, its tensors without the part of their names before `:`, and the expected values.
 struct Case {
@@ -189,6 +190,60 @@ fn every_coding_has_the_values_of_the_reference_and_stays_packed() {
             assert_eq!(found, expected, "{} {at}", case.name);
         }
     }
+}
+
+#[test]
+fn a_part_of_a_matrix_has_the_bytes_of_the_whole() {
+    for case in cases() {
+        let (tensors, files) = joined(&case).unwrap();
+        for (name, location) in &tensors {
+            let Format::Weights(dtype) = location.format else { panic!("{name} has no weights") };
+            let tensor = view(name, location, dtype, &files);
+            let (format, content) = tensor.content().unwrap();
+            let [height, width] = location.shape[..] else { panic!("{name} is no matrix") };
+            let (row_bytes, block_bytes) = (format.row_bytes(width).unwrap(), format.block_bytes());
+            let (all, upper, lower) = (0..height, 0..height / 3, height / 2..height);
+            let middle = width / 64 * 32;
+            for (rows, columns) in [
+                (vec![all.clone()], 0..width),
+                (vec![lower.clone()], 0..width),
+                (vec![upper, lower], 0..width),
+                (vec![all.clone()], 0..middle),
+                (vec![all], middle..width),
+            ] {
+                let bytes = columns.start / BLOCK * block_bytes..columns.end / BLOCK * block_bytes;
+                let row = |row: usize| &content[row * row_bytes..][bytes.clone()];
+                let expected = rows.iter().cloned().flatten().map(row).collect::<Vec<_>>().concat();
+                for threads in [1, 3] {
+                    let pool = WorkerPool::new(threads).unwrap();
+                    let found = tensor.part(&pool, &rows, &columns).unwrap();
+                    let what = format!("{} {name} {rows:?} {columns:?}", case.name);
+                    assert!(found == Some((format, expected.clone())), "{what}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_part_of_a_matrix_is_all_that_is_read() {
+    let mut case = cases().into_iter().find(|case| case.name == "fp8-blocks").unwrap();
+    // The first code of the second row is not a number.
+    let (_, shape, data) = case.tensors.get_mut("m.weight").unwrap();
+    let (height, width) = (shape[0], shape[1]);
+    data[width] = 0xff;
+    let (tensors, files) = joined(&case).unwrap();
+    let location = &tensors["m.weight"];
+    let tensor = view("m.weight", location, DType::F8E4M3, &files);
+    let pool = WorkerPool::new(2).unwrap();
+    let part = |rows: Range<usize>, columns: Range<usize>| tensor.part(&pool, &[rows], &columns);
+    assert!(part(2..height, 0..width).unwrap().is_some());
+    assert!(part(0..height, BLOCK..width).unwrap().is_some());
+    let error = part(0..height, 0..BLOCK).unwrap_err().to_string();
+    assert!(error.contains("m.weight") && error.contains("its value at [1, 0] is not a number"), "{error}");
+    // What is not whole blocks, or is outside of the matrix, is no part.
+    assert_eq!(part(0..height, 0..BLOCK + 1).unwrap(), None);
+    assert_eq!(part(0..height + 1, 0..BLOCK).unwrap(), None);
 }
 
 #[test]

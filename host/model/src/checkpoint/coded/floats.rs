@@ -3,6 +3,7 @@
 //! Invariant: a value is code × scale, rounded once to F32. Codes stay packed if every 32 columns of a row share a scale.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use skep_kernels::DType;
 use skep_kernels::dequantize::f8_e4m3;
@@ -58,6 +59,13 @@ pub(crate) fn format_of(columns: usize, columns_of_scale: usize) -> DType {
     if columns.is_multiple_of(BLOCK) && covers_blocks { DType::F8E4M3 } else { DType::F32 }
 }
 
+/// Returns a description of the first of some codes of a row, from column `first` on, that is not a number.
+fn no_number(row: usize, first: usize, codes: &[u8]) -> Option<String> {
+    let at = codes.iter().position(|code| code & 127 == 127)?;
+    let place = [row, first + at];
+    Some(format!("its value at {place:?} is not a number"))
+}
+
 /// A matrix of codes.
 #[derive(Clone, Copy)]
 pub(super) struct Weight<'a> {
@@ -70,10 +78,16 @@ pub(super) struct Weight<'a> {
 impl Weight<'_> {
     /// Checks that all values are finite.
     pub(super) fn check(&self, name: &str) -> Result<(), ModelError> {
-        if let Some(at) = self.codes.iter().position(|code| code & 127 == 127) {
-            let place = [at / self.columns, at % self.columns];
-            return Err(ModelError::tensor(name, format!("its value at {place:?} is not a number")));
+        self.check_scales(name)?;
+        let mut rows = self.codes.chunks_exact(self.columns).enumerate();
+        match rows.find_map(|(row, codes)| no_number(row, 0, codes)) {
+            None => Ok(()),
+            Some(problem) => Err(ModelError::tensor(name, problem)),
         }
+    }
+
+    /// Checks that no scale makes a code infinite.
+    pub(super) fn check_scales(&self, name: &str) -> Result<(), ModelError> {
         match self.scales.iter().find(|scale| !(*scale * LARGEST).is_finite()) {
             None => Ok(()),
             Some(scale) => Err(ModelError::tensor(name, format!("its scale {scale:e} is too large"))),
@@ -86,23 +100,44 @@ impl Weight<'_> {
         &self.scales[row / self.block[0] * across..][..across]
     }
 
+    /// Packs some blocks of a row, and returns an error if one of their codes is not a number.
+    pub(super) fn pack_checked(
+        &self,
+        row: usize,
+        blocks: Range<usize>,
+        out: &mut [u8],
+    ) -> Result<(), String> {
+        let first = blocks.start * BLOCK;
+        let codes = &self.codes[row * self.columns..][first..blocks.end * BLOCK];
+        self.pack(row, blocks, out);
+        no_number(row, first, codes).map_or(Ok(()), Err)
+    }
+
+    /// Packs some blocks of a row into `out`, which has room for exactly these.
+    fn pack(&self, row: usize, blocks: Range<usize>, out: &mut [u8]) {
+        let scales = self.scales_of_row(row);
+        let codes = &self.codes[row * self.columns..][blocks.start * BLOCK..];
+        let out = out.chunks_exact_mut(DType::F8E4M3.block_bytes());
+        for ((block, codes), out) in blocks.zip(codes.chunks_exact(BLOCK)).zip(out) {
+            let (scale, kept) = out.split_at_mut(size_of::<f32>());
+            scale.copy_from_slice(&scales[block * BLOCK / self.block[1]].to_le_bytes());
+            kept.copy_from_slice(codes);
+        }
+    }
+
     /// Returns blocks of codes, or values.
     pub(super) fn content(&self, format: DType) -> Vec<u8> {
-        let rows = self.codes.chunks_exact(self.columns).enumerate();
         if format == DType::F8E4M3 {
-            let mut blocks = Vec::with_capacity(self.codes.len() / BLOCK * format.block_bytes());
-            for (row, codes) in rows {
-                let scales = self.scales_of_row(row);
-                for (at, codes) in codes.chunks_exact(BLOCK).enumerate() {
-                    blocks.extend(scales[at * BLOCK / self.block[1]].to_le_bytes());
-                    blocks.extend(codes);
-                }
-            }
+            let across = self.columns / BLOCK;
+            let row_bytes = across * format.block_bytes();
+            let mut blocks = vec![0; self.codes.len() / self.columns * row_bytes];
+            let rows = blocks.chunks_exact_mut(row_bytes.max(1)).enumerate();
+            rows.for_each(|(row, out)| self.pack(row, 0..across, out));
             return blocks;
         }
         let table: Vec<f32> = (0..=u8::MAX).map(f8_e4m3).collect();
         let mut values = Vec::with_capacity(self.codes.len());
-        for (row, codes) in rows {
+        for (row, codes) in self.codes.chunks_exact(self.columns).enumerate() {
             let scales = self.scales_of_row(row);
             let row = codes.iter().enumerate();
             values.extend(row.map(|(at, code)| table[usize::from(*code)] * scales[at / self.block[1]]));

@@ -4,6 +4,7 @@
 //! otherwise, and only scales that half precision does not hold make a matrix F32.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use half::f16;
 use skep_kernels::DType;
@@ -164,44 +165,78 @@ pub(super) struct Weight<'a> {
 impl Weight<'_> {
     /// Returns the blocks of the matrix and their format, which is `declared` if it can hold all values.
     pub(super) fn content(&self, declared: DType) -> (DType, Vec<u8>) {
-        let all_middle = self.zeros.is_none_or(|_| {
-            let groups = self.columns / self.group;
-            (0..self.rows).all(|row| (0..groups).all(|group| self.zero(row, group) == MIDDLE))
-        });
-        let format = if declared == DType::Q4_0 && all_middle { DType::Q4_0 } else { DType::Int4 };
+        let format = self.format(declared);
         match self.blocks(format) {
             Some(blocks) => (format, blocks),
             None => (DType::F32, self.values()),
         }
     }
 
+    /// Returns the format of the blocks: `declared`, unless its zero point is not that of all groups.
+    pub(super) fn format(&self, declared: DType) -> DType {
+        let all_middle = self.zeros.is_none_or(|_| {
+            let groups = self.columns / self.group;
+            (0..self.rows).all(|row| (0..groups).all(|group| self.zero(row, group) == MIDDLE))
+        });
+        if declared == DType::Q4_0 && all_middle { DType::Q4_0 } else { DType::Int4 }
+    }
+
+    /// Returns whether half precision holds every scale exactly, so that every block can be repacked.
+    pub(super) fn has_exact_scales(&self) -> bool {
+        self.scales.iter().all(|scale| f16::from_f32(*scale).to_f32() == *scale)
+    }
+
     /// Repacks the integers, or returns `None` if half precision does not hold a scale exactly.
     fn blocks(&self, format: DType) -> Option<Vec<u8>> {
         let per_row = self.columns / BLOCK;
-        let mut blocks = Vec::with_capacity(self.rows * per_row * format.block_bytes());
-        let mut values = [0; BLOCK];
-        for row in 0..self.rows {
-            for block in 0..per_row {
-                self.integers(row, block * BLOCK, &mut values);
-                let group = block * BLOCK / self.group;
-                let (scale, zero) = (self.scale(row, group), self.zero(row, group));
-                let mut half = f16::from_f32(scale);
-                if half.to_f32() != scale {
-                    // The scale of a block of zeros does not matter.
-                    if values.iter().any(|value| *value != zero) {
-                        return None;
-                    }
-                    half = f16::ZERO;
+        let row_bytes = per_row * format.block_bytes();
+        let mut blocks = vec![0; self.rows * row_bytes];
+        let mut rows = blocks.chunks_exact_mut(row_bytes.max(1)).enumerate();
+        let is_exact = rows.all(|(row, out)| self.repack(format, row, 0..per_row, out));
+        is_exact.then_some(blocks)
+    }
+
+    /// Repacks some blocks of a row into `out`, which has room for exactly these. Returns `false` if half precision does not hold
+    /// a scale exactly.
+    pub(super) fn repack(&self, format: DType, row: usize, blocks: Range<usize>, out: &mut [u8]) -> bool {
+        for (block, out) in blocks.zip(out.chunks_exact_mut(format.block_bytes())) {
+            let group = block * BLOCK / self.group;
+            let (scale, zero) = (self.scale(row, group), self.zero(row, group));
+            let pairs = self.pairs(row, block * BLOCK);
+            let mut half = f16::from_f32(scale);
+            if half.to_f32() != scale {
+                // The scale of a block of zeros does not matter.
+                if pairs.iter().any(|pair| pair & 15 != zero || pair >> 4 != zero) {
+                    return false;
                 }
-                blocks.extend(half.to_le_bytes());
-                if format == DType::Int4 {
-                    blocks.push(zero);
-                }
-                // A block's byte holds a value of its first half and one of its second.
-                blocks.extend((0..BLOCK / 2).map(|at| values[at] | values[at + BLOCK / 2] << 4));
+                half = f16::ZERO;
             }
+            out[..2].copy_from_slice(&half.to_le_bytes());
+            if format == DType::Int4 {
+                out[2] = zero;
+            }
+            let codes = out.len() - pairs.len();
+            out[codes..].copy_from_slice(&pairs);
         }
-        Some(blocks)
+        true
+    }
+
+    /// Returns the integers of a block as its bytes hold them: each has a value of the first half and one of the second.
+    fn pairs(&self, row: usize, first: usize) -> [u8; BLOCK / 2] {
+        let mut pairs = [0; BLOCK / 2];
+        if self.packing == IntegerPacking::Rows {
+            // Bytes hold neighbors here. The loop has fixed bounds, so that it becomes a few vector instructions.
+            let (low, high) = self.codes[(row * self.columns + first) / 2..][..BLOCK / 2].split_at(BLOCK / 4);
+            for (pair, (low, high)) in pairs.as_chunks_mut::<2>().0.iter_mut().zip(low.iter().zip(high)) {
+                *pair = [(low & 15) | (high << 4), (low >> 4) | (high & 0xf0)];
+            }
+            return pairs;
+        }
+        let mut values = [0; BLOCK];
+        self.integers(row, first, &mut values);
+        let (low, high) = values.split_at(BLOCK / 2);
+        pairs.iter_mut().zip(low.iter().zip(high)).for_each(|(pair, (low, high))| *pair = low | (high << 4));
+        pairs
     }
 
     fn values(&self) -> Vec<u8> {

@@ -8,6 +8,7 @@
 mod floats;
 mod integers;
 mod mxfp4;
+mod part;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -242,7 +243,8 @@ impl<'a> Tensor<'a> {
                 Ok((self.dtype, Cow::Owned(weight.content(self.dtype))))
             }
             Coding::Mxfp4 { scales, first, step } => {
-                let content = mxfp4::content(self.name, self.data, scales, columns, first, step)?;
+                let weight = mxfp4::Weight { columns, first, step, codes: self.data, scales };
+                let content = weight.content().map_err(|problem| ModelError::tensor(self.name, problem))?;
                 Ok((self.dtype, Cow::Owned(content)))
             }
         }

@@ -4,6 +4,7 @@
 //! values that are 16 apart. Rows of gates and ups alternate, and are separated here.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use skep_kernels::DType;
 
@@ -70,28 +71,46 @@ pub(super) fn join(stem: &str, tensors: &mut BTreeMap<String, TensorLocation>) -
     Ok(())
 }
 
-/// Returns the blocks of every `step`-th row from `first` on.
-pub(super) fn content(
-    name: &str,
-    codes: &[u8],
-    scales: &[u8],
-    columns: usize,
-    first: usize,
-    step: usize,
-) -> Result<Vec<u8>, ModelError> {
-    let across = columns / BLOCK;
-    let rows = codes.chunks_exact((columns / 2).max(1)).zip(scales.chunks_exact(across.max(1)));
-    let mut blocks = Vec::with_capacity(codes.len() / step / 16 * DType::Mxfp4.block_bytes());
-    for (row, (codes, scales)) in rows.enumerate().skip(first).step_by(step) {
-        for (at, (codes, scale)) in codes.chunks_exact(BLOCK / 2).zip(scales).enumerate() {
-            if *scale >= TOO_LARGE {
-                let problem = format!("the power of two of block [{row}, {at}] is not a finite number");
-                return Err(ModelError::tensor(name, problem));
-            }
-            blocks.push(*scale);
-            let value = |at: usize| codes[at / 2] >> (4 * (at % 2)) & 15;
-            blocks.extend((0..BLOCK / 2).map(|at| value(at) | value(at + BLOCK / 2) << 4));
-        }
+/// Rows of codes and of powers of two, of which every `step`-th from `first` on belongs to a matrix of `columns` columns.
+#[derive(Clone, Copy)]
+pub(super) struct Weight<'a> {
+    pub(super) columns: usize,
+    pub(super) first: usize,
+    pub(super) step: usize,
+    pub(super) codes: &'a [u8],
+    pub(super) scales: &'a [u8],
+}
+
+impl Weight<'_> {
+    /// Returns the blocks of the whole matrix.
+    pub(super) fn content(&self) -> Result<Vec<u8>, String> {
+        let across = self.columns / BLOCK;
+        let stored = self.scales.len() / across.max(1);
+        let rows = (self.first..stored).step_by(self.step.max(1)).len();
+        let row_bytes = across * DType::Mxfp4.block_bytes();
+        let mut blocks = vec![0; rows * row_bytes];
+        let mut rows = blocks.chunks_exact_mut(row_bytes.max(1)).enumerate();
+        rows.try_for_each(|(row, out)| self.pack(row, 0..across, out))?;
+        Ok(blocks)
     }
-    Ok(blocks)
+
+    /// Packs some blocks of a row into `out`, which has room for exactly these. Returns an error if a value is not finite.
+    pub(super) fn pack(&self, row: usize, blocks: Range<usize>, out: &mut [u8]) -> Result<(), String> {
+        let across = self.columns / BLOCK;
+        let stored = self.first + row * self.step;
+        let codes = &self.codes[stored * self.columns / 2..][blocks.start * BLOCK / 2..];
+        let scales = &self.scales[stored * across..];
+        let out = out.chunks_exact_mut(DType::Mxfp4.block_bytes());
+        for ((block, codes), out) in blocks.zip(codes.chunks_exact(BLOCK / 2)).zip(out) {
+            let scale = scales[block];
+            if scale >= TOO_LARGE {
+                return Err(format!("the power of two of block [{stored}, {block}] is not a finite number"));
+            }
+            out[0] = scale;
+            let value = |at: usize| codes[at / 2] >> (4 * (at % 2)) & 15;
+            let pairs = out[1..].iter_mut().enumerate();
+            pairs.for_each(|(at, pair)| *pair = value(at) | value(at + BLOCK / 2) << 4);
+        }
+        Ok(())
+    }
 }
