@@ -55,6 +55,16 @@ impl Mapping {
         &self.path
     }
 
+    /// Lets the operating system read `bytes` from the file in the background.
+    pub(crate) fn will_read(&self, bytes: Range<usize>) {
+        #[cfg(unix)]
+        if let Bytes::File(mapped) = &self.bytes
+            && let Err(error) = mapped.advise_range(memmap2::Advice::WillNeed, bytes.start, bytes.len())
+        {
+            tracing::debug!(path = %self.path.display(), %error, "cannot read the mapped file ahead");
+        }
+    }
+
     /// Lets the operating system drop the pages of `bytes`. A later read loads them from the file again.
     pub(crate) fn release(&self, bytes: Range<usize>) {
         #[cfg(unix)]

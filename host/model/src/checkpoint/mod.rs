@@ -5,6 +5,7 @@
 //! all its bytes. This module does not compute.
 
 mod coded;
+mod file_parts;
 mod folder;
 mod gguf_files;
 mod layout;
@@ -32,6 +33,7 @@ use coded::StoredAs;
 #[cfg(test)]
 pub(crate) use coded::tests as fixtures;
 pub(crate) use coded::{Coding, fp8_format};
+pub(crate) use file_parts::FilePart;
 use folder::Folder;
 pub use folder::reads_vocabulary_file;
 pub(crate) use synthetic::{Random, scales as block_scales};

@@ -2,6 +2,8 @@
 //!
 //! Invariant: weights never change once loaded. Each weight is in memory only once, however many replicas use it.
 
+use std::cell::RefCell;
+use std::ops::Range;
 use std::sync::Arc;
 
 use skep_kernels::WorkerPool;
@@ -20,7 +22,7 @@ use crate::layers::compute::Compute;
 use crate::models::cost::Cost;
 use crate::models::transformer::Transformer;
 use crate::shard::{self, Shard};
-use crate::weights::WeightLoader;
+use crate::weights::{ReadAhead, Reads, WeightLoader};
 
 /// Maximum number of ranks of one model.
 const MAX_RANKS: usize = 64;
@@ -64,22 +66,32 @@ impl ModelWeights {
         let (ranks, stages) = (options.tensor_parallel, options.pipeline_parallel);
         let shard = |rank| Shard { rank, ranks };
         let mut total = 0;
+        let mut reads = Vec::with_capacity(ranks);
         for rank in 0..ranks {
+            let of_rank = RefCell::new(Reads::default());
+            let note = |name: &str, ranges: &[Range<usize>]| {
+                of_rank.borrow_mut().add(checkpoint.file_parts(name, ranges));
+            };
             let mut described = WeightLoader::for_plan(checkpoint, shard(rank))
-                .with_format(options.exact_weights, options.weights);
+                .with_format(options.exact_weights, options.weights)
+                .noting_reads(&note);
             Transformer::load(&config, &mut described)?;
             total += described.bytes();
+            reads.push(of_rank.into_inner());
         }
         let pool = WorkerPool::new(threads)?;
         let mut bytes = 0;
         let mut models = Vec::with_capacity(ranks);
-        for rank in 0..ranks {
+        for (rank, reads) in reads.into_iter().enumerate() {
             let before = bytes;
             let packed = move |of_rank: u64| watch(before + of_rank, total);
+            let ahead = ReadAhead::new(checkpoint, reads);
+            let begin = |_: &str, _: &[Range<usize>]| ahead.begin();
             let mut weights = WeightLoader::new(&pool, checkpoint, shard(rank))
                 .with_format(options.exact_weights, options.weights)
-                .watched_by(&packed);
-            models.push(Transformer::load(&config, &mut weights)?);
+                .watched_by(&packed)
+                .noting_reads(&begin);
+            models.push(ahead.beside(|| Transformer::load(&config, &mut weights))?);
             bytes += weights.bytes();
         }
         drop(pool);
@@ -162,8 +174,6 @@ fn check_ranks(checkpoint: &Checkpoint, options: &ExecutorOptions) -> Result<(),
 
 #[cfg(test)]
 mod tests {
-    use std::cell::RefCell;
-
     use super::*;
     use crate::batch::{Batch, LogitsWanted};
     use crate::executor::WeightConversion;

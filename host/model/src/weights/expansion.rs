@@ -40,6 +40,8 @@ impl WeightLoader<'_> {
         let name = format!("{prefix}.kv_b_proj.weight");
         let head_rows = unrotated + value;
         let tensor = self.tensor(&name, &[head_count * head_rows, rank])?;
+        let own = heads.start * head_rows..heads.end * head_rows;
+        self.begin(&name, &[own]);
         let (dtype, content) = match self.is_plan() {
             true => (tensor.dtype, Cow::Borrowed(tensor.data)),
             false => tensor.content()?,
@@ -71,6 +73,7 @@ impl WeightLoader<'_> {
         range: Range<usize>,
     ) -> Result<Vec<PackedMatrix>, ModelError> {
         let tensor = self.tensor(name, &[count, rows, columns])?;
+        self.begin(name, &[range.clone()]);
         let length = tensor.data.len() / count.max(1);
         let packed = range
             .map(|at| {

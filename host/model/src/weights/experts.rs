@@ -131,6 +131,8 @@ impl WeightLoader<'_> {
             let problem = format!("has the type {dtype}; experts in one tensor must be F32, F16 or BF16");
             return Err(ModelError::tensor(name, problem));
         }
+        let own = matrix..matrix + 1;
+        self.begin(name, &[own]);
         let size = dtype.block_bytes();
         self.packed(name, dtype, [outputs.len(), inputs.len()], || {
             let first = matrix * rows * columns;

@@ -6,6 +6,7 @@
 mod conversion;
 mod expansion;
 mod experts;
+mod read_ahead;
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -21,6 +22,7 @@ use crate::layers::linear::Linear;
 use crate::shard::{Shard, ShardPlan};
 pub use conversion::WeightConversion;
 use conversion::converted;
+pub(crate) use read_ahead::{ReadAhead, Reads};
 
 /// Loads weights and counts the bytes that they take.
 pub(crate) struct WeightLoader<'a> {
@@ -33,7 +35,12 @@ pub(crate) struct WeightLoader<'a> {
     bytes: u64,
     /// Is called with the number of bytes after each weight.
     watch: Option<&'a dyn Fn(u64)>,
+    reads: Option<ReadWatch<'a>>,
 }
+
+/// Is called before a weight is read, with its name and the ranges of its outermost dimension that are read. Without ranges, all of
+/// the weight is.
+pub(crate) type ReadWatch<'a> = &'a dyn Fn(&str, &[Range<usize>]);
 
 /// The destination of weights.
 enum Target<'a> {
@@ -77,6 +84,7 @@ impl<'a> WeightLoader<'a> {
             conversion: WeightConversion::Keep,
             bytes: 0,
             watch: None,
+            reads: None,
         }
     }
 
@@ -91,6 +99,7 @@ impl<'a> WeightLoader<'a> {
             conversion: WeightConversion::Keep,
             bytes: 0,
             watch: None,
+            reads: None,
         }
     }
 
@@ -103,6 +112,18 @@ impl<'a> WeightLoader<'a> {
     /// Calls `watch` with the number of bytes after each weight.
     pub(crate) fn watched_by(self, watch: &'a dyn Fn(u64)) -> Self {
         WeightLoader { watch: Some(watch), ..self }
+    }
+
+    /// Calls `reads` before each weight is read. A plan calls it in the same order as the load.
+    pub(crate) fn noting_reads(self, reads: ReadWatch<'a>) -> Self {
+        WeightLoader { reads: Some(reads), ..self }
+    }
+
+    /// Notes that some ranges of a weight are read next.
+    pub(super) fn begin(&self, name: &str, ranges: &[Range<usize>]) {
+        if let Some(reads) = self.reads {
+            reads(name, ranges);
+        }
     }
 
     pub(crate) fn shard(&self) -> Shard {
@@ -177,6 +198,7 @@ impl<'a> WeightLoader<'a> {
     ) -> Result<PackedMatrix, ModelError> {
         let tensor = self.tensor(name, &[rows, columns])?;
         let (own_rows, own_columns) = plan.area([rows, columns]);
+        self.begin(name, &own_rows);
         let shape = [plan.rows(rows), own_columns.len()];
         let matrix = match self.target {
             Target::Plan => self.packed(name, tensor.dtype, shape, || Ok(Cow::Borrowed(&[])))?,
@@ -239,6 +261,7 @@ impl<'a> WeightLoader<'a> {
     /// Returns the values of a small tensor, or zeros for a plan.
     pub(super) fn values(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
         let tensor = self.tensor(name, shape)?;
+        self.begin(name, &[]);
         let mut values = vec![0.0; shape.iter().product()];
         if let Target::Memory { .. } = self.target {
             let (dtype, content) = tensor.content()?;

@@ -16,6 +16,7 @@ use std::ops::Range;
 
 use skep_kernels::{DType, dequantize};
 
+use super::file_parts::FilePart;
 use super::{Format, Tensor, TensorLocation};
 use crate::config::{IntegerPacking, WeightCoding};
 use crate::error::ModelError;
@@ -89,6 +90,29 @@ impl<'a> Coding<'a> {
 }
 
 impl StoredAs {
+    /// Returns the location of what the values depend on beside the codes.
+    pub(super) fn companions(&self) -> Vec<FilePart> {
+        let part = |file: usize, bytes: &Range<usize>| FilePart { file, bytes: bytes.clone() };
+        let of = |scales: &Scales| part(scales.file, &scales.bytes);
+        match self {
+            StoredAs::Values => Vec::new(),
+            StoredAs::Int4 { scales, zeros, .. } => {
+                let zeros = zeros.iter().map(|(file, bytes)| part(*file, bytes));
+                std::iter::once(of(scales)).chain(zeros).collect()
+            }
+            StoredAs::Fp8 { scales, .. } => vec![of(scales)],
+            StoredAs::Mxfp4 { scales: (file, bytes), .. } => vec![part(*file, bytes)],
+        }
+    }
+
+    /// Returns whether the bytes of a row are apart from those of other rows of the tensor.
+    pub(super) fn has_rows_apart(&self) -> bool {
+        match self {
+            StoredAs::Values | StoredAs::Fp8 { .. } | StoredAs::Mxfp4 { .. } => true,
+            StoredAs::Int4 { packing, .. } => *packing == IntegerPacking::Rows,
+        }
+    }
+
     pub(super) fn coding<'a>(&self, files: &'a [Mapping]) -> Coding<'a> {
         let bytes = |scales: &Scales| &files[scales.file][scales.bytes.clone()];
         match self {
