@@ -259,6 +259,17 @@ impl Checkpoint {
         self.files.iter().map(|file| file.len() as u64).sum()
     }
 
+    /// Returns the paths of the files with weights.
+    pub fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.files.iter().map(Mapping::path)
+    }
+
+    /// Returns the size in the files of the weights that the model needs. Files may have others, such as those of a vision tower.
+    pub fn weight_bytes(&self) -> u64 {
+        let needed = self.required();
+        needed.iter().filter_map(|(name, _)| self.tensor(name).ok()).map(|tensor| tensor.stored_bytes()).sum()
+    }
+
     /// Lets the operating system drop the pages of a tensor after it has been repacked. Memory then holds only the
     /// packed weights and the tensor that is being packed.
     pub fn release(&self, name: &str) {

@@ -25,6 +25,8 @@ mod store;
 mod storm;
 mod target;
 mod tools;
+#[cfg(target_os = "linux")]
+mod weights;
 
 use std::time::Duration;
 
@@ -34,7 +36,7 @@ use crate::embedded::{self, BenchAgent, SourceTree};
 use crate::guest_build::{self, BuildRequest, GuestTarget};
 use crate::progress::Terminal;
 
-/// Measure the engine, KV pages on disk, the cost of calling an agent, servers under agents' work, load and
+/// Measure the engine, loads of weights, KV pages on disk, the cost of calling an agent, servers under agents' work, load and
 /// kills, and structured output; simulate a fleet of hosts
 #[derive(Debug, clap::Subcommand)]
 pub enum Command {
@@ -55,6 +57,8 @@ pub enum Command {
     Crash(crash::Args),
     Fleet(fleet::Args),
     Soak(soak::Args),
+    #[cfg(target_os = "linux")]
+    Weights(weights::Args),
     #[cfg(unix)]
     Cluster(cluster::Args),
     #[cfg(unix)]
@@ -80,6 +84,8 @@ pub async fn run(command: Command) -> Result<()> {
         Command::Crash(args) => crash::run(args).await,
         Command::Fleet(args) => tokio::task::block_in_place(|| fleet::run(&args)),
         Command::Soak(args) => soak::run(args).await,
+        #[cfg(target_os = "linux")]
+        Command::Weights(args) => tokio::task::block_in_place(|| weights::run(&args)),
         #[cfg(unix)]
         Command::Cluster(args) => cluster::run(args).await,
         #[cfg(unix)]
