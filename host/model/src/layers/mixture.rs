@@ -142,23 +142,32 @@ impl Mixture {
         self.router.choose(compute, input, tokens, products, experts, weights)?;
         rows.sort(experts, used, self.experts.len());
         let count = tokens * used;
-        let gathered = resized(&mut workspace.gathered, count * hidden);
-        copy_rows(&compute.pool, input, hidden, &rows.tokens, gathered)?;
+        // One token is the input of all its experts, and is rounded once for them.
+        let gathered = match tokens {
+            1 => input,
+            _ => {
+                let gathered = resized(&mut workspace.gathered, count * hidden);
+                copy_rows(&compute.pool, input, hidden, &rows.tokens, gathered)?;
+                &*gathered
+            }
+        };
         let gate_up = resized(&mut workspace.gate_up, count * 2 * size);
         let mut both = Vec::new();
         let mut downs = Vec::new();
         for (expert, rows) in rows.active() {
             let Expert { gate, up, down, gate_bias, up_bias, down_bias } = &self.experts[expert];
             let out_row = rows.start;
-            let product = |matrix, bias, out_column| GroupedProduct {
+            let inputs = if tokens == 1 { 0..1 } else { rows.clone() };
+            let product = |matrix, rows, bias, out_column| GroupedProduct {
                 matrix,
-                rows: rows.clone(),
+                rows,
                 out_row,
                 out_column,
                 bias,
             };
-            both.extend([product(gate, &gate_bias[..], 0), product(up, &up_bias[..], size)]);
-            downs.push(product(down, &down_bias[..], 0));
+            both.push(product(gate, inputs.clone(), &gate_bias[..], 0));
+            both.push(product(up, inputs, &up_bias[..], size));
+            downs.push(product(down, rows, &down_bias[..], 0));
         }
         let Compute { pool, isa, activations } = &mut *compute;
         grouped_matmul(pool, *isa, &both, gathered, hidden, gate_up, 2 * size, activations)?;
