@@ -73,6 +73,7 @@ fn llama_bench_runs_the_same_files() {
             rates["prefill"].as_f64().unwrap() > 0.0 && rates["decode"].as_f64().unwrap() > 0.0,
             "{report}"
         );
+        assert!(report["models"][0]["read_share"].as_f64().unwrap() > 0.0, "{report}");
     }
 }
 

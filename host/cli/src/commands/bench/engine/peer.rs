@@ -9,8 +9,10 @@ use serde::{Deserialize, Serialize};
 use skep_model::ExecutorOptions;
 
 use super::super::median;
-use super::steps::{Amounts, measure};
-use super::subject::Subject;
+use super::ceilings::Ceilings;
+use super::report::{Decode, shares};
+use super::steps::{Amounts, Times, measure};
+use super::subject::{Loaded, Subject};
 use crate::catalog;
 use crate::commands::out;
 use crate::guest_build::bounded_command;
@@ -48,6 +50,12 @@ struct Compared {
     model: String,
     peer: Rates,
     skep: Rates,
+    /// Bandwidth of the memory, measured in the same run.
+    read_gb_per_s: f64,
+    /// Bytes that a step of Skep's decode reads: the weights, only those of the chosen experts of a mixture, and the cache.
+    read_bytes_per_step: f64,
+    /// Share of that bandwidth at which Skep decodes.
+    read_share: f64,
 }
 
 /// One test of `llama-bench -o json`.
@@ -92,11 +100,7 @@ impl Peer {
                 step.advance_to(u64::from(round) + 1);
             }
             step.finish("");
-            compared.push(Compared {
-                model: model.clone(),
-                peer: Rates::median(&theirs),
-                skep: Rates::median(&ours),
-            });
+            compared.push(Compared::of(model.clone(), &loaded, amounts, &options, [&theirs[..], &ours[..]])?);
         }
         let peer = std::iter::once(self.program).chain(self.flags).collect::<Vec<_>>().join(" ");
         let Amounts { prompt, generate, repeat: rounds, .. } = amounts;
@@ -116,6 +120,26 @@ impl Peer {
             bail!("{program} failed on {}: {}", model.display(), finished.last_words());
         }
         Rates::read(&finished.stdout).with_context(|| format!("the output of {program} cannot be read"))
+    }
+}
+
+impl Compared {
+    /// Compares the medians of all rounds, of the peer and of Skep.
+    fn of(
+        model: String,
+        loaded: &Loaded,
+        amounts: Amounts,
+        options: &ExecutorOptions,
+        [theirs, ours]: [&[Rates]; 2],
+    ) -> Result<Self> {
+        let (peer, skep) = (Rates::median(theirs), Rates::median(ours));
+        let step = loaded.executor.limits().max_batch_tokens;
+        let ceilings = Ceilings::of(loaded, options, amounts.prompt.clamp(1, step))?;
+        let times = Times { prefill_s: None, decode_s: Some(amounts.generate as f64 / skep.decode) };
+        let (_, decode) = shares(loaded, amounts, times, &ceilings);
+        let Decode { read_bytes_per_step, read_share, .. } = decode.context("nothing was decoded")?;
+        let read_gb_per_s = ceilings.read_gb_per_s;
+        Ok(Compared { model, peer, skep, read_gb_per_s, read_bytes_per_step, read_share })
     }
 }
 
@@ -147,13 +171,14 @@ impl Comparison {
              turns with `{peer}`"
         ))?;
         let row = |compared: &Compared| {
-            let Compared { model, peer, skep } = compared;
+            let Compared { model, peer, skep, read_gb_per_s, read_share, .. } = compared;
             let rates = |rates: &Rates| format!("{:.0} / {:.0}", rates.prefill, rates.decode);
             let ratio = format!("{:.2} / {:.2}", skep.prefill / peer.prefill, skep.decode / peer.decode);
-            [model.clone(), rates(peer), rates(skep), ratio]
+            let reads = format!("{:.0} % of {read_gb_per_s:.1} GB/s", read_share * 100.0);
+            [model.clone(), rates(peer), rates(skep), ratio, reads]
         };
         let rows: Vec<_> = models.iter().map(row).collect();
-        out::table(["MODEL", "LLAMA.CPP", "SKEP", "RATIO"], &rows)
+        out::table(["MODEL", "LLAMA.CPP", "SKEP", "RATIO", "DECODE READS"], &rows)
     }
 }
 
@@ -186,5 +211,26 @@ mod tests {
             let error = Rates::read(text).expect_err(text).to_string();
             assert!(error.contains(expected), "{error}");
         }
+    }
+
+    #[test]
+    fn a_comparison_says_how_fast_a_decode_reads_memory() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (program, script) = (folder.path().join("llama-bench"), folder.path().join("script"));
+        let tests =
+            r#"[{"n_prompt": 9, "n_gen": 0, "avg_ts": 2.0}, {"n_prompt": 0, "n_gen": 3, "avg_ts": 4.0}]"#;
+        std::fs::write(&script, format!("echo '{tests}'\n")).expect("written");
+        std::os::unix::fs::symlink("/bin/sh", &program).expect("linked");
+        let peer = Peer::parse(&format!("{} {}", program.display(), script.display())).expect("its name");
+        let model = format!("{}/../../tests/fixtures/tiny/qwen3-moe", env!("CARGO_MANIFEST_DIR"));
+        let amounts = Amounts { prompt: 9, generate: 3, depth: 0, shared: 0, batch: 1, repeat: 1 };
+        let options = ExecutorOptions { threads: Some(1), ..ExecutorOptions::default() };
+        let comparison = peer.compare(&[model], amounts, options, 1).expect("compared");
+        let compared = &comparison.models[0];
+        assert_eq!((compared.peer.prefill, compared.peer.decode), (2.0, 4.0));
+        let read_gb_per_s = compared.read_bytes_per_step * compared.skep.decode / 1e9;
+        let share = compared.read_share * compared.read_gb_per_s;
+        assert!(read_gb_per_s > 0.0 && (share / read_gb_per_s - 1.0).abs() < 1e-9, "{compared:?}");
+        comparison.for_people().expect("printed");
     }
 }
