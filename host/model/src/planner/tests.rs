@@ -26,6 +26,7 @@ fn parameters_are_the_published_ones() {
     // Billions of parameters, in all and of a token, as published with the models.
     for (name, published, active) in [
         ("deepseek-v3", 671.0, 37.0),
+        ("deepseek-v2-lite", 15.7, 2.4),
         ("qwen3-30b-a3b", 30.5, 3.3),
         ("mixtral-8x7b", 46.7, 12.9),
         ("gpt-oss-20b", 20.9, 3.6),
@@ -43,6 +44,10 @@ fn parameters_are_the_published_ones() {
         // Some count the table of tokens among the active parameters, of which a token reads one row.
         assert!((per_token / active - 1.0).abs() < 0.1, "{name}: {per_token} B instead of {active} B");
     }
+    // 30 billion are published for this one, of which 3 are active, both rounded.
+    let flash = described("glm-4.7-flash").totals();
+    assert!((29.5e9..30.5e9).contains(&(flash.parameters as f64)), "{flash:?}");
+    assert!((3e9..4e9).contains(&(flash.active_parameters as f64)), "{flash:?}");
     // 106 billion is published for this one, rounded down.
     let glm = described("glm-4.5-air").totals();
     assert!((106e9..107e9).contains(&(glm.parameters as f64)), "{glm:?}");

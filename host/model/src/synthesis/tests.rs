@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use skep_kernels::DType;
 
-use super::shape::{Attention, SHAPES};
+use super::shape::{Attention, Gating, SHAPES};
 use super::{Synthesis, SynthesisOptions, names, weight_format};
 use crate::batch::{Batch, BatchSequence, LogitsWanted, PAGE_TOKENS, PageId};
 use crate::checkpoint::Checkpoint;
@@ -127,7 +127,12 @@ fn rows_that_are_not_whole_blocks_have_a_format_with_smaller_blocks() {
 
 #[test]
 fn widths_are_those_of_the_published_configurations() {
-    for (name, file) in [("qwen3-30b-a3b", "qwen3-30b-a3b.json"), ("kimi-k2", "kimi-k2.5.json")] {
+    for (name, file) in [
+        ("qwen3-30b-a3b", "qwen3-30b-a3b.json"),
+        ("deepseek-v2-lite", "deepseek-v2-lite.json"),
+        ("glm-4.7-flash", "glm-4.7-flash.json"),
+        ("kimi-k2", "kimi-k2.5.json"),
+    ] {
         let text = std::fs::read(fixture("../configs").join(file)).unwrap();
         let config: Value = serde_json::from_slice(&text).unwrap();
         let config = config.get("text_config").unwrap_or(&config);
@@ -144,7 +149,7 @@ fn widths_are_those_of_the_published_configurations() {
         ];
         assert_eq!(sizes, keys.map(number), "{name}");
         let experts = shape.experts;
-        let count = if name == "kimi-k2" { "n_routed_experts" } else { "num_experts" };
+        let count = if name == "qwen3-30b-a3b" { "num_experts" } else { "n_routed_experts" };
         let keys = [count, "num_experts_per_tok", "moe_intermediate_size"];
         assert_eq!([experts.count, experts.used, experts.size], keys.map(number), "{name}");
         assert_eq!((shape.theta, shape.norm_epsilon), (real("rope_theta"), real("rms_norm_eps")), "{name}");
@@ -153,11 +158,20 @@ fn widths_are_those_of_the_published_configurations() {
                 assert_eq!([kv_heads, head_size], ["num_key_value_heads", "head_dim"].map(number));
             }
             Attention::Latent(latent) => {
-                let keys =
-                    ["q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"];
-                let rank = latent.query_rank.unwrap();
-                let sizes = [rank, latent.rank, latent.unrotated, latent.rotated, latent.value];
-                assert_eq!(sizes, keys.map(number));
+                let keys = ["kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"];
+                let sizes = [latent.rank, latent.unrotated, latent.rotated, latent.value];
+                assert_eq!(sizes, keys.map(number), "{name}");
+                let rank = config["q_lora_rank"].as_u64().map(|rank| rank as usize);
+                assert_eq!(latent.query_rank, rank, "{name}");
+                let yarn = &config["rope_scaling"];
+                let keys = ["factor", "original_max_position_embeddings", "mscale_all_dim"];
+                let stated = yarn.is_object().then(|| keys.map(|key| yarn[key].as_f64().unwrap() as f32));
+                let found =
+                    latent.yarn.map(|yarn| [yarn.factor, yarn.original_context as f32, yarn.all_dimensions]);
+                assert_eq!(found, stated, "{name}");
+                let by_softmax = config["scoring_func"] == "softmax";
+                assert_eq!(experts.gating == Gating::Softmax, by_softmax, "{name}");
+                assert_eq!(Some(experts.normalized), config["norm_topk_prob"].as_bool(), "{name}");
                 assert_eq!(experts.scale, real("routed_scaling_factor"));
                 let (shared, dense) = (number("n_shared_experts"), number("first_k_dense_replace"));
                 assert_eq!((experts.shared, experts.dense_layers), (shared, dense));
