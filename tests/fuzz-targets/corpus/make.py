@@ -99,7 +99,8 @@ def gguf_model(name, architecture, keys, tensors):
     base |= {"attention.head_count": 2, "attention.head_count_kv": 2, "attention.key_length": 16,
              "attention.value_length": 16}
     for key, value in (base | keys).items():
-        writer.add_uint32(f"{architecture}.{key}", value)
+        add = {str: writer.add_string, float: writer.add_float32}.get(type(value), writer.add_uint32)
+        add(f"{architecture}.{key}", value)
     writer.add_float32(f"{architecture}.attention.layer_norm_rms_epsilon", 1e-5)
     writer.add_tensor("token_embd.weight", half(VOCABULARY, WIDTH))
     writer.add_tensor("output_norm.weight", half(WIDTH).astype(np.float32))
@@ -132,6 +133,23 @@ gguf_model("glm4moe", "glm4moe", {"expert_count": 2, "expert_used_count": 1, "ex
                                   "rope.dimension_count": 8, "expert_gating_func": 2},
            ATTENTION | {f"attn_{p}.bias": (WIDTH,) for p in "qkv"} | EXPERTS
            | {"post_attention_norm.weight": (WIDTH,), "exp_probs_b.bias": (2,)})
+# The gates and ups of experts may share a tensor.
+gguf_model("qwen3moe", "qwen3moe", {"expert_count": 2, "expert_used_count": 1, "expert_feed_forward_length": WIDTH},
+           ATTENTION | {f"attn_{p}_norm.weight": (16,) for p in "qk"}
+           | {"ffn_norm.weight": (WIDTH,), "ffn_gate_inp.weight": (2, WIDTH), "ffn_gate_up_exps.weight": (2, 2 * WIDTH, WIDTH),
+              "ffn_down_exps.weight": (2, WIDTH, WIDTH)})
+gguf_model("deepseek2", "deepseek2",
+           {"attention.head_count_kv": 1, "attention.key_length": 48, "attention.value_length": 32, "attention.key_length_mla": 32,
+            "attention.value_length_mla": 16, "attention.q_lora_rank": WIDTH, "attention.kv_lora_rank": 32,
+            "rope.dimension_count": 16, "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 16, "rope.scaling.yarn_log_multiplier": 0.1, "expert_count": 2,
+            "expert_used_count": 1, "expert_shared_count": 1, "expert_feed_forward_length": WIDTH, "expert_gating_func": 2,
+            "expert_weights_scale": 2.5, "leading_dense_block_count": 0},
+           EXPERTS | {f"ffn_{p}_shexp.weight": (WIDTH, WIDTH) for p in ("gate", "up", "down")}
+           | {"attn_norm.weight": (WIDTH,), "attn_q_a.weight": (WIDTH, WIDTH), "attn_q_a_norm.weight": (WIDTH,),
+              "attn_q_b.weight": (64, WIDTH), "attn_kv_a_mqa.weight": (48, WIDTH), "attn_kv_a_norm.weight": (32,),
+              "attn_k_b.weight": (2, 32, 16), "attn_v_b.weight": (2, 16, 32), "attn_output.weight": (WIDTH, WIDTH),
+              "ffn_norm.weight": (WIDTH,), "exp_probs_b.bias": (2,)})
 
 
 # The seeds below are made of those above, with the standard library alone.
