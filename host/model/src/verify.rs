@@ -1,11 +1,13 @@
 //! Checks a converted model against the expected logits that come with it.
 //!
 //! A model folder's `expected.safetensors` holds `input_ids` [n] (i64) and `logits` [n, vocabulary] (f32) of an
-//! independent float32 implementation. The check runs the ids through the same executor that serves requests, with
-//! float32 keys and values and in chunks, so paging and chunking are checked too.
+//! independent float32 implementation, or those of some `positions` [k] (i64) alone, `logits` [k, vocabulary]. The check runs the ids
+//! through the same executor that serves requests, with float32 keys and values and in chunks, so paging and chunking are checked too.
 
+use std::ops::Range;
 use std::path::Path;
 
+use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 
 use crate::batch::{Batch, BatchSequence, LogitsWanted, PAGE_TOKENS, PageId};
@@ -17,6 +19,7 @@ use skep_kernels::Isa;
 /// The largest relative error that a correct float32 implementation may have.
 pub const TOLERANCE: f64 = 1e-3;
 const EXPECTED_FILE: &str = "expected.safetensors";
+const POSITIONS: &str = "positions";
 const MAX_EXPECTED_BYTES: u64 = 4 << 30;
 
 /// Options of the check.
@@ -40,10 +43,12 @@ impl Default for VerifyOptions {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Verification {
     pub tokens: usize,
+    /// Number of tokens whose logits were compared.
+    pub compared: usize,
     /// The largest absolute difference, divided by the largest expected magnitude.
     pub max_relative_error: f64,
     pub mean_abs_error: f64,
-    /// Fraction of the positions whose most likely token is the expected one.
+    /// Fraction of the compared positions whose most likely token is the expected one.
     pub argmax_agreement: f64,
     /// Whether the largest relative error is within [`TOLERANCE`].
     pub passed: bool,
@@ -79,30 +84,66 @@ pub fn verify(path: &Path, options: VerifyOptions) -> Result<Verification, Model
     };
     let mut executor = ModelWeights::load(&checkpoint, &options)?.executor(options)?;
     let mut comparison = Comparison::default();
-    for start in (0..tokens).step_by(chunk) {
-        let end = (start + chunk).min(tokens);
+    let mut start = 0;
+    while start < expected.end() {
+        let step = expected.step(start, chunk);
         executor.forward(&Batch {
             sequences: vec![BatchSequence {
-                tokens: expected.ids[start..end].to_vec(),
+                tokens: expected.ids[start..step.end].to_vec(),
                 start,
-                pages: (0..end.div_ceil(PAGE_TOKENS) as u32).map(PageId).collect(),
-                logits: LogitsWanted::All,
+                pages: (0..step.end.div_ceil(PAGE_TOKENS) as u32).map(PageId).collect(),
+                logits: step.wanted,
             }],
         })?;
-        for row in 0..end - start {
-            comparison.add(executor.logits(row)?, expected.row(start + row));
+        for (row, number) in step.rows.enumerate() {
+            comparison.add(executor.logits(row)?, expected.row(number));
         }
+        start = step.end;
     }
     Ok(comparison.result(tokens))
 }
 
 struct Expected {
     ids: Vec<u32>,
+    /// The positions whose logits are there, in order. Without them, those of all are.
+    positions: Option<Vec<usize>>,
     logits: Vec<f32>,
     vocabulary_size: usize,
 }
 
+/// A step of the check.
+struct Step {
+    /// The end of its tokens.
+    end: usize,
+    wanted: LogitsWanted,
+    /// The expected rows that it computes, in order.
+    rows: Range<usize>,
+}
+
 impl Expected {
+    /// Returns the number of tokens that have to be computed.
+    fn end(&self) -> usize {
+        match &self.positions {
+            Some(positions) => positions.last().map_or(0, |last| last + 1),
+            None => self.ids.len(),
+        }
+    }
+
+    /// Returns the step of up to `chunk` tokens from `start` on. It ends with the next position whose logits are there.
+    fn step(&self, start: usize, chunk: usize) -> Step {
+        let end = self.end().min(start + chunk);
+        let Some(positions) = &self.positions else {
+            return Step { end, wanted: LogitsWanted::All, rows: start..end };
+        };
+        let number = positions.partition_point(|position| *position < start);
+        match positions.get(number) {
+            Some(position) if *position < end => {
+                Step { end: position + 1, wanted: LogitsWanted::Last, rows: number..number + 1 }
+            }
+            _ => Step { end, wanted: LogitsWanted::None, rows: number..number },
+        }
+    }
+
     fn read(folder: &Path, vocabulary_size: usize) -> Result<Self, ModelError> {
         let path = folder.join(EXPECTED_FILE);
         let io = |source| ModelError::Io { path: path.clone(), source };
@@ -126,13 +167,17 @@ impl Expected {
             }
         };
         let (ids, logits) = (tensor("input_ids", Dtype::I64)?, tensor("logits", Dtype::F32)?);
+        let has_positions = file.names().iter().any(|name| *name == POSITIONS);
+        let positions = has_positions.then(|| tensor(POSITIONS, Dtype::I64)).transpose()?;
         if ids.shape().len() != 1 || ids.shape()[0] == 0 {
             return Err(ModelError::tensor(
                 "input_ids",
                 format!("has the shape {:?}; expected [n]", ids.shape()),
             ));
         }
-        let wanted = [ids.shape()[0], vocabulary_size];
+        let positions = positions.map(|positions| read_positions(&positions, ids.shape()[0])).transpose()?;
+        let rows = positions.as_ref().map_or(ids.shape()[0], Vec::len);
+        let wanted = [rows, vocabulary_size];
         if logits.shape() != wanted {
             let problem = format!("has the shape {:?}; expected {wanted:?}", logits.shape());
             return Err(ModelError::tensor("logits", problem));
@@ -149,14 +194,31 @@ impl Expected {
         let logits = logits.data().chunks_exact(4);
         Ok(Expected {
             ids: ids.collect::<Result<_, _>>()?,
+            positions,
             logits: logits.map(|bytes| f32::from_le_bytes(bytes.try_into().expect("four bytes"))).collect(),
             vocabulary_size,
         })
     }
 
-    fn row(&self, position: usize) -> &[f32] {
-        &self.logits[position * self.vocabulary_size..][..self.vocabulary_size]
+    fn row(&self, number: usize) -> &[f32] {
+        &self.logits[number * self.vocabulary_size..][..self.vocabulary_size]
     }
+}
+
+/// Reads positions below `tokens`, which have to be in order.
+fn read_positions(tensor: &TensorView<'_>, tokens: usize) -> Result<Vec<usize>, ModelError> {
+    let positions = tensor.data().chunks_exact(8).map(|bytes| {
+        let position = i64::from_le_bytes(bytes.try_into().expect("eight bytes"));
+        usize::try_from(position).ok().filter(|position| *position < tokens)
+    });
+    let positions: Option<Vec<usize>> = positions.collect();
+    let is_ordered = |positions: &Vec<usize>| positions.is_sorted_by(|a, b| a < b) && !positions.is_empty();
+    positions.filter(is_ordered).ok_or_else(|| {
+        ModelError::tensor(
+            POSITIONS,
+            format!("is not a list of different positions below {tokens} in their order"),
+        )
+    })
 }
 
 #[derive(Default)]
@@ -165,6 +227,7 @@ struct Comparison {
     largest_expected: f64,
     error_sum: f64,
     values: usize,
+    rows: usize,
     agreements: usize,
     not_a_number: bool,
 }
@@ -179,17 +242,20 @@ impl Comparison {
             self.error_sum += error;
             self.values += 1;
         }
+        self.rows += 1;
         self.agreements += usize::from(likeliest(ours) == likeliest(expected));
     }
 
     fn result(&self, tokens: usize) -> Verification {
         let relative = self.largest_error / self.largest_expected.max(f64::MIN_POSITIVE);
         let max_relative_error = if self.not_a_number { f64::INFINITY } else { relative };
+        let compared = self.rows;
         Verification {
             tokens,
+            compared,
             max_relative_error,
             mean_abs_error: self.error_sum / self.values.max(1) as f64,
-            argmax_agreement: self.agreements as f64 / tokens.max(1) as f64,
+            argmax_agreement: self.agreements as f64 / compared.max(1) as f64,
             passed: max_relative_error <= TOLERANCE,
         }
     }
@@ -212,7 +278,7 @@ mod tests {
                 let options = VerifyOptions { threads: Some(threads), chunk, ..VerifyOptions::default() };
                 let result = verify(&fixture(name), options).unwrap();
                 assert!(result.passed, "{name}, {threads} threads, chunks of {chunk}: {result:?}");
-                assert_eq!(result.tokens, 97);
+                assert_eq!((result.tokens, result.compared), (97, 97));
             }
             for (tensor_parallel, pipeline_parallel) in [(2, 1), (4, 1), (1, 3), (2, 2)] {
                 // Some of their rows have two blocks of 32 values, which are never cut.
@@ -249,6 +315,56 @@ mod tests {
         let options = VerifyOptions { pipeline_parallel: 2, ..VerifyOptions::default() };
         let error = verify(&fixture("../wide/deepseek-v3"), options).unwrap_err().to_string();
         assert!(error.starts_with("pipeline_parallel"), "one layer is one stage: {error}");
+    }
+
+    /// Writes a model of the fixtures whose expected logits are those of some positions.
+    fn at_positions(name: &str, positions: &[i64]) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        for file in ["config.json", "model.safetensors"] {
+            std::fs::copy(fixture(name).join(file), folder.path().join(file)).unwrap();
+        }
+        let bytes = std::fs::read(fixture(name).join(EXPECTED_FILE)).unwrap();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        let (ids, logits) = (file.tensor("input_ids").unwrap(), file.tensor("logits").unwrap());
+        let width = logits.shape()[1];
+        let row = |position: &i64| &logits.data()[*position as usize % 97 * width * 4..][..width * 4];
+        let rows: Vec<u8> = positions.iter().flat_map(row).copied().collect();
+        let places: Vec<u8> = positions.iter().flat_map(|position| position.to_le_bytes()).collect();
+        let count = positions.len();
+        let tensors = [
+            ("input_ids", ids),
+            ("logits", TensorView::new(Dtype::F32, vec![count, width], &rows).unwrap()),
+            (POSITIONS, TensorView::new(Dtype::I64, vec![count], &places).unwrap()),
+        ];
+        let bytes = safetensors::serialize(tensors, None).unwrap();
+        std::fs::write(folder.path().join(EXPECTED_FILE), bytes).unwrap();
+        folder
+    }
+
+    #[test]
+    fn logits_of_some_positions_are_enough() {
+        for (positions, compared) in [(&[0, 31, 32, 90][..], 4), (&[96][..], 1), (&[5, 6, 7][..], 3)] {
+            let folder = at_positions("deepseek-v3", positions);
+            for chunk in [1, 32, 97] {
+                let options = VerifyOptions { chunk, ..VerifyOptions::default() };
+                let found = verify(folder.path(), options).unwrap();
+                assert!(found.passed, "{positions:?}, chunks of {chunk}: {found:?}");
+                assert_eq!((found.tokens, found.compared), (97, compared));
+            }
+        }
+        // The logits of another position are not those of this one.
+        let folder = at_positions("deepseek-v3", &[3, 40]);
+        let path = folder.path().join(EXPECTED_FILE);
+        let mut bytes = std::fs::read(&path).unwrap();
+        let place = bytes.windows(8).rposition(|bytes| bytes == 40i64.to_le_bytes()).unwrap();
+        bytes[place..place + 8].copy_from_slice(&41i64.to_le_bytes());
+        std::fs::write(&path, bytes).unwrap();
+        assert!(!verify(folder.path(), VerifyOptions::default()).unwrap().passed);
+        for positions in [&[][..], &[97], &[-1], &[5, 5], &[6, 5]] {
+            let folder = at_positions("deepseek-v3", positions);
+            let error = verify(folder.path(), VerifyOptions::default()).unwrap_err().to_string();
+            assert!(error.contains("positions") && error.contains("below 97"), "{positions:?}: {error}");
+        }
     }
 
     #[test]

@@ -11,7 +11,7 @@ use crate::style;
 /// Check a model's logits against expected.safetensors in its folder
 ///
 /// The file holds `input_ids` (n, i64) and `logits` (n × vocabulary, f32), computed elsewhere from the same
-/// weights in float32. Fails if the largest difference is over 1e-3 of the largest logit.
+/// weights in float32. For long sequences, it can have `positions` (k, i64) and only their logits. Fails if the largest difference is over 1e-3 of the largest logit.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -55,7 +55,7 @@ pub fn run(args: &Args) -> Result<()> {
         .with_context(|| format!("cannot verify {}", args.path.display()))?;
     if args.json {
         out::json(&json!({
-            "path": args.path, "tokens": verification.tokens,
+            "path": args.path, "tokens": verification.tokens, "compared": verification.compared,
             "max_relative_error": verification.max_relative_error, "mean_abs_error": verification.mean_abs_error,
             "argmax_agreement": verification.argmax_agreement, "passed": verification.passed,
         }))?;
@@ -63,7 +63,8 @@ pub fn run(args: &Args) -> Result<()> {
         let paint = style::stdout();
         let word = if verification.passed { paint.green("passed") } else { paint.red("failed") };
         out::line(&format!(
-            "{word}: {} tokens, largest error {:.2e} of the largest logit, mean error {:.2e}, same most likely token {:.1} %",
+            "{word}: {} of {} tokens, largest error {:.2e} of the largest logit, mean error {:.2e}, same most likely token {:.1} %",
+            verification.compared,
             verification.tokens,
             verification.max_relative_error,
             verification.mean_abs_error,
