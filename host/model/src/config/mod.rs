@@ -69,7 +69,7 @@ const MAX_LAYERS: usize = 1024;
 const MAX_HEADS: usize = 1 << 12;
 const MAX_HEAD_SIZE: usize = 1 << 12;
 const MAX_VOCABULARY: usize = 1 << 22;
-const MAX_CONTEXT: usize = 1 << 24;
+pub(crate) const MAX_CONTEXT: usize = 1 << 24;
 
 impl ModelConfig {
     /// Returns the number of values of each head that rotate.

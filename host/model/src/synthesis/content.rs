@@ -15,6 +15,8 @@ const LOG_MULTIPLIER: f32 = 0.1;
 pub(super) struct Content<'a> {
     pub(super) shape: &'a Shape,
     pub(super) layers: usize,
+    /// Number of tokens that a sequence may have.
+    pub(super) context: usize,
     /// Number of tokens.
     pub(super) vocabulary: usize,
     /// Format of the matrices.
@@ -56,7 +58,7 @@ impl Content<'_> {
 
     /// Returns the keys of the metadata except for those of the vocabulary, each with its type and value.
     pub(super) fn keys(&self) -> Vec<(String, Vec<u8>)> {
-        let Shape { name, hidden, heads, context, theta, norm_epsilon, experts, .. } = *self.shape;
+        let Shape { name, hidden, heads, theta, norm_epsilon, experts, .. } = *self.shape;
         let family = self.family();
         let title = format!("{name}, {} layers of random weights", self.layers);
         let mut keys = vec![
@@ -66,7 +68,7 @@ impl Content<'_> {
         let mut add = |key: &str, value: Vec<u8>| keys.push((format!("{family}.{key}"), value));
         let size = |size: usize| unsigned(size as u32);
         add("vocab_size", size(self.vocabulary));
-        add("context_length", size(context));
+        add("context_length", size(self.context));
         add("embedding_length", size(hidden));
         add("block_count", size(self.layers));
         add("feed_forward_length", size(self.shape.dense_size));

@@ -14,6 +14,7 @@ use std::path::Path;
 use skep_kernels::DType;
 
 use crate::checkpoint::{Checkpoint, Random};
+use crate::config::MAX_CONTEXT;
 use crate::error::ModelError;
 use crate::gguf::header::{NewTensor, header};
 use crate::gguf::{DEFAULT_ALIGNMENT, formats};
@@ -35,6 +36,8 @@ pub struct SynthesisOptions<'a> {
     pub like: &'a str,
     /// Number of layers, from the first on. `None` means all.
     pub layers: Option<usize>,
+    /// Number of tokens that a sequence may have. `None` means that of the model.
+    pub context: Option<usize>,
     /// Format of the matrices. Norms and routers are in F32.
     pub weights: DType,
     pub seed: u64,
@@ -71,6 +74,10 @@ impl Synthesis {
             refused("like", format!("{:?} is unknown; possible values: {}", options.like, known.join(", ")))
         })?;
         let layers = layers(shape, options.layers)?;
+        let context = options.context.unwrap_or(shape.context);
+        if !(1..=MAX_CONTEXT).contains(&context) {
+            return Err(refused("context", format!("{context} is outside 1..={MAX_CONTEXT}")));
+        }
         let Some((file, files)) = vocabulary.gguf() else {
             let problem = "the model with the vocabulary has to be a GGUF file";
             return Err(refused("tokenizer", problem.to_owned()));
@@ -79,7 +86,7 @@ impl Synthesis {
         if tokens == 0 {
             return Err(refused("tokenizer", format!("{} has no vocabulary", file.path().display())));
         }
-        let content = Content { shape, layers, vocabulary: tokens, weights: options.weights };
+        let content = Content { shape, layers, context, vocabulary: tokens, weights: options.weights };
         let mut keys = content.keys();
         for (key, value) in file.raw_keys(&files[0])? {
             if key.starts_with("tokenizer.") {

@@ -20,7 +20,7 @@ use crate::tokenizer::SpecialTokens;
 const TINY: [&str; 2] = ["tiny-qwen3-moe", "tiny-deepseek"];
 
 fn options(like: &str) -> SynthesisOptions<'_> {
-    SynthesisOptions { like, layers: None, weights: DType::Q4_0, seed: 0 }
+    SynthesisOptions { like, layers: None, context: None, weights: DType::Q4_0, seed: 0 }
 }
 
 /// Writes a model with a vocabulary of 262 tokens.
@@ -110,6 +110,16 @@ fn a_file_depends_on_its_options_alone() {
     assert!(differing > first.len() / 2, "{differing} bytes of {}", first.len());
     let one_layer_less = file("shorter", SynthesisOptions { layers: Some(2), ..options(TINY[1]) });
     assert!(one_layer_less.len() < first.len());
+}
+
+#[test]
+fn a_file_may_have_a_longer_context_than_its_model() {
+    let folder = tempfile::tempdir().unwrap();
+    for (context, expected) in [(None, 512), (Some(262_144), 262_144)] {
+        let options = SynthesisOptions { context, ..options(TINY[1]) };
+        let path = synthesized(folder.path(), &format!("{expected}.gguf"), &options).unwrap();
+        assert_eq!(Checkpoint::open(&path).unwrap().config().context_length, expected);
+    }
 }
 
 #[test]
@@ -211,6 +221,10 @@ fn wrong_options_are_refused_and_nothing_is_left() {
     ] {
         let error = refused(SynthesisOptions { layers: Some(layers), ..options(like) });
         assert!(error.starts_with(words), "{error}");
+    }
+    for context in [0, 1 << 25] {
+        let error = refused(SynthesisOptions { context: Some(context), ..options(TINY[1]) });
+        assert_eq!(error, format!("context: {context} is outside 1..=16777216"));
     }
     let error = refused(SynthesisOptions { weights: DType::Int4, ..options(TINY[0]) });
     assert!(error.contains("GGUF files have no format INT4"), "{error}");

@@ -37,6 +37,9 @@ pub struct Args {
     /// Layers to write, from the first on [default: all]
     #[arg(long, value_name = "N")]
     layers: Option<usize>,
+    /// Tokens that a sequence may have [default: those of the model]
+    #[arg(long, value_name = "TOKENS")]
+    context: Option<usize>,
     /// Format of the matrices
     #[arg(long, default_value = "q4_0", value_name = "FORMAT", value_parser = synthesis::weight_format)]
     weights: DType,
@@ -57,8 +60,13 @@ pub fn run(args: &Args) -> Result<()> {
     let source = catalog::resolve(&args.tokenizer, progress)?;
     let vocabulary =
         Checkpoint::open(&source.path).with_context(|| format!("cannot read {}", source.path.display()))?;
-    let options =
-        SynthesisOptions { like: &args.like, layers: args.layers, weights: args.weights, seed: args.seed };
+    let options = SynthesisOptions {
+        like: &args.like,
+        layers: args.layers,
+        context: args.context,
+        weights: args.weights,
+        seed: args.seed,
+    };
     let failed = || format!("cannot write a model like {}", args.like);
     let synthesis = Synthesis::plan(&vocabulary, &options).with_context(failed)?;
     let folder = args.out.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
