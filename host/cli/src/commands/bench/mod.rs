@@ -4,6 +4,7 @@ mod agents;
 mod bill;
 #[cfg(unix)]
 mod cluster;
+mod context;
 mod crash;
 mod determinism;
 mod engine;
@@ -36,12 +37,13 @@ use crate::embedded::{self, BenchAgent, SourceTree};
 use crate::guest_build::{self, BuildRequest, GuestTarget};
 use crate::progress::Terminal;
 
-/// Measure the engine, loads of weights, KV pages on disk, the cost of calling an agent, servers under agents' work, load and
+/// Measure the engine, loads of weights, long prompts, KV pages on disk, the cost of calling an agent, servers under agents' work, load and
 /// kills, and structured output; simulate a fleet of hosts
 #[derive(Debug, clap::Subcommand)]
 pub enum Command {
     Engine(engine::Args),
     Invoke(invoke::Args),
+    Context(context::Args),
     Kv(kv::Args),
     Runtime(runtime::Args),
     #[command(alias = "neighbours")]
@@ -70,6 +72,7 @@ pub async fn run(command: Command) -> Result<()> {
     match command {
         Command::Engine(args) => tokio::task::block_in_place(|| engine::run(&args)),
         Command::Invoke(args) => invoke::run(args).await,
+        Command::Context(args) => context::run(args).await,
         Command::Kv(args) => kv::run(args).await,
         Command::Runtime(args) => runtime::run(args).await,
         Command::Neighbors(args) => neighbors::run(args).await,
