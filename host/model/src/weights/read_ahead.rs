@@ -42,7 +42,7 @@ pub(crate) struct ReadAhead<'a> {
     changed: Condvar,
 }
 
-/// How far the load is, and how far the requests are.
+/// The progress of the load and of the requests.
 #[derive(Default)]
 struct State {
     /// Number of reads that the load has begun.
@@ -57,7 +57,7 @@ struct State {
     is_over: bool,
 }
 
-/// What a thread that asks for parts of files does next.
+/// The next thing that a thread does which asks for parts of files.
 #[derive(Debug, PartialEq, Eq)]
 enum Next {
     Ask(FilePart),

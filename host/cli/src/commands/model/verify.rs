@@ -11,7 +11,8 @@ use crate::style;
 /// Check a model's logits against expected.safetensors in its folder
 ///
 /// The file holds `input_ids` (n, i64) and `logits` (n × vocabulary, f32), computed elsewhere from the same
-/// weights in float32. For long sequences, it can have `positions` (k, i64) and only their logits. Fails if the largest difference is over 1e-3 of the largest logit.
+/// weights in float32. For long sequences, it can have `positions` (k, i64) and only their logits. Fails if the
+/// largest difference is over 1e-3 of the largest logit.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

@@ -200,7 +200,7 @@ fn a_part_of_a_matrix_has_the_bytes_of_the_whole() {
             let Format::Weights(dtype) = location.format else { panic!("{name} has no weights") };
             let tensor = view(name, location, dtype, &files);
             let (format, content) = tensor.content().unwrap();
-            let [height, width] = location.shape[..] else { panic!("{name} is no matrix") };
+            let [height, width] = location.shape[..] else { panic!("{name} is not a matrix") };
             let (row_bytes, block_bytes) = (format.row_bytes(width).unwrap(), format.block_bytes());
             let (all, upper, lower) = (0..height, 0..height / 3, height / 2..height);
             let middle = width / 64 * 32;
@@ -241,7 +241,7 @@ fn a_part_of_a_matrix_is_all_that_is_read() {
     assert!(part(0..height, BLOCK..width).unwrap().is_some());
     let error = part(0..height, 0..BLOCK).unwrap_err().to_string();
     assert!(error.contains("m.weight") && error.contains("its value at [1, 0] is not a number"), "{error}");
-    // What is not whole blocks, or is outside of the matrix, is no part.
+    // A part has whole blocks, and lies inside of the matrix.
     assert_eq!(part(0..height, 0..BLOCK + 1).unwrap(), None);
     assert_eq!(part(0..height + 1, 0..BLOCK).unwrap(), None);
 }
