@@ -2,10 +2,14 @@
 
 use std::path::PathBuf;
 
+use serde_json::Value;
+
+use super::description::ModelPart;
 use super::*;
 use crate::batch::PAGE_TOKENS;
 use crate::checkpoint::fixtures::tiny_models;
-use crate::executor::KvDtype;
+use crate::executor::estimate::cpu_plan;
+use crate::executor::{ExecutorOptions, KvDtype};
 
 fn fixtures() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures")
@@ -80,6 +84,43 @@ fn kimi_in_int4_takes_595_gb_and_70_272_bytes_a_token() {
     {
         assert!(parts.contains(part), "{part}: {parts}");
     }
+}
+
+/// What executors allocate for a few layers and experts is planned exactly, as tests of tiny models show. It grows with the
+/// number of layers and of experts, so it says what all of them take.
+#[test]
+fn the_plan_of_kimi_on_eight_devices_is_what_its_first_layers_take_scaled_up() {
+    let text = std::fs::read(fixtures().join("configs/kimi-k2.5.json")).unwrap();
+    let whole: Value = serde_json::from_slice(&text).unwrap();
+    let options = ExecutorOptions { tensor_parallel: 8, ..ExecutorOptions::default() };
+    let planned = |layers: u64, experts: u64| {
+        let mut config = whole.clone();
+        config["text_config"]["num_hidden_layers"] = layers.into();
+        config["text_config"]["n_routed_experts"] = experts.into();
+        let cut = Description::from_config(config.to_string().as_bytes()).unwrap();
+        cpu_plan(cut.runnable.as_ref().unwrap(), &options).unwrap()
+    };
+    let weights = |layers: u64, experts: u64| planned(layers, experts).memory.weight_bytes;
+    // The first layer has no experts.
+    let (two, three) = (weights(2, 16), weights(3, 16));
+    let (layer, expert) = (three - two, (weights(2, 32) - two) / 16);
+    let scaled =
+        |layers: u64, experts: u64| two + (layers - 2) * layer + (layers - 1) * (experts - 16) * expert;
+    assert_eq!(weights(4, 48), scaled(4, 48));
+    let kimi = described("kimi-k2.5");
+    let plan = plan("kimi-k2.5", "8xH200", 131_072);
+    let layout =
+        plan.layouts.iter().find(|layout| (layout.tensor_parallel, layout.expert_parallel) == (8, 1));
+    let vision = kimi.weights.iter().filter(|weight| weight.model_part == ModelPart::Vision);
+    let vision: u64 = vision.map(|weight| weight.bytes).sum();
+    let on_devices = 8 * (layout.unwrap().device.weight_bytes - vision);
+    let (on_devices, scaled) = (on_devices as f64, scaled(61, 384) as f64);
+    println!("{on_devices} bytes planned, {scaled} bytes scaled up");
+    // Executors on the CPU keep norms and routers in F32.
+    assert!((on_devices / scaled - 1.0).abs() < 0.01, "{on_devices} {scaled}");
+    // A page of all ranks: each keeps the latents of every layer.
+    let pages = planned(2, 16).page_bytes;
+    assert_eq!(pages / 2 * 61, 8 * PAGE_TOKENS as u64 * kimi.kv_bytes_per_token(KvDtype::F16));
 }
 
 #[test]
