@@ -12,6 +12,8 @@ mod layout;
 #[cfg(test)]
 mod mixtral_tests;
 mod sampling_defaults;
+#[cfg(test)]
+mod shards_tests;
 mod synthetic;
 #[cfg(test)]
 mod tests;
