@@ -64,6 +64,34 @@ fn groups_have_the_bits_of_single_products_in_every_format_and_tier() {
 }
 
 #[test]
+fn one_row_is_the_input_of_many_matrices() {
+    let (mut random, pool) = (Random::fresh(), WorkerPool::new(2).unwrap());
+    for isa in Isa::ALL.into_iter().filter(|isa| isa.supported()) {
+        for dtype in [DType::Q4_0, DType::Int4, DType::Q6K, DType::BF16, DType::F8E4M3] {
+            let matrices = matrices(&pool, &mut random, dtype, 8);
+            let input = random.floats(COLUMNS);
+            // The outputs are in another order than the matrices.
+            let product = |(number, matrix)| GroupedProduct {
+                matrix,
+                rows: 0..1,
+                out_row: (3 * number) % 8,
+                out_column: 0,
+                bias: &[],
+            };
+            let products: Vec<_> = matrices.iter().enumerate().map(product).collect();
+            let (mut out, mut scratch) = (vec![0.0; 8 * ROWS], Activations::default());
+            grouped_matmul(&pool, isa, &products, &input, COLUMNS, &mut out, ROWS, &mut scratch).unwrap();
+            for each in &products {
+                let mut alone = vec![0.0; ROWS];
+                let projection = Projection { matrices: &[each.matrix], bias: &[] };
+                matmul(&pool, isa, projection, &input, 1, &mut alone, &mut scratch).unwrap();
+                assert_eq!(out[each.out_row * ROWS..][..ROWS], alone, "{isa} {dtype} row {}", each.out_row);
+            }
+        }
+    }
+}
+
+#[test]
 fn overlapping_outputs_and_rows_outside_are_errors() {
     let mut random = Random::fresh();
     let pool = WorkerPool::new(1).unwrap();

@@ -17,7 +17,7 @@ use crate::cpu::tile_format::{TILE_ROWS, with_tile_format};
 use crate::cpu::{dispatch, group_tokens};
 use crate::error::{expect_len, product};
 pub use crate::matrix::PackedMatrix;
-use crate::pool::SharedSlice;
+use crate::pool::{SharedSlice, by_rows};
 use crate::{DType, Isa, KernelError, WorkerPool};
 
 /// Number of tokens per task, chosen so that their activations stay in the L2 cache.
@@ -48,7 +48,7 @@ impl Activations {
         let row_pairs = columns.div_ceil(2);
         self.pairs.resize(end_of(groups) * row_pairs, 0);
         let pairs = SharedSlice::new(&mut self.pairs);
-        for_each_group(pool, groups, |first, count| {
+        for_each_group(pool, groups, columns, |first, count| {
             for token in 0..count {
                 let row = &input[(first + token) * columns..][..columns];
                 // SAFETY: each group writes a disjoint part of the array, which was sized above.
@@ -68,7 +68,7 @@ impl Activations {
         }
         let (bytes, scales) = (SharedSlice::new(&mut self.bytes), SharedSlice::new(&mut self.scales));
         let (sums, low_sums) = (SharedSlice::new(&mut self.sums), SharedSlice::new(&mut self.low_sums));
-        for_each_group(pool, groups, |first, count| {
+        for_each_group(pool, groups, columns, |first, count| {
             for token in 0..count {
                 // SAFETY: each group writes a disjoint part of the arrays, which were sized above.
                 unsafe {
@@ -137,10 +137,20 @@ fn end_of(groups: &[Group]) -> usize {
     groups.last().map_or(0, |group| group.first + group.tokens)
 }
 
-/// Calls `convert` with the first token of each group and the number of its tokens.
-fn for_each_group(pool: &WorkerPool, groups: &[Group], convert: impl Fn(usize, usize) + Sync) {
+/// Calls `convert` with the first token of each group of rows of `columns` values and the number of its tokens. The threads share
+/// many values; few are not worth a barrier.
+fn for_each_group(
+    pool: &WorkerPool,
+    groups: &[Group],
+    columns: usize,
+    convert: impl Fn(usize, usize) + Sync,
+) {
     let convert = |index: usize| convert(groups[index].first, groups[index].tokens);
-    if groups.len() <= 2 { (0..groups.len()).for_each(convert) } else { pool.run(groups.len(), convert) }
+    if groups.len() <= 2 {
+        return (0..groups.len()).for_each(convert);
+    }
+    let tokens = groups.iter().map(|group| group.tokens).max().unwrap_or(0);
+    by_rows(pool, groups.len(), tokens.saturating_mul(columns), convert);
 }
 
 impl Activations {
