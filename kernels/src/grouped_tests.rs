@@ -70,15 +70,12 @@ fn one_row_is_the_input_of_many_matrices() {
         for dtype in [DType::Q4_0, DType::Int4, DType::Q6K, DType::BF16, DType::F8E4M3] {
             let matrices = matrices(&pool, &mut random, dtype, 8);
             let input = random.floats(COLUMNS);
-            // The outputs are in another order than the matrices.
-            let product = |(number, matrix)| GroupedProduct {
-                matrix,
-                rows: 0..1,
-                out_row: (3 * number) % 8,
-                out_column: 0,
-                bias: &[],
-            };
-            let products: Vec<_> = matrices.iter().enumerate().map(product).collect();
+            let mut products = Vec::new();
+            for (number, matrix) in matrices.iter().enumerate() {
+                // The outputs are in another order than the matrices.
+                let out_row = (3 * number) % 8;
+                products.push(GroupedProduct { matrix, rows: 0..1, out_row, out_column: 0, bias: &[] });
+            }
             let (mut out, mut scratch) = (vec![0.0; 8 * ROWS], Activations::default());
             grouped_matmul(&pool, isa, &products, &input, COLUMNS, &mut out, ROWS, &mut scratch).unwrap();
             for each in &products {
