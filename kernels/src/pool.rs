@@ -5,7 +5,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
@@ -15,6 +15,8 @@ use crate::turns::{Turn, TurnGroup};
 
 /// The time that a worker spins for more work before it parks.
 const SPIN: Duration = Duration::from_micros(100);
+/// Number of values by which the memory of operations grows.
+const SCRATCH_STEP: usize = 1 << 18;
 /// Maximum number of threads of a pool.
 pub const MAX_THREADS: usize = 256;
 
@@ -26,6 +28,8 @@ pub struct WorkerPool {
     /// Held during an operation, so that operations run one at a time.
     turn: Mutex<()>,
     barriers: AtomicU64,
+    /// Memory of an operation beside its operands, which the next one reuses.
+    scratch: Mutex<Vec<f32>>,
     /// The group that shares the CPUs with others. Without one, operations never wait for other pools.
     group: Option<TurnGroup>,
 }
@@ -100,6 +104,7 @@ impl WorkerPool {
             wake: Vec::new(),
             turn: Mutex::new(()),
             barriers: AtomicU64::new(0),
+            scratch: Mutex::default(),
             group: None,
         };
         for index in 0..threads - 1 {
@@ -135,6 +140,18 @@ impl WorkerPool {
     /// Returns the number of threads that share the work, including the calling thread.
     pub fn threads(&self) -> usize {
         self.workers.len() + 1
+    }
+
+    /// Returns at least `length` values, whatever they are, for one operation. They stay in memory for the next one: new memory
+    /// would be filled with zeros, a page at a time, in every operation.
+    pub(crate) fn scratch(&self, length: usize) -> MutexGuard<'_, Vec<f32>> {
+        let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        if scratch.len() < length {
+            // The former values are not kept, so they need not be copied.
+            *scratch = Vec::new();
+            *scratch = vec![0.0; length.next_multiple_of(SCRATCH_STEP)];
+        }
+        scratch
     }
 
     /// Returns the number of operations so far that the threads shared. Each one ends with a barrier where the threads wait
@@ -342,6 +359,17 @@ mod tests {
         assert_eq!(workers, expected);
         assert_eq!(cpus(), all, "the calling thread stays unpinned");
         assert!(WorkerPool::pinned(all.len() + 1, 0).is_err(), "more threads than CPUs");
+    }
+
+    #[test]
+    fn the_memory_of_operations_is_reused_and_grows() {
+        let pool = WorkerPool::new(1).unwrap();
+        assert_eq!(pool.scratch(0).len(), 0);
+        pool.scratch(3).fill(7.0);
+        let start = pool.scratch(SCRATCH_STEP).as_ptr();
+        assert_eq!(pool.scratch(3)[..3], [7.0; 3]);
+        assert_eq!(pool.scratch(SCRATCH_STEP).as_ptr(), start);
+        assert_eq!(pool.scratch(SCRATCH_STEP + 1).len(), 2 * SCRATCH_STEP);
     }
 
     #[test]

@@ -138,8 +138,9 @@ pub(crate) fn run_plan(
 ) {
     let plan = Plan::new(pool.threads(), strides, window, sinks, batch);
     let (value_stride, value_size) = (strides.value_stride, strides.value_size);
-    let mut states = vec![0.0; plan.state_len];
-    let (out, states) = (SharedSlice::new(out), SharedSlice::new(&mut states));
+    // Tasks clear the states of their blocks before they use them.
+    let mut scratch = pool.scratch(plan.state_len);
+    let (out, states) = (SharedSlice::new(out), SharedSlice::new(&mut scratch[..plan.state_len]));
     pool.run(plan.tasks.len(), |index| {
         let task = &plan.tasks[index];
         let part = &plan.parts[task.part];
