@@ -123,6 +123,28 @@ fn the_plan_of_kimi_on_eight_devices_is_what_its_first_layers_take_scaled_up() {
     assert_eq!(pages / 2 * 61, 8 * PAGE_TOKENS as u64 * kimi.kv_bytes_per_token(KvDtype::F16));
 }
 
+/// The kernels read each tile of an active matrix once a step, which their own tests count, so a step reads what its weights take.
+#[test]
+fn the_weights_of_a_token_take_hardly_more_memory_than_in_their_files() {
+    for name in ["qwen3-30b-a3b", "glm-4.7-flash", "gpt-oss-20b", "deepseek-v3", "kimi-k2.5"] {
+        let model = described(name);
+        let plan = cpu_plan(model.runnable.as_ref().unwrap(), &ExecutorOptions::default()).unwrap();
+        let vision = model.weights.iter().filter(|weight| weight.model_part == ModelPart::Vision);
+        let files = model.totals().checkpoint_bytes - vision.map(|weight| weight.bytes).sum::<u64>();
+        // Every token reads what memory has beyond the files: F32 for routers and norms, and scales of smaller blocks of FP8.
+        let added = plan.memory.weight_bytes as f64 - files as f64;
+        let active = model.decode_bytes_per_token(0, KvDtype::F16) as f64;
+        let share = match name {
+            // Those of the experts that a token does not choose are not read.
+            "deepseek-v3" => active / files as f64,
+            _ => 1.0,
+        };
+        let times = 1.0 + added * share / active;
+        println!("{name}: {times:.3} times {:.1} GB", active / 1e9);
+        assert!((0.99..1.15).contains(&times), "{name}: {times}");
+    }
+}
+
 #[test]
 fn a_latent_is_kept_by_every_tensor_parallel_rank_and_divided_by_stages() {
     let plan = plan("kimi-k2.5", "8xH200", 131_072);
