@@ -37,8 +37,8 @@ use crate::embedded::{self, BenchAgent, SourceTree};
 use crate::guest_build::{self, BuildRequest, GuestTarget};
 use crate::progress::Terminal;
 
-/// Measure the engine, loads of weights, long prompts, KV pages on disk, the cost of calling an agent, servers under agents' work, load and
-/// kills, and structured output; simulate a fleet of hosts
+/// Measure the engine, loads of weights, long prompts, KV pages on disk, the cost of calling an agent, servers
+/// under agents' work, load and kills, and structured output; simulate a fleet of hosts
 #[derive(Debug, clap::Subcommand)]
 pub enum Command {
     Engine(engine::Args),
