@@ -158,13 +158,8 @@ impl Mixture {
             let Expert { gate, up, down, gate_bias, up_bias, down_bias } = &self.experts[expert];
             let out_row = rows.start;
             let inputs = if tokens == 1 { 0..1 } else { rows.clone() };
-            let product = |matrix, rows, bias, out_column| GroupedProduct {
-                matrix,
-                rows,
-                out_row,
-                out_column,
-                bias,
-            };
+            let product =
+                |matrix, rows, bias, out_column| GroupedProduct { matrix, rows, out_row, out_column, bias };
             both.push(product(gate, inputs.clone(), &gate_bias[..], 0));
             both.push(product(up, inputs, &up_bias[..], size));
             downs.push(product(down, rows, &down_bias[..], 0));
