@@ -6,7 +6,7 @@
 //! away: after a restart of the server all hosts have lost their connections, and each of them finds the others silent.
 
 use crate::{
-    Store, StoreError,
+    HostVersions, Store, StoreError,
     hosts::{DRAINS, GONE, NOW_MS, SERVES},
     membership::Membership,
     notices::{NoticeKind, Notices},
@@ -45,6 +45,14 @@ pub struct HostRow {
     pub seen_ms_ago: u64,
     /// Number of sessions that it owns.
     pub sessions: u64,
+    pub versions: HostVersions,
+}
+
+impl HostRow {
+    /// Returns the time for which the host may still work without being heard of, after which others take over what it has.
+    pub fn lease_left_ms(&self) -> u64 {
+        u64::try_from(LEASE.as_millis()).unwrap_or(u64::MAX).saturating_sub(self.seen_ms_ago)
+    }
 }
 
 /// A host that was not heard from, with the time at which it was.
@@ -136,7 +144,7 @@ async fn hosts_from(from: &Pool, sessions: &str) -> Result<Vec<HostRow>, StoreEr
         return Ok(Vec::new());
     }
     let sql = format!(
-        "SELECT number, url, version, state, facts, started_at_ms, {NOW_MS} - seen_at_ms, {sessions}
+        "SELECT number, url, version, state, facts, started_at_ms, {NOW_MS} - seen_at_ms, {sessions}, protocol, knows
          FROM hosts WHERE state != ? ORDER BY number"
     );
     let failed = || StoreError::while_it("listed the hosts of the cluster");
@@ -202,5 +210,6 @@ fn host_row(row: &Row) -> Result<HostRow, sqlx::Error> {
         started_at_ms: number(5)?,
         seen_ms_ago: number(6)?,
         sessions: number(7)?,
+        versions: HostVersions { protocol: row.try_get(8)?, schema: row.try_get(9)? },
     })
 }

@@ -1,7 +1,7 @@
 //! Stores in PostgreSQL.
 
 use crate::{
-    Store, StoreError,
+    HostVersions, Store, StoreError,
     membership::Membership,
     postgres::{Reconnecting, Server, Upgrade},
     sql::Pool,
@@ -43,7 +43,9 @@ impl Store {
 
     /// Connects to a PostgreSQL database as one of several hosts, which the others reach at `host_url`. The first of them creates
     /// or migrates the tables as [`Store::connect`] does; later ones check that they can use the tables. A host that has the
-    /// database for itself, and a migration, exclude the hosts of a cluster and are excluded by them.
+    /// database for itself, and a migration, exclude the hosts of a cluster and are excluded by them. Tables of the version before
+    /// are extended while its hosts use them. A host whose version is too far from that of one that lives is refused with
+    /// [`StoreError::VersionsApart`].
     pub async fn connect_to_cluster(url: &str, host_url: &str) -> Result<Store, StoreError> {
         Self::join(Server::new(url)?, host_url).await
     }
@@ -104,7 +106,7 @@ impl Store {
     }
 
     pub(crate) async fn join(server: Server, host_url: &str) -> Result<Store, StoreError> {
-        Ok(Self::on(Reconnecting::as_member(server, host_url).await?))
+        Ok(Self::on(Reconnecting::as_member(server, host_url, HostVersions::OWN).await?))
     }
 
     pub(crate) async fn connect_beside_to(server: Server) -> Result<Store, StoreError> {

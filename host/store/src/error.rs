@@ -1,5 +1,6 @@
 //! Errors of the store.
 
+use crate::HostVersions;
 use sqlx::postgres::PgDatabaseError;
 use std::{
     path::{Path, PathBuf},
@@ -64,6 +65,12 @@ pub enum StoreError {
          run `skep db migrate`"
     )]
     NoWayBack { found: i64, known: i64 },
+    #[error(
+        "host {host} of the cluster is skep {release} and speaks version {} of the protocol between hosts, and this one is skep \
+         {} and speaks version {}: hosts work together if these are at most one apart\n  hint: {}",
+        .other.protocol, env!("CARGO_PKG_VERSION"), .own.protocol, apart(.other, .own)
+    )]
+    VersionsApart { host: i64, release: String, other: HostVersions, own: HostVersions },
     #[error(
         "the tables of {path} belong to an older version of skep, and the copy that is made before they are changed needs \
          {needed_mb} MB where {free_mb} MB are free; nothing was changed\n  hint: free space on the disk of the data folder"
@@ -180,6 +187,16 @@ impl StoreError {
     pub(crate) fn is_io(&self) -> bool {
         matches!(self, Self::Query { source, .. } | Self::Unconfirmed { source }
             if plain_code(source) == Some(SQLITE_IOERR))
+    }
+}
+
+/// Returns what helps if the other hosts of a cluster are too old or too new for this one.
+fn apart(other: &HostVersions, own: &HostVersions) -> &'static str {
+    if other.protocol < own.protocol {
+        "upgrade the cluster one version after the other: start a version between both first, or end the older hosts; one that \
+         was killed counts for ten seconds"
+    } else {
+        "start a newer version of skep here, or end the newer hosts; one that was killed counts for ten seconds"
     }
 }
 

@@ -16,6 +16,7 @@ mod batch_rows;
 #[cfg(test)]
 mod batch_tests;
 mod batches;
+mod choices;
 mod chunks;
 #[cfg(test)]
 mod chunks_tests;
@@ -42,6 +43,9 @@ mod files;
 mod for_tests;
 #[cfg(test)]
 mod host_tests;
+mod host_versions;
+#[cfg(test)]
+mod host_versions_tests;
 mod hosts;
 mod inspecting;
 mod journal;
@@ -49,6 +53,7 @@ mod keys;
 mod listings;
 mod logs;
 mod losses;
+mod mcp_sessions;
 mod membership;
 mod moving;
 mod notices;
@@ -110,11 +115,13 @@ pub use events::{EVENT_IDS_KEPT_MS, EventRow, NewEvent, Published};
 pub use faults::{Fault, Faults, Moment};
 #[cfg(any(test, feature = "faults"))]
 pub use for_tests::TEST_SERVER;
+pub use host_versions::{CLUSTER_PROTOCOL, HostVersions, speak_with};
 pub use inspecting::{DatabaseReport, HostReport, ServerReport, inspect_file, inspect_server};
 pub use journal::{MAX_RECORD_BYTES, Record};
 pub use keys::{SessionFolder, TurnKey};
 pub use listings::{ListedSession, ListedTurn, SessionCursor, SessionSearch};
 pub use logs::{LogEntry, LogFilter, LogRow};
+pub use mcp_sessions::{McpSessionKey, TakenMcpSession};
 pub use moving::{RowProgress, TableRows};
 pub use notices::{NoticeKind, Notices};
 pub use open_work::{DiskUse, OpenWork, QueuedWork};

@@ -486,15 +486,6 @@ pub(crate) const STEPS: &[&str] = &[
     // Tokens of prompts that another server wrote to its cache.
     "ALTER TABLE usage ADD COLUMN cache_write INTEGER NOT NULL DEFAULT 0;",
     include_str!("sqlite/cluster.sql"),
-    // The KV pages that all hosts of a cluster erase.
-    "
-    CREATE TABLE page_erasures (
-        number     INTEGER PRIMARY KEY,
-        of_tenant  TEXT,
-        of_agent   TEXT,
-        of_session TEXT,
-        host       INTEGER,
-        at_ms      INTEGER NOT NULL
-    );
-",
+    include_str!("sqlite/page_erasures.sql"),
+    include_str!("sqlite/host_versions.sql"),
 ];

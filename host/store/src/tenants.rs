@@ -164,6 +164,8 @@ impl Store {
             Box::pin(async move {
                 let size = query("DELETE FROM response_sizes WHERE principal = ?").bind(tenant.as_str());
                 size.execute(&mut *connection).await.map_err(failed())?;
+                let clients = query("DELETE FROM mcp_sessions WHERE tenant = ?").bind(tenant.as_str());
+                clients.execute(&mut *connection).await.map_err(failed())?;
                 notices::raise(connection, NoticeKind::Tenants).await?;
                 let erased = PageErasure::Tenant { tenant: tenant.clone() };
                 page_erasures::record(connection, &erased, *host).await

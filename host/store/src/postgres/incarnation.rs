@@ -10,7 +10,7 @@ use super::{
     locks,
 };
 use crate::{
-    StoreError,
+    HostVersions, StoreError,
     error::is_contention,
     hosts::{GONE, NOW_MS, SERVES, is_left},
 };
@@ -19,6 +19,14 @@ use std::time::Instant;
 
 /// Number of hosts that are gone and stay listed.
 const LISTED: i64 = 64;
+
+/// The part of a host in a cluster.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Member<'a> {
+    /// The address at which the other hosts reach it.
+    pub(super) url: &'a str,
+    pub(super) versions: HostVersions,
+}
 
 /// A run of a host.
 #[derive(Debug)]
@@ -34,12 +42,12 @@ pub(super) struct Incarnation {
 }
 
 impl Incarnation {
-    /// Registers a host that has the lock of the database for itself, at least for now. Without a `url`, every earlier host is gone
-    /// from then on, and owns nothing. With the address of a member of a cluster, other members that were heard from within a lease
-    /// remain: all of them may have lost their connections, because the server was restarted.
+    /// Registers a host that has the lock of the database for itself, at least for now. Unless it is a `member` of a cluster, every
+    /// earlier host is gone from then on, and owns nothing. Beside a member, others that were heard from within a lease remain: all
+    /// of them may have lost their connections, because the server was restarted.
     pub(super) async fn register(
         connection: &mut PgConnection,
-        url: Option<&str>,
+        member: Option<Member<'_>>,
     ) -> Result<Self, StoreError> {
         let failed = || StoreError::while_it("registered the host");
         let mut transaction = connection.begin().await.map_err(failed())?;
@@ -48,14 +56,14 @@ impl Incarnation {
         );
         sqlx::query(AssertSqlSafe(mark))
             .bind(GONE)
-            .bind(url.is_none())
+            .bind(member.is_none())
             .bind(LEASE.as_millis() as i64)
             .execute(&mut *transaction)
             .await
             .map_err(failed())?;
         let forget = format!("DELETE FROM session_owners WHERE {}", is_left("host"));
         sqlx::query(AssertSqlSafe(forget)).execute(&mut *transaction).await.map_err(failed())?;
-        if url.is_some() {
+        if member.is_some() {
             // In a cluster, each turn says whether its host was lost.
             sqlx::raw_sql(
                 "UPDATE turns SET runs = FALSE WHERE ended_at_ms IS NULL AND EXISTS (SELECT 1 FROM ended_in_order);
@@ -65,27 +73,42 @@ impl Incarnation {
             .await
             .map_err(failed())?;
         }
-        let host = Self::add(&mut transaction, url).await?;
+        let host = Self::add(&mut transaction, member).await?;
         transaction.commit().await.map_err(failed())?;
         Ok(host)
     }
 
-    /// Registers a host beside those that there are. `url` is the address of a member of a cluster.
-    pub(super) async fn add(connection: &mut PgConnection, url: Option<&str>) -> Result<Self, StoreError> {
+    /// Registers a host beside those that there are. A member of a cluster is refused if it cannot work together with one that
+    /// lives.
+    pub(super) async fn add(
+        connection: &mut PgConnection,
+        member: Option<Member<'_>>,
+    ) -> Result<Self, StoreError> {
         let failed = || StoreError::while_it("registered the host");
-        let lease = if url.is_some() { Lease::of_member() } else { Lease::default() };
+        let lease = if member.is_some() { Lease::of_member() } else { Lease::default() };
+        let HostVersions { protocol, schema } = member.map_or(HostVersions::OWN, |member| member.versions);
         let begun = Instant::now();
         let insert = format!(
-            "INSERT INTO hosts (version, state, written, seen_at_ms, backend, started_at_ms, url)
-             VALUES ($1, $2, 0, {NOW_MS}, pg_backend_pid(), {NOW_MS}, $3) RETURNING number"
+            "INSERT INTO hosts (version, state, written, seen_at_ms, backend, started_at_ms, url, protocol, knows)
+             VALUES ($1, $2, 0, {NOW_MS}, pg_backend_pid(), {NOW_MS}, $3, $4, $5) RETURNING number"
         );
         let number: i64 = query_scalar(AssertSqlSafe(insert))
             .bind(env!("CARGO_PKG_VERSION"))
             .bind(SERVES)
-            .bind(url.unwrap_or_default())
+            .bind(member.map_or("", |member| member.url))
+            .bind(protocol)
+            .bind(schema)
             .fetch_one(&mut *connection)
             .await
             .map_err(failed())?;
+        // Of two hosts that start at the same time, each has its row before it looks, so at least one sees the other.
+        if let Some(Member { versions, .. }) = member
+            && let Err(refused) = check_versions(connection, versions, number).await
+        {
+            let remove = sqlx::query("DELETE FROM hosts WHERE number = $1").bind(number);
+            remove.execute(connection).await.map_err(failed())?;
+            return Err(refused);
+        }
         sqlx::query("DELETE FROM hosts WHERE number <= $1 AND state = $2")
             .bind(number - LISTED)
             .bind(GONE)
@@ -188,6 +211,32 @@ pub(super) async fn end_hanging(connection: &mut PgConnection) -> Result<(), sql
         let terminate =
             format!("SELECT pg_terminate_backend(pid) FROM ({}) AS holder WHERE pid = $1", locks::holder());
         sqlx::query(AssertSqlSafe(terminate)).bind(*backend as i32).execute(&mut *connection).await?;
+    }
+    Ok(())
+}
+
+/// Checks that a host of these versions works together with all members of the cluster that may live, besides `own`.
+pub(super) async fn check_versions(
+    connection: &mut PgConnection,
+    versions: HostVersions,
+    own: i64,
+) -> Result<(), StoreError> {
+    let members = format!(
+        "SELECT number, version, protocol, knows FROM hosts
+         WHERE state != $1 AND url != '' AND seen_at_ms > {NOW_MS} - $2 AND number != $3 ORDER BY number"
+    );
+    let members: Vec<(i64, String, i64, i64)> = query_as(AssertSqlSafe(members))
+        .bind(GONE)
+        .bind(LEASE.as_millis() as i64)
+        .bind(own)
+        .fetch_all(connection)
+        .await
+        .map_err(StoreError::while_it("read the versions of the other hosts"))?;
+    for (host, release, protocol, schema) in members {
+        let other = HostVersions { protocol, schema };
+        if !versions.work_with(other) {
+            return Err(StoreError::VersionsApart { host, release, other, own: versions });
+        }
     }
     Ok(())
 }

@@ -15,12 +15,12 @@ pub(crate) use options::Server;
 pub(crate) use schema::Upgrade;
 
 use crate::{
-    StoreError,
+    HostVersions, StoreError,
     error::{is_passing, sql_state},
     hosts::HostNumber,
     sql::{Connection, query_scalar},
 };
-use incarnation::Incarnation;
+use incarnation::{Incarnation, Member};
 use sqlx::{PgConnection, PgPool, Row as _};
 use std::time::{Duration, Instant};
 use tokio::{
@@ -144,15 +144,21 @@ impl Reconnecting {
         Ok(Self::new(server, Role::Host(incarnation), connection))
     }
 
-    /// Connects as one of several hosts, which is reached at `url`. The first one creates or migrates the tables; for the
-    /// others they must fit.
-    pub(crate) async fn as_member(server: Server, url: &str) -> Result<Self, StoreError> {
+    /// Connects as one of several hosts, which is reached at `url`. The first one creates or migrates the tables. Others extend
+    /// those of an older version if its hosts can use them afterwards; otherwise the tables must fit. A host whose `versions`
+    /// are too far from those of one that lives is refused.
+    pub(crate) async fn as_member(
+        server: Server,
+        url: &str,
+        versions: HostVersions,
+    ) -> Result<Self, StoreError> {
+        let member = Member { url, versions };
         let mut connection = server.connect().await?;
         suitability::check(&server, &mut connection).await?;
         let locking = || StoreError::while_it("took the lock of the host");
         let begun = Instant::now();
         let incarnation = loop {
-            if let Some(incarnation) = join(&mut connection, url).await? {
+            if let Some(incarnation) = join(&mut connection, member).await? {
                 break incarnation;
             }
             end_hanging(&mut connection).await?;
@@ -408,12 +414,12 @@ async fn be_impatient(connection: &mut PgConnection) -> Result<(), StoreError> {
 }
 
 /// Registers a member. Returns `None` while a host has the database for itself.
-async fn join(connection: &mut PgConnection, url: &str) -> Result<Option<Incarnation>, StoreError> {
+async fn join(connection: &mut PgConnection, member: Member<'_>) -> Result<Option<Incarnation>, StoreError> {
     let locking = || StoreError::while_it("took the lock of the host");
     if locks::take(connection).await.map_err(locking())? {
         // Nobody else is connected now. Members that have just lost their connections come back.
         schema::migrate(connection, Upgrade::Reversible).await?;
-        let incarnation = Incarnation::register(connection, Some(url)).await?;
+        let incarnation = Incarnation::register(connection, Some(member)).await?;
         // Its own exclusive lock is not in the way of its share, so the schema is locked without a gap.
         locks::share(connection).await.map_err(locking())?;
         locks::stop_being_alone(connection).await.map_err(locking())?;
@@ -422,8 +428,18 @@ async fn join(connection: &mut PgConnection, url: &str) -> Result<Option<Incarna
     if !locks::share(connection).await.map_err(locking())? {
         return Ok(None);
     }
+    let found = schema::find(connection).await?;
+    if found.has_versions() {
+        incarnation::check_versions(connection, member.versions, 0).await?;
+    }
+    if found.may_be_extended() {
+        // Whoever waits behind the change of a table waits for what this waits for.
+        be_impatient(connection).await?;
+        tracing::info!("extending the tables of the database, which hosts of the version before use, too");
+        schema::migrate(connection, Upgrade::Reversible).await?;
+    }
     schema::check(connection).await?;
-    Incarnation::add(connection, Some(url)).await.map(Some)
+    Incarnation::add(connection, Some(member)).await.map(Some)
 }
 
 /// Takes the locks of a member on a new connection. Returns whether they were free. An earlier connection of this member that
