@@ -316,6 +316,7 @@ pub(crate) fn known_code(code: &str) -> &'static str {
         "busy",
         "call_refused",
         "cancelled",
+        "cluster_versions_apart",
         "context_overflow",
         "deadline_exceeded",
         "divergence",

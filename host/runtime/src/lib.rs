@@ -130,8 +130,9 @@ pub use skep_engine::{ModelSet, Timing, Usage};
 pub use skep_outbound::Origins;
 pub use skep_outbound::{ServedTool, ToolHints, ToolServer, ToolServerError};
 pub use skep_store::{
-    DataPlace, DiskUse, Held, ListedSession, LogFilter, OpenWork, QueuedWork, RequestFilter, RequestRange,
-    SessionCursor, SessionSearch, TenantRow, TenantRows,
+    CLUSTER_PROTOCOL, DataPlace, DiskUse, Held, HostVersions, ListedSession, LogFilter, McpSessionKey,
+    OpenWork, QueuedWork, RequestFilter, RequestRange, SessionCursor, SessionSearch, TakenMcpSession,
+    TenantRow, TenantRows, speak_with,
 };
 pub use summary::{
     AgentDetail, AgentSummary, AgentVersion, ConversationSummary, FailedAgent, LogLine, MessagePage,

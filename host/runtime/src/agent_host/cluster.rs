@@ -10,7 +10,7 @@ use skep_engine::{
     EngineError,
     chat::{ChatEvent, Input},
 };
-use skep_store::{HostState, NoticeKind, Notices};
+use skep_store::{HostState, HostVersions, NoticeKind, Notices};
 use std::{
     collections::HashSet,
     sync::{Arc, PoisonError},
@@ -41,10 +41,12 @@ impl AgentHost {
             number: 0,
             url: String::new(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
+            versions: HostVersions::OWN,
             is_draining: self.host().shutdown.admit().is_err(),
             is_this: true,
             started_at_ms: self.inner.started_at_ms,
             seen_ms_ago: 0,
+            lease_left_ms: None,
             role: facts.role,
             models: facts.models,
             sessions: self.loaded_sessions() as u64,

@@ -130,6 +130,7 @@ impl Expiry {
         let store = &self.host.store;
         let outcomes = store.forget_outcomes(self.before(now_ms, self.outcomes), now_ms).await?;
         store.forget_page_erasures().await?;
+        store.forget_mcp_sessions().await?;
         let events = store.forget_events(|ms| self.host.clock.elapsed_before(now_ms, ms)).await?;
         let responses = store.forget_responses(self.before(now_ms, self.responses)).await?;
         let mut batches = 0;

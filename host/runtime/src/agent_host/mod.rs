@@ -14,6 +14,7 @@ mod files;
 mod held;
 mod kv_pages;
 mod listings;
+mod mcp_sessions;
 mod membership;
 mod model_use;
 mod monitoring;

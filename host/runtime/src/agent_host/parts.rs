@@ -19,8 +19,8 @@ pub struct HostParts {
     pub clock: Clock,
     /// The part that the host takes in its cluster. One that has no model needs other hosts with models.
     pub role: HostRole,
-    /// The model of requests without one, if the host has no default of its own. Without a name it is that of the first host that
-    /// it meets.
+    /// The model of requests without one, if the host has no default of its own. Without a name it is the one that the cluster has
+    /// chosen.
     pub default_model: Option<String>,
     /// Whether the host gives KV pages of `disk` to the other hosts.
     pub gives_pages: bool,

@@ -6,7 +6,7 @@ use crate::{
     placement::{self, AgentDigest, Load, Report, SessionHash},
 };
 use serde::{Deserialize, Serialize};
-use skep_store::{HostRow, HostState};
+use skep_store::{HostRow, HostState, HostVersions};
 use std::{
     collections::BTreeMap,
     sync::{
@@ -29,12 +29,15 @@ pub struct ClusterHost {
     pub number: i64,
     pub url: String,
     pub version: String,
+    pub versions: HostVersions,
     pub is_draining: bool,
     /// Whether it is the host that was asked.
     pub is_this: bool,
     pub started_at_ms: u64,
     /// Time since it was last heard from.
     pub seen_ms_ago: u64,
+    /// Time after which others take over what it has, unless it is heard of before. `None` without a cluster.
+    pub lease_left_ms: Option<u64>,
     pub role: HostRole,
     /// The models that it has itself.
     pub models: Vec<String>,
@@ -154,16 +157,19 @@ impl KnownHost {
 impl ClusterHost {
     pub(crate) fn of(row: HostRow, own: i64) -> Self {
         let Facts { models, running_turns, role, load, .. } = Facts::of(&row).unwrap_or_default();
-        let HostRow { number, url, version, state, started_at_ms, seen_ms_ago, sessions, .. } = row;
+        let lease_left_ms = Some(row.lease_left_ms());
+        let HostRow { number, url, version, state, started_at_ms, seen_ms_ago, sessions, versions, .. } = row;
         let (is_draining, is_this) = (state == HostState::Draining, number == own);
         ClusterHost {
             number,
             url,
             version,
+            versions,
             is_draining,
             is_this,
             started_at_ms,
             seen_ms_ago,
+            lease_left_ms,
             role,
             models,
             sessions,
@@ -261,6 +267,7 @@ pub(super) mod tests {
             started_at_ms: 1,
             seen_ms_ago: 1,
             sessions: 0,
+            versions: HostVersions::OWN,
         }
     }
 
@@ -378,6 +385,7 @@ pub(super) mod tests {
         assert_eq!(members.reports(1, 100), expected, "each was seen a millisecond ago");
         let described = ClusterHost::of(row(2, HostState::Serving, &facts), 1);
         assert_eq!((described.load_percent, described.waiting_requests), (Some(150), 2));
+        assert_eq!((described.versions, described.lease_left_ms), (HostVersions::OWN, Some(9_999)));
         assert_eq!(ClusterHost::of(row(5, HostState::Serving, "{}"), 1).load_percent, None);
     }
 }

@@ -32,7 +32,7 @@ use crate::{
     name::{SessionKey, plain_session},
     placement::{AgentDigest, Choice, Placement},
 };
-use catalogue::Catalogue;
+use catalogue::{Catalogue, DEFAULT_MODEL, first_model};
 use members::{KnownHost, Members};
 use placing::Placing;
 use skep_engine::{ModelSet, OtherModels};
@@ -89,7 +89,7 @@ pub(crate) struct Part {
     pub(crate) role: HostRole,
     /// Whether the host gives KV pages to others.
     pub(crate) gives_pages: bool,
-    /// The default of a host without a default of its own. `None` takes that of the other hosts.
+    /// The default of a host without a default of its own. `None` takes the one that the cluster chooses.
     pub(crate) default_model: Option<String>,
     pub(crate) peers: Option<Arc<dyn Peers>>,
     pub(crate) counts: Option<Arc<dyn SharedCounts>>,
@@ -112,6 +112,23 @@ struct Shared {
     counts: Option<Arc<dyn SharedCounts>>,
     placing: Placing,
     draining: watch::Sender<bool>,
+}
+
+impl Shared {
+    /// Learns which default model the cluster has chosen, or chooses one as soon as a host has models.
+    async fn choose_default(&self) -> Result<(), StoreError> {
+        if !self.catalogue.lacks_default() {
+            return Ok(());
+        }
+        let hosts = self.members.hosts();
+        let chosen = match (self.store.choice(DEFAULT_MODEL).await?, first_model(&hosts)) {
+            (Some(chosen), _) => chosen,
+            (None, Some(first)) => self.store.choose(DEFAULT_MODEL, first).await?,
+            (None, None) => return Ok(()),
+        };
+        self.catalogue.set_default(chosen);
+        Ok(())
+    }
 }
 
 impl Cluster {
@@ -207,7 +224,7 @@ impl Cluster {
         let Some(shared) = &self.shared else { return Ok(()) };
         shared.members.set(shared.store.members().await?);
         shared.placing.set_others(shared.members.reports(shared.own, shared.placing.now_ms()));
-        Ok(())
+        shared.choose_default().await
     }
 
     /// Returns whether a host is gone whose work was not looked for since the last call.

@@ -201,12 +201,13 @@ pub(crate) fn refusal(error: &PeerError) -> Option<RuntimeError> {
 }
 
 /// Returns whether a host refused a message because of something that another host may not lack: the agent has not started there,
-/// or a limit of that host is reached. It has then accepted nothing, so the message may be given to another one.
+/// a limit of that host is reached, or its version is too far from that of this one. It has then accepted nothing, so the message may be given to another one.
 pub(crate) fn is_of_one_host(error: &PeerError) -> bool {
     let PeerError::Refused { code, .. } = error else { return false };
     matches!(
         code.as_str(),
         "agent_not_found"
+            | "cluster_versions_apart"
             | "host_full"
             | "intake_full"
             | "invalid_component"

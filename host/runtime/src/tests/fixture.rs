@@ -22,6 +22,7 @@ pub(super) struct Setup {
     pub(super) disk: Option<Arc<DiskTier>>,
     pub(super) peers: Option<Arc<dyn Peers>>,
     pub(super) counts: Option<Arc<dyn SharedCounts>>,
+    pub(super) default_model: Option<String>,
 }
 
 impl Setup {
@@ -223,9 +224,9 @@ pub(crate) fn invocation(agent: &str, session: &str, text: &str) -> Invocation {
 }
 
 async fn start(store: &Store, models: &ModelSet, setup: Setup) -> AgentHost {
-    let Setup { options, clock, tool_servers, disk, peers, counts } = setup;
+    let Setup { options, clock, tool_servers, disk, peers, counts, default_model } = setup;
     let parts = HostParts::new(store.clone(), models.clone());
-    let parts = HostParts { clock, tool_servers, disk, peers, counts, ..parts };
+    let parts = HostParts { clock, tool_servers, disk, peers, counts, default_model, ..parts };
     AgentHost::start(parts, small(options)).await.expect("the host starts")
 }
 

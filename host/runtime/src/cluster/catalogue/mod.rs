@@ -12,9 +12,11 @@ use serde::{Deserialize, Serialize};
 use skep_engine::{ModelDigest, ModelSet, OtherModels, ServedModel};
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
 };
 
+/// The name of the choice of a default, which all hosts without one of their own have.
+pub(super) const DEFAULT_MODEL: &str = "default_model";
 /// Maximum number of models that a host reports, and maximum size of what it reports about them. The database keeps it, and every
 /// host reads it twice a second.
 const MAX_MODELS: usize = 64;
@@ -41,15 +43,16 @@ pub(crate) struct ModelFacts {
 
 /// The models of the other hosts as of the last look.
 pub(super) struct Catalogue {
-    /// The default that the settings name.
-    default: Option<String>,
+    /// The model of requests without one, once it is known: the one that the settings name, or the one that the cluster has
+    /// chosen.
+    default: OnceLock<String>,
     known: Mutex<Known>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Known {
     models: Vec<ModelFacts>,
-    /// Once it is known, it stays, also while no host has it: agents and grants without a name mean this model.
+    /// It stays while no host has it: agents and grants without a name mean this model.
     default: Option<String>,
     /// The last digest of each model. A host that has just started has not loaded its models yet, and reports none.
     digests: BTreeMap<String, ModelDigest>,
@@ -112,9 +115,21 @@ impl ModelFacts {
 
 impl Catalogue {
     /// Returns the catalogue of a host that knows no others yet. `default` names the model that requests without one get; without
-    /// it, it is the first model of the host with the lowest number.
+    /// it, it is the one that the cluster chooses.
     pub(super) fn new(default: Option<String>) -> Self {
+        let default: OnceLock<String> = default.map(OnceLock::from).unwrap_or_default();
         Catalogue { default, known: Mutex::default() }
+    }
+
+    /// Returns whether the default is not known yet.
+    pub(super) fn lacks_default(&self) -> bool {
+        self.default.get().is_none()
+    }
+
+    /// Sets the default that the cluster has chosen, unless there is one.
+    pub(super) fn set_default(&self, chosen: String) {
+        // All hosts get the same choice, so it does not matter which call sets it.
+        let _ = self.default.set(chosen);
     }
 
     /// Returns the models of the other hosts that this one lacks, unless they are the same as at the last call.
@@ -128,7 +143,8 @@ impl Catalogue {
         let own_models = models.own();
         let own_names: BTreeSet<&str> = own_models.iter().map(ServedModel::name).collect();
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = Known::of(&members.hosts(), own, &own_names, &known, self.default.as_deref());
+        let default = self.default.get().map(String::as_str);
+        let found = Known::of(&members.hosts(), own, &own_names, &known, default);
         if *known == found {
             return None;
         }
@@ -152,13 +168,13 @@ impl Catalogue {
 
 impl Known {
     /// Merges what the other hosts report, which are in the order of their numbers. Of different models with one name, that of the
-    /// host with the lowest number is meant. `set` is the default that the settings name.
+    /// host with the lowest number is meant.
     fn of(
         hosts: &[KnownHost],
         own: i64,
         own_names: &BTreeSet<&str>,
         before: &Known,
-        set: Option<&str>,
+        default: Option<&str>,
     ) -> Self {
         let mut models: Vec<ModelFacts> = Vec::new();
         let mut differing = BTreeSet::new();
@@ -184,9 +200,7 @@ impl Known {
         if digests.len() > MAX_DIGESTS {
             digests.retain(|name, _| models.iter().any(|model| model.name == *name));
         }
-        let first = models.first().map(|model| model.name.as_str());
-        let default = before.default.as_deref().or(set).or(first).map(str::to_owned);
-        Known { models, default, digests, differing }
+        Known { models, default: default.map(str::to_owned), digests, differing }
     }
 
     /// Returns the models for this host's set. An alias that two hosts use differently means the model of the host with the lower
@@ -205,6 +219,12 @@ impl Known {
             default: self.default.clone(),
         }
     }
+}
+
+/// Returns the model that the cluster chooses as the default if it has not chosen one yet: the default of the host with the lowest
+/// number that computes any.
+pub(super) fn first_model(hosts: &[KnownHost]) -> Option<&str> {
+    hosts.iter().find_map(|host| host.catalogue().first()).map(|model| model.name.as_str())
 }
 
 impl KnownHost {
@@ -253,6 +273,11 @@ mod tests {
         Known::of(&hosts, 1, &own_names.iter().copied().collect(), before, None)
     }
 
+    fn first(rows: &[HostRow]) -> Option<String> {
+        let hosts: Vec<KnownHost> = rows.iter().cloned().map(KnownHost::of).collect();
+        first_model(&hosts).map(str::to_owned)
+    }
+
     fn digest(name: &str) -> ModelDigest {
         ModelDigest::remote("test", name)
     }
@@ -272,7 +297,7 @@ mod tests {
         let rows = [with(1, vec![model("mine")]), with(2, vec![long]), with(3, vec![other, short])];
         let found = known(&rows, &["mine"], &Known::default());
         let names: Vec<&str> = found.models.iter().map(|model| model.name.as_str()).collect();
-        assert_eq!((&names[..], found.default.as_deref()), (&["big", "small"][..], Some("big")));
+        assert_eq!(names, ["big", "small"]);
         let big = &found.models[0];
         assert_eq!((big.context_length, big.reasoning, &big.digest), (Some(2048), Some(true), &Some(digest)));
         let others =
@@ -283,20 +308,29 @@ mod tests {
     }
 
     #[test]
-    fn a_model_of_this_host_is_not_one_of_others_and_a_default_stays() {
+    fn a_model_of_this_host_is_not_one_of_others() {
         let rows = [with(2, vec![model("a"), model("b")]), with(3, vec![model("b")])];
         assert_eq!(known(&rows, &["a"], &Known::default()).models, [model("b")]);
-        let started = known(&rows, &[], &Known::default());
-        assert_eq!(started.default.as_deref(), Some("a"), "the first one of the first host");
-        let left = known(&rows[1..], &[], &started);
-        assert_eq!(left.default.as_deref(), Some("a"), "its host restarts");
-        let alone = known(&[], &[], &left);
-        assert_eq!((alone.models.len(), alone.default.as_deref()), (0, Some("a")));
-        assert_eq!(known(&rows, &[], &alone), started);
+        assert_eq!(known(&rows, &[], &Known::default()).models, [model("a"), model("b")]);
+    }
 
-        let set = Known::of(&[], 1, &BTreeSet::new(), &Known::default(), Some("b"));
-        assert_eq!(set.default.as_deref(), Some("b"), "errors name it before a host has it");
-        assert_eq!(known(&rows, &[], &set).default.as_deref(), Some("b"));
+    #[test]
+    fn the_default_is_that_of_the_first_host_with_models_and_stays() {
+        let gateway = row(1, HostState::Serving, &Facts::default().encode());
+        let rows = [gateway, with(2, vec![model("b"), model("a")]), with(3, vec![model("a")])];
+        assert_eq!((first(&rows).as_deref(), first(&rows[..1])), (Some("b"), None));
+
+        let catalogue = Catalogue::new(None);
+        assert!(catalogue.lacks_default());
+        for chosen in ["b", "a"] {
+            catalogue.set_default(chosen.to_owned());
+            assert_eq!(catalogue.default.get().map(String::as_str), Some("b"), "a choice stays");
+        }
+        let set = Catalogue::new(Some("a".to_owned()));
+        assert!(!set.lacks_default(), "the settings have chosen");
+        let gone = Known::of(&[], 1, &BTreeSet::new(), &Known::default(), Some("b"));
+        let others = gone.others(|facts| ServedModel::Remote(Arc::new(ClusterModel::of_nobody(&facts.name))));
+        assert_eq!(others.default.as_deref(), Some("b"), "errors name it while no host has it");
         assert_eq!(known(&[], &[], &Known::default()).default, None);
     }
 

@@ -4,7 +4,7 @@ use super::{Cluster, number};
 use crate::{
     RunEvent, RuntimeOptions,
     tests::{
-        fixture::{Host, until},
+        fixture::{Host, Setup, tiny_engine, until},
         inference::chatter,
     },
 };
@@ -93,4 +93,36 @@ async fn a_conversation_has_the_same_model_wherever_its_session_is() {
     let is_change = |event: &RunEvent| matches!(event, RunEvent::ModelChanged { .. });
     assert!(!seen.iter().any(is_change), "{seen:?}");
     assert_eq!(gateway.agents.loaded_sessions(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn hosts_without_models_have_the_same_default_whenever_they_start() {
+    let Some(cluster) = Cluster::new().await else { return };
+    let early = cluster.host_with(ModelSet::empty(), RuntimeOptions::default()).await;
+    assert_eq!(early.agents.models().default_name(), "", "no host has a model");
+    let first = cluster.host_with(ModelSet::new(tiny_engine("first")), RuntimeOptions::default()).await;
+    knows(&early, "first").await;
+    let second = cluster.host_with(ModelSet::new(tiny_engine("second")), RuntimeOptions::default()).await;
+    knows(&early, "second").await;
+    assert_eq!(early.agents.models().default_name(), "first");
+    assert_eq!(
+        second.agents.models().default_name(),
+        "second",
+        "a host with models has a default of its own"
+    );
+
+    // The host of the default is gone when the next gateway starts.
+    cluster.kill(first);
+    until(async || early.agents.models().find(Some("first")).is_err().then_some(())).await;
+    let late = cluster.host_with(ModelSet::empty(), RuntimeOptions::default()).await;
+    knows(&late, "second").await;
+    let defaults = [&early, &late].map(|host| host.agents.models().default_name());
+    assert_eq!(defaults, ["first", "first"]);
+    let refused = late.agents.models().find(None).expect_err("no host has it now").to_string();
+    assert!(refused.contains("first"), "{refused}");
+
+    let setup = Setup { default_model: Some("second".to_owned()), ..Setup::default() };
+    let set = cluster.host_with(ModelSet::empty(), setup).await;
+    knows(&set, "second").await;
+    assert_eq!(set.agents.models().default_name(), "second", "the settings decide");
 }
