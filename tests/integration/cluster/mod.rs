@@ -9,6 +9,8 @@ mod balancer;
 mod failures;
 /// A server that holds turns up.
 mod gate;
+/// Sessions of MCP clients.
+mod mcp;
 /// Hosts without a model, and hosts with different ones.
 mod models;
 /// The hosts.

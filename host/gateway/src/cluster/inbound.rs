@@ -15,11 +15,15 @@ use axum::{
     middleware::Next,
     response::{IntoResponse, Response},
 };
+use skep_runtime::{CLUSTER_PROTOCOL, speak_with};
 use std::{
     net::IpAddr,
     sync::Weak,
     time::{Duration, Instant},
 };
+
+/// The code of the error that the versions of two hosts are too far apart.
+const VERSIONS_APART: &str = "cluster_versions_apart";
 
 /// Marks a request that another host passed on. It is answered here, whoever owns the session.
 #[derive(Clone, Copy, Debug)]
@@ -29,6 +33,7 @@ pub(super) struct PassedOn;
 pub(crate) async fn receive(State(gateway): State<Gateway>, mut request: Request, next: Next) -> Response {
     let Some(cluster) = gateway.cluster.clone() else { return next.run(request).await };
     let checked = cluster.check(&request);
+    let protocol = key::protocol(request.headers());
     key::strip(request.headers_mut());
     request.headers_mut().remove(ANSWERED_BY);
     let is_internal = routes::is_internal(request.method(), request.uri().path());
@@ -41,7 +46,10 @@ pub(crate) async fn receive(State(gateway): State<Gateway>, mut request: Request
             if let Some(slot) = request.extensions().get::<Weak<Slot>>().and_then(Weak::upgrade) {
                 slot.leave_address();
             }
-            let mut response = if is_internal {
+            let mut response = if !speak_with(CLUSTER_PROTOCOL, protocol) {
+                let refusal = versions_apart(protocol);
+                if is_internal { routes::refusal(refusal) } else { refusal.into_response() }
+            } else if is_internal {
                 routes::answer(&gateway, &cluster, &signed, request).await
             } else {
                 if let Some(client) = client(request.headers()) {
@@ -103,6 +111,20 @@ fn refused(why: impl Into<String>) -> ApiError {
     let why = why.into();
     tracing::debug!(why, "a request that says that it is from another host is refused");
     ApiError::new(StatusCode::UNAUTHORIZED, "cluster_signature_refused", why)
+}
+
+/// Returns the error for a host whose version is too far from that of this one. The host that asks learns that it is from a host of
+/// its cluster.
+fn versions_apart(protocol: i64) -> ApiError {
+    let message = format!(
+        "the host that passed this request on speaks version {protocol} of the protocol between hosts, and this one version \
+         {CLUSTER_PROTOCOL}; hosts work together if these are at most one apart, so upgrade the cluster one version after the other"
+    );
+    tracing::warn!(
+        protocol,
+        "a host of the cluster is refused, because its version is too far from that of this one"
+    );
+    ApiError::new(StatusCode::SERVICE_UNAVAILABLE, VERSIONS_APART, message)
 }
 
 fn key_required() -> ApiError {

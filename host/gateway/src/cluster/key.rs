@@ -10,6 +10,7 @@
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use ring::{digest, hmac};
+use skep_runtime::CLUSTER_PROTOCOL;
 use std::{fmt, sync::Arc, time::Duration};
 
 /// All headers that begin so belong to the hosts. Those that a client sends are removed.
@@ -18,6 +19,9 @@ const TIME: HeaderName = HeaderName::from_static("x-skep-cluster-time");
 const NONCE: HeaderName = HeaderName::from_static("x-skep-cluster-nonce");
 const RECEIVER: HeaderName = HeaderName::from_static("x-skep-cluster-receiver");
 const BODY: HeaderName = HeaderName::from_static("x-skep-cluster-body");
+/// The version of the protocol that the sender speaks. It is not signed, because hosts of the first version do not send it: somebody on
+/// the way who changes it makes the request fail, as one does who drops it.
+const PROTOCOL: HeaderName = HeaderName::from_static("x-skep-cluster-protocol");
 const SIGNATURE: HeaderName = HeaderName::from_static("x-skep-cluster-signature");
 const PROOF: HeaderName = HeaderName::from_static("x-skep-cluster-proof");
 /// The client that a request is for.
@@ -193,6 +197,18 @@ impl Fault {
             }
         }
     }
+}
+
+/// Says which version of the protocol between hosts this one speaks.
+pub(super) fn say_protocol(headers: &mut HeaderMap) {
+    headers.insert(PROTOCOL, HeaderValue::from(CLUSTER_PROTOCOL));
+}
+
+/// Returns the version of the protocol that the sender of a request speaks. A host that says nothing speaks the first one.
+pub(super) fn protocol(headers: &HeaderMap) -> i64 {
+    const FIRST: i64 = 1;
+    let said = headers.get(PROTOCOL).and_then(|said| said.to_str().ok());
+    said.map_or(FIRST, |said| said.parse().unwrap_or(i64::MAX))
 }
 
 /// Removes the headers that only hosts send.

@@ -100,6 +100,7 @@ impl Link {
         let nonce = Nonce::new();
         let signed = Signed { nonce, receiver: to.number, time_ms: now_ms(), body: signed_body };
         self.key.sign(&method, path.as_str(), &mut headers, &signed);
+        key::say_protocol(&mut headers);
         let uri = Uri::builder().scheme(Scheme::HTTP).authority(authority).path_and_query(path);
         let uri = uri.build().map_err(|error| LinkError::Unreached(error.to_string()))?;
         let mut request = Request::new(body);

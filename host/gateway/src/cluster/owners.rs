@@ -7,8 +7,13 @@ use std::collections::HashSet;
 /// The thing that a request is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Subject {
-    Session { agent: String, session: String },
+    Session {
+        agent: String,
+        session: String,
+    },
     Approval(String),
+    /// A session of an MCP client, which this host does not have.
+    McpSession(String),
 }
 
 pub(crate) trait Owners: Send + Sync + 'static {
@@ -24,6 +29,7 @@ impl Owners for AgentHost {
             match subject {
                 Subject::Session { agent, session } => self.place_of(agent, session).await,
                 Subject::Approval(id) => self.place_of_approval(id).await,
+                Subject::McpSession(id) => self.place_of_mcp_session(id).await,
             }
         })
     }

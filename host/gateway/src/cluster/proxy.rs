@@ -12,7 +12,7 @@ use super::{
     owners::Subject,
 };
 use crate::{
-    ApiError, Gateway, access::requester, caller::RequestId, client_address::ClientAddress,
+    ApiError, Gateway, access::requester, caller::RequestId, client_address::ClientAddress, mcp::Mcp,
     metrics::CLUSTER_FORWARD_TIME,
 };
 use axum::{
@@ -78,10 +78,15 @@ pub(crate) async fn forward(State(gateway): State<Gateway>, request: Request, ne
     if is_here || !is_known || request.method() == Method::OPTIONS {
         return next.run(request).await;
     }
-    let (subject, request) = subject_of(request).await;
+    let (subject, request) = subject_of(&gateway.mcp, request).await;
     let Some(subject) = subject else { return next.run(request).await };
+    let is_stream_of_news = matches!(subject, Subject::McpSession(_)) && request.method() == Method::GET;
     match cluster.owners.place(&subject).await {
-        Ok(SessionPlace::There(owner)) => pass(&cluster, &subject, owner, request, next).await,
+        Ok(SessionPlace::There(owner)) => {
+            let response = pass(&cluster, &subject, owner, request, next).await;
+            // The stream of another host has no end that this one could wait for.
+            if is_stream_of_news { gateway.mcp.until_closed(response) } else { response }
+        }
         Ok(SessionPlace::Here) => next.run(request).await,
         Err(error) => {
             // The handler meets the same error, or one that says more about the request.
@@ -92,9 +97,12 @@ pub(crate) async fn forward(State(gateway): State<Gateway>, request: Request, ne
 }
 
 /// Returns what a request is about, if it is about a session.
-async fn subject_of(request: Request) -> (Option<Subject>, Request) {
+async fn subject_of(mcp: &Mcp, request: Request) -> (Option<Subject>, Request) {
     let route = request.extensions().get::<MatchedPath>().map(|route| route.as_str().to_owned());
     let is_session = match route.as_deref() {
+        Some("/mcp" | "/mcp/{agent}") => {
+            return (mcp.session_elsewhere(request.headers()).map(Subject::McpSession), request);
+        }
         Some(route) if route.starts_with("/v1/agents/{agent}/sessions/{session}") => true,
         Some("/v1/approvals/{id}") => false,
         _ => return (None, request),

@@ -62,9 +62,14 @@ pub(super) async fn answer(
     };
     answer.unwrap_or_else(|error| {
         tracing::debug!(path, code = error.code, message = error.message, "a request of another host failed");
-        let ApiError { status, code, message, retry_after_ms, .. } = error;
-        (status, Json(Refusal { code: code.to_owned(), message, retry_after_ms })).into_response()
+        refusal(error)
     })
+}
+
+/// Returns an error in the form in which hosts tell each other.
+pub(super) fn refusal(error: ApiError) -> Response {
+    let ApiError { status, code, message, retry_after_ms, .. } = error;
+    (status, Json(Refusal { code: code.to_owned(), message, retry_after_ms })).into_response()
 }
 
 async fn act(gateway: &Gateway, cluster: &Cluster, path: &str, body: &[u8]) -> Result<Response, ApiError> {

@@ -16,6 +16,7 @@ mod content;
 mod durable;
 mod link;
 mod prompts;
+mod records;
 mod resources;
 mod scope;
 mod server;
@@ -34,9 +35,13 @@ use axum::{
     response::Response,
 };
 use futures::StreamExt;
+use records::Records;
 use rmcp::{
     model::ClientJsonRpcMessage,
-    transport::{StreamableHttpServerConfig, StreamableHttpService},
+    transport::{
+        StreamableHttpServerConfig, StreamableHttpService,
+        streamable_http_server::{SessionManager, session::SessionStore},
+    },
 };
 use scope::PathAgent;
 use server::AgentServer;
@@ -74,6 +79,9 @@ impl Default for McpOptions {
 pub(crate) struct Mcp {
     service: StreamableHttpService<AgentServer, BoundedSessions>,
     sessions: Arc<BoundedSessions>,
+    records: Arc<Records>,
+    /// Makes requests for sessions that continue here wait for each other, so that each session continues once.
+    continuing: tokio::sync::Mutex<()>,
     closing: watch::Sender<bool>,
 }
 
@@ -84,21 +92,45 @@ struct RequestSpan(Span);
 impl Mcp {
     pub(crate) fn new(host: AgentHost, options: &McpOptions, max_body_bytes: usize) -> Self {
         let closing = watch::Sender::new(false);
-        let config = StreamableHttpServerConfig::default()
+        let mut config = StreamableHttpServerConfig::default()
             // `access::guard` checks both for all routes.
             .disable_allowed_hosts()
             .disable_allowed_origins()
             .with_max_request_body_bytes(max_body_bytes);
-        let sessions = Arc::new(BoundedSessions::new(options.max_sessions, options.session_idle));
-        let (ending, approval_wait) = (closing.subscribe(), options.approval_wait);
-        let server = move || Ok(AgentServer::new(host.clone(), ending.clone(), approval_wait));
+        let records = Arc::new(Records::new(host.clone(), options.session_idle));
+        if records.are_shared() {
+            let store: Arc<dyn SessionStore> = records.clone();
+            config.session_store = Some(store);
+        }
+        let sessions = BoundedSessions::new(options.max_sessions, options.session_idle, records.clone());
+        let sessions = Arc::new(sessions);
+        let (ending, approval_wait, recorded) = (closing.subscribe(), options.approval_wait, records.clone());
+        let server =
+            move || Ok(AgentServer::new(host.clone(), recorded.clone(), ending.clone(), approval_wait));
         let service = StreamableHttpService::new(server, sessions.clone(), config);
-        Mcp { service, sessions, closing }
+        Mcp { service, sessions, records, continuing: tokio::sync::Mutex::default(), closing }
     }
 
-    /// Terminates the streams that only wait for notifications, so that shutdown does not wait for them.
+    /// Terminates the streams that only wait for notifications, so that shutdown does not wait for them. Other hosts continue the
+    /// sessions.
     pub(crate) fn close(&self) {
+        self.records.close();
         self.closing.send_replace(true);
+    }
+
+    /// Returns the session that a request names, if this host does not have it.
+    pub(crate) fn session_elsewhere(&self, headers: &HeaderMap) -> Option<String> {
+        session_id(headers).ok()?.filter(|id| !self.sessions.has(id))
+    }
+
+    /// Ends a stream of notifications when this host ends.
+    pub(crate) fn until_closed(&self, response: Response) -> Response {
+        let mut closing = self.closing.subscribe();
+        let closed = async move {
+            // The sender is dropped with the server.
+            let _ = closing.wait_for(|closing| *closing).await;
+        };
+        response.map(|body| Body::from_stream(body.into_data_stream().take_until(Box::pin(closed))))
     }
 }
 
@@ -238,11 +270,17 @@ async fn serve(
     if let Some(agent) = &agent {
         gateway.host.find_agent(agent).await?;
     }
-    let agent = agent.map(PathAgent);
+    let (agent, requester, mcp) = (agent.map(PathAgent), caller.requester(), &gateway.mcp);
     let named = session_id(request.headers())?;
-    let is_own = |id: &String| gateway.mcp.sessions.is_of(id, &caller.requester(), agent.as_ref());
-    if named.as_ref().is_some_and(|id| !is_own(id)) {
-        return Err(session_not_found());
+    if let Some(id) = &named {
+        let is_own = match mcp.sessions.has(id) {
+            true => mcp.sessions.is_of(id, &requester, agent.as_ref()),
+            false => mcp.records.take(id, &requester, agent.as_ref()).await?,
+        };
+        if !is_own {
+            return Err(session_not_found());
+        }
+        mcp.records.touch(id);
     }
     let is_stream_of_news = request.method() == Method::GET;
     let (mut parts, body) = request.into_parts();
@@ -263,11 +301,19 @@ async fn serve(
     } else {
         Request::from_parts(parts, Body::empty())
     };
-    let response = gateway.mcp.service.handle(request).await.map(Body::new);
+    let is_taken = named.as_ref().is_some_and(|id| !mcp.sessions.has(id));
+    let continuing = if is_taken { Some(mcp.continuing.lock().await) } else { None };
+    let response = mcp.service.handle(request).await.map(Body::new);
+    drop(continuing);
     if named.is_none()
         && let Some(begun) = session_id(response.headers())?
     {
-        gateway.mcp.sessions.belongs_to(&begun, caller.requester(), agent);
+        mcp.sessions.belongs_to(&begun, requester.clone(), agent.clone());
+        if let Err(error) = mcp.records.add(&begun, &requester, agent.as_ref()).await {
+            let closed = mcp.sessions.close_session(&begun.into()).await;
+            closed.unwrap_or_else(|error| tracing::debug!(%error, "a session cannot be closed"));
+            return Err(error);
+        }
     }
     // An error of the protocol is JSON and has its own code.
     if response.status() == StatusCode::NOT_FOUND && !is_json(&response) {
@@ -276,12 +322,7 @@ async fn serve(
     if !is_stream_of_news || !response.status().is_success() {
         return Ok(response);
     }
-    let mut closing = gateway.mcp.closing.subscribe();
-    let closed = async move {
-        // The sender is dropped with the server.
-        let _ = closing.wait_for(|closing| *closing).await;
-    };
-    Ok(response.map(|body| Body::from_stream(body.into_data_stream().take_until(Box::pin(closed)))))
+    Ok(mcp.until_closed(response))
 }
 
 fn session_id(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
@@ -296,7 +337,7 @@ fn session_id(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
 
 fn session_not_found() -> ApiError {
     let message = "there is no MCP session with this id: it was unused for too long, was removed to make room for others, \
-                   belongs to another caller, or ended when this host restarted; send `initialize` to start a new one";
+                   belongs to another caller, or ended with its host; send `initialize` to start a new one";
     ApiError::new(StatusCode::NOT_FOUND, "session_not_found", message)
 }
 

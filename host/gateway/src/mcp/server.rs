@@ -5,29 +5,35 @@
 #![allow(deprecated)]
 
 use super::{
+    SESSION_ID,
     call::{self, Client},
     catalog, completion,
     durable::DurableCalls,
     link::LeastLevel,
-    prompts, resources,
+    prompts,
+    records::Records,
+    resources,
     scope::Scope,
     subscriptions::Subscriptions,
 };
+use axum::http::request::Parts;
+use ring::digest;
 use rmcp::{
     ErrorData, RoleServer, ServerHandler,
     model::{
         CallToolRequestParams, CallToolResponse, CancelledNotificationParam, CompleteRequestParams,
-        CompleteResult, CustomRequest, CustomResult, ErrorCode, GetPromptRequestParams, GetPromptResponse,
-        Implementation, ListPromptsResult, ListResourceTemplatesResult, ListResourcesResult, ListToolsResult,
-        PaginatedRequestParams, ReadResourceRequestParams, ReadResourceResponse, ServerCapabilities,
-        ServerConfig, SetLevelRequestParams, SubscribeRequestParams, SubscriptionFilter,
-        UnsubscribeRequestParams,
+        CompleteResult, CustomRequest, CustomResult, ErrorCode, Extensions, GetPromptRequestParams,
+        GetPromptResponse, Implementation, InitializeRequestParams, InitializeResult, ListPromptsResult,
+        ListResourceTemplatesResult, ListResourcesResult, ListToolsResult, PaginatedRequestParams,
+        ReadResourceRequestParams, ReadResourceResponse, ServerCapabilities, ServerConfig,
+        SetLevelRequestParams, SubscribeRequestParams, SubscriptionFilter, UnsubscribeRequestParams,
     },
     service::{NotificationContext, RequestContext, SubscriptionContext},
+    transport::streamable_http_server::SessionRestoreMarker,
 };
 use skep_runtime::{AgentHost, excerpt};
 use std::{
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
     time::Duration,
 };
 use tokio::{sync::watch, task::JoinSet};
@@ -39,8 +45,9 @@ const INSTRUCTIONS: &str = "Each agent is a tool of its own name that takes a me
 /// The server as one client sees it.
 pub(super) struct AgentServer {
     host: AgentHost,
-    /// The agent session of calls that do not name one.
-    session: String,
+    /// The agent session of calls that do not name one, once there was a call.
+    session: OnceLock<String>,
+    records: Arc<Records>,
     approval_wait: Duration,
     durable: DurableCalls,
     least_level: LeastLevel,
@@ -51,17 +58,63 @@ pub(super) struct AgentServer {
 }
 
 impl AgentServer {
-    pub(super) fn new(host: AgentHost, closing: watch::Receiver<bool>, approval_wait: Duration) -> Self {
-        let session = format!("mcp-{}", uuid::Uuid::now_v7().simple());
-        let (durable, news) = (DurableCalls::default(), Mutex::default());
+    pub(super) fn new(
+        host: AgentHost,
+        records: Arc<Records>,
+        closing: watch::Receiver<bool>,
+        approval_wait: Duration,
+    ) -> Self {
+        let (session, durable, news) = (OnceLock::new(), DurableCalls::default(), Mutex::default());
         let (least_level, subscriptions) = (LeastLevel::default(), Subscriptions::default());
-        AgentServer { host, session, approval_wait, durable, least_level, subscriptions, closing, news }
+        AgentServer {
+            host,
+            session,
+            records,
+            approval_wait,
+            durable,
+            least_level,
+            subscriptions,
+            closing,
+            news,
+        }
     }
 
-    fn client(&self) -> Client<'_> {
+    /// Returns the client that has sent a request with these extensions.
+    fn client<'a>(&'a self, extensions: &Extensions) -> Client<'a> {
         let Self { host, session, approval_wait, durable, least_level, .. } = self;
+        let session = session.get_or_init(|| agent_session(session_id(extensions)));
         Client { host, session, approval_wait: *approval_wait, durable, least_level }
     }
+
+    /// Restores what the client has set in a session that continues here.
+    fn restore(&self, id: &str, context: &RequestContext<RoleServer>) {
+        let (Some(kept), Ok(scope)) = (self.records.kept(id), Scope::of(context)) else { return };
+        if let Some(level) = kept.level {
+            self.least_level.set(level);
+        }
+        for uri in kept.subscriptions {
+            // A resource that is gone does not change any more.
+            let Ok(named) = resources::named(&self.host, &scope, &uri) else { continue };
+            let tenant = scope.caller.tenant.clone();
+            if let Err(why) = self.subscriptions.add(&self.host, &context.peer, uri, named, tenant) {
+                tracing::debug!(why, "a subscription does not continue");
+            }
+        }
+    }
+}
+
+/// Returns the id of the session that a request was sent in. Requests of the revision without sessions have none.
+fn session_id(extensions: &Extensions) -> Option<&str> {
+    extensions.get::<Parts>()?.headers.get(SESSION_ID)?.to_str().ok()
+}
+
+/// Returns the name of the agent session of a client's calls. It follows from the id of the client's session, so it is the same at
+/// each host, and does not tell the id.
+fn agent_session(client: Option<&str>) -> String {
+    let Some(id) = client else { return format!("mcp-{}", uuid::Uuid::now_v7().simple()) };
+    let digest = digest::digest(&digest::SHA256, id.as_bytes());
+    let (half, _) = digest.as_ref().split_first_chunk::<16>().expect("SHA-256 has 32 bytes");
+    format!("mcp-{:032x}", u128::from_be_bytes(*half))
 }
 
 impl ServerHandler for AgentServer {
@@ -81,6 +134,18 @@ impl ServerHandler for AgentServer {
         ServerConfig::new(capabilities).with_server_info(implementation).with_instructions(INSTRUCTIONS)
     }
 
+    async fn initialize(
+        &self,
+        request: InitializeRequestParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<InitializeResult, ErrorData> {
+        if let Some(marker) = context.extensions.get::<SessionRestoreMarker>() {
+            self.restore(&marker.id, &context);
+        }
+        context.peer.set_peer_info(request.clone());
+        self.negotiate_initialize(&request)
+    }
+
     async fn list_tools(
         &self,
         request: Option<PaginatedRequestParams>,
@@ -95,7 +160,7 @@ impl ServerHandler for AgentServer {
         request: CallToolRequestParams,
         context: RequestContext<RoleServer>,
     ) -> Result<CallToolResponse, ErrorData> {
-        call::call(self.client(), request, context).await.map(CallToolResponse::from)
+        call::call(self.client(&context.extensions), request, context).await.map(CallToolResponse::from)
     }
 
     async fn list_prompts(
@@ -113,7 +178,8 @@ impl ServerHandler for AgentServer {
         context: RequestContext<RoleServer>,
     ) -> Result<GetPromptResponse, ErrorData> {
         let scope = Scope::of(&context)?;
-        prompts::get(self.client(), &scope, request, &context).await.map(GetPromptResponse::from)
+        let client = self.client(&context.extensions);
+        prompts::get(client, &scope, request, &context).await.map(GetPromptResponse::from)
     }
 
     async fn list_resources(
@@ -139,7 +205,8 @@ impl ServerHandler for AgentServer {
         context: RequestContext<RoleServer>,
     ) -> Result<ReadResourceResponse, ErrorData> {
         let scope = Scope::of(&context)?;
-        resources::read(self.client(), &scope, &request.uri, &context).await.map(ReadResourceResponse::from)
+        let client = self.client(&context.extensions);
+        resources::read(client, &scope, &request.uri, &context).await.map(ReadResourceResponse::from)
     }
 
     async fn subscribe(
@@ -150,16 +217,24 @@ impl ServerHandler for AgentServer {
         let scope = Scope::of(&context)?;
         let named = resources::named(&self.host, &scope, &request.uri)?;
         let tenant = scope.caller.tenant.clone();
+        let uri = request.uri.clone();
         let added = self.subscriptions.add(&self.host, &context.peer, request.uri, named, tenant);
-        added.map_err(|why| ErrorData::invalid_params(why, None))
+        added.map_err(|why| ErrorData::invalid_params(why, None))?;
+        if let Some(id) = session_id(&context.extensions) {
+            self.records.change(id, |kept| _ = kept.subscriptions.insert(uri)).await;
+        }
+        Ok(())
     }
 
     async fn unsubscribe(
         &self,
         request: UnsubscribeRequestParams,
-        _context: RequestContext<RoleServer>,
+        context: RequestContext<RoleServer>,
     ) -> Result<(), ErrorData> {
         self.subscriptions.remove(&request.uri);
+        if let Some(id) = session_id(&context.extensions) {
+            self.records.change(id, |kept| _ = kept.subscriptions.remove(&request.uri)).await;
+        }
         Ok(())
     }
 
@@ -174,9 +249,12 @@ impl ServerHandler for AgentServer {
     async fn set_level(
         &self,
         request: SetLevelRequestParams,
-        _context: RequestContext<RoleServer>,
+        context: RequestContext<RoleServer>,
     ) -> Result<(), ErrorData> {
         self.least_level.set(request.level);
+        if let Some(id) = session_id(&context.extensions) {
+            self.records.change(id, |kept| kept.level = Some(request.level)).await;
+        }
         Ok(())
     }
 

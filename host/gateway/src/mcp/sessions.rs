@@ -5,25 +5,26 @@
 //! are, and records the order of use. Every session ends through [`SessionManager::close_session`], whatever the
 //! reason.
 
-use super::scope::PathAgent;
+use super::{records::Records, scope::PathAgent};
 use crate::{caller::Requester, metrics::MCP_SESSIONS};
 use futures::Stream;
 use rmcp::{
     model::{ClientJsonRpcMessage, ServerJsonRpcMessage},
     transport::streamable_http_server::session::{
-        ServerSseMessage, SessionId, SessionManager,
+        RestoreOutcome, ServerSseMessage, SessionId, SessionManager,
         local::{LocalSessionManager, LocalSessionManagerError, SessionConfig, SessionTransport},
     },
 };
 use std::{
     collections::HashMap,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 pub(super) struct BoundedSessions {
     inner: LocalSessionManager,
     uses: Mutex<Uses>,
+    records: Arc<Records>,
     max: usize,
 }
 
@@ -43,12 +44,25 @@ struct Use {
 }
 
 impl BoundedSessions {
-    pub(super) fn new(max: usize, idle: Duration) -> Self {
+    pub(super) fn new(max: usize, idle: Duration, records: Arc<Records>) -> Self {
         let mut config = SessionConfig::default();
         config.keep_alive = Some(idle);
         let mut inner = LocalSessionManager::default();
         inner.session_config = config;
-        BoundedSessions { inner, uses: Mutex::default(), max: max.max(1) }
+        BoundedSessions { inner, uses: Mutex::default(), records, max: max.max(1) }
+    }
+
+    /// Returns whether this host has a session.
+    pub(super) fn has(&self, id: &str) -> bool {
+        self.uses().sessions.contains_key(id)
+    }
+
+    /// Ends sessions until there is room for another.
+    async fn make_room(&self) -> Result<(), LocalSessionManagerError> {
+        loop {
+            let Some(surplus) = self.uses().surplus(self.max) else { return Ok(()) };
+            self.close_session(&surplus).await?;
+        }
     }
 
     /// Sets the owner of a new session, and the agent that it is about.
@@ -120,10 +134,7 @@ impl SessionManager for BoundedSessions {
     type Transport = SessionTransport;
 
     async fn create_session(&self) -> Result<(SessionId, SessionTransport), Self::Error> {
-        loop {
-            let Some(surplus) = self.uses().surplus(self.max) else { break };
-            self.close_session(&surplus).await?;
-        }
+        self.make_room().await?;
         let (id, transport) = self.inner.create_session().await?;
         self.uses().begin(id.clone());
         Ok((id, transport))
@@ -145,7 +156,21 @@ impl SessionManager for BoundedSessions {
 
     async fn close_session(&self, id: &SessionId) -> Result<(), Self::Error> {
         self.uses().end(id);
+        self.records.end(id).await;
         self.inner.close_session(id).await
+    }
+
+    /// Continues a session whose record this host has taken over.
+    async fn restore_session(&self, id: SessionId) -> Result<RestoreOutcome<SessionTransport>, Self::Error> {
+        self.make_room().await?;
+        let outcome = self.inner.restore_session(id.clone()).await?;
+        if matches!(outcome, RestoreOutcome::Restored(_)) {
+            self.uses().begin(id.clone());
+            if let Some((owner, agent)) = self.records.owner(&id) {
+                self.belongs_to(&id, owner, agent);
+            }
+        }
+        Ok(outcome)
     }
 
     async fn create_stream(

@@ -3,7 +3,7 @@
 use super::{
     super::{
         Cluster, ClusterKey, ClusterOptions, DrainRequests, HttpPeers,
-        key::{Nonce, Signed, SignedBody},
+        key::{Nonce, Signed, SignedBody, say_protocol},
         link::now_ms,
         routes,
     },
@@ -19,7 +19,7 @@ use crate::{
 use axum::{
     Router,
     body::Body,
-    http::{HeaderMap, Method, Request},
+    http::{HeaderMap, HeaderValue, Method, Request},
 };
 use futures::StreamExt;
 use serde_json::json;
@@ -28,8 +28,8 @@ use skep_engine::{
     chat::{ChatEvent, ChatMessage, ChatOptions, Input},
 };
 use skep_runtime::{
-    GenerationEvent, GenerationFailure, Invocation, Manifest, Member, Origin, PeerError, PeerGeneration,
-    PeerInvocation, Peers, RemoteEvent, RunEvent, TurnAddress,
+    CLUSTER_PROTOCOL, GenerationEvent, GenerationFailure, Invocation, Manifest, Member, Origin, PeerError,
+    PeerGeneration, PeerInvocation, Peers, RemoteEvent, RunEvent, TurnAddress,
 };
 use std::{sync::Arc, time::Duration};
 
@@ -54,9 +54,48 @@ fn signed(body: &[u8]) -> Signed {
 async fn send(routes: &Router, path: &str, body: &str, key: &ClusterKey, signed: &Signed) -> TestResponse {
     let mut headers = HeaderMap::new();
     key.sign(&Method::POST, path, &mut headers, signed);
+    say_protocol(&mut headers);
     let mut request = Request::post(path).body(Body::from(body.to_owned())).unwrap();
     *request.headers_mut() = headers;
     ask(routes, request).await
+}
+
+#[tokio::test]
+async fn a_host_whose_version_is_too_far_away_is_refused_with_a_named_error() {
+    let (_server, routes, drain) = there().await;
+    let send = async |path: &'static str, signed: Signed, protocol: i64| {
+        let mut request = Request::post(path).body(Body::from("{\"text\": \"hi\"}")).unwrap();
+        key().sign(&Method::POST, path, request.headers_mut(), &signed);
+        request.headers_mut().insert("x-skep-cluster-protocol", HeaderValue::from(protocol));
+        ask(&routes, request).await
+    };
+    let asked = || signed(b"{\"text\": \"hi\"}");
+    let passed_on = || Signed { body: SignedBody::Streamed, ..signed(b"") };
+    for protocol in [CLUSTER_PROTOCOL - 2, CLUSTER_PROTOCOL + 2] {
+        let refused = send(routes::DRAIN, asked(), protocol).await;
+        assert_eq!(
+            (refused.status.as_u16(), &refused.json()["code"]),
+            (503, &json!("cluster_versions_apart"))
+        );
+        assert!(
+            refused.text.contains(&format!("speaks version {protocol} of the protocol")),
+            "{}",
+            refused.text
+        );
+        assert!(
+            refused.headers.contains_key("x-skep-cluster-proof"),
+            "the other host knows who has refused it"
+        );
+        let refused = send(MESSAGES, passed_on(), protocol).await;
+        let code = &refused.error()["code"];
+        assert_eq!((refused.status.as_u16(), code), (503, &json!("cluster_versions_apart")));
+    }
+    assert!(!*drain.0.borrow(), "nothing was done");
+    for protocol in [CLUSTER_PROTOCOL - 1, CLUSTER_PROTOCOL + 1] {
+        let answer = send(MESSAGES, passed_on(), protocol).await;
+        assert_eq!(answer.status, 200, "{}", answer.text);
+    }
+    assert_eq!(send(routes::DRAIN, asked(), CLUSTER_PROTOCOL + 1).await.status, 202);
 }
 
 #[tokio::test]

@@ -118,7 +118,7 @@ async fn hosts_without_models_have_the_same_default_whenever_they_start() {
     knows(&late, "second").await;
     let defaults = [&early, &late].map(|host| host.agents.models().default_name());
     assert_eq!(defaults, ["first", "first"]);
-    let refused = late.agents.models().find(None).expect_err("no host has it now").to_string();
+    let refused = late.agents.models().find(None).err().expect("no host has it now").to_string();
     assert!(refused.contains("first"), "{refused}");
 
     let setup = Setup { default_model: Some("second".to_owned()), ..Setup::default() };

@@ -1,0 +1,182 @@
+//! Sessions of MCP clients: any host answers, and a session continues when its host is killed or ends.
+
+use super::nodes::{Node, Site, answered_by, until};
+use reqwest::{Method, Response};
+use serde_json::{Value, json};
+
+const REVISION: &str = "2025-06-18";
+
+/// A client that may send each message to another host.
+struct Client {
+    session: String,
+}
+
+/// The messages that a host streams to the client.
+struct Messages {
+    response: Response,
+    text: String,
+}
+
+impl Client {
+    /// Begins a session at a host, which may ask the client.
+    async fn begin(node: &Node) -> Client {
+        let about = json!({"protocolVersion": REVISION, "capabilities": {"elicitation": {}},
+            "clientInfo": {"name": "test", "version": "1"}});
+        let begun = sent(node, None, json!({"id": 0, "method": "initialize", "params": about})).await;
+        assert_eq!(begun.status(), 200);
+        let session = begun.headers()["mcp-session-id"].to_str().unwrap().to_owned();
+        let answer = Messages::of(begun).answer(0).await;
+        assert_eq!(answer["protocolVersion"], REVISION, "{answer}");
+        Client { session }
+    }
+
+    async fn send(&self, node: &Node, message: Value) -> Response {
+        sent(node, Some(&self.session), message).await
+    }
+
+    /// Sends a request until a host that lives has the session, and returns the host that answered.
+    async fn ask(&self, node: &Node, message: &Value) -> (Messages, u64) {
+        loop {
+            let response = self.send(node, message.clone()).await;
+            // The host of the session was killed a moment ago.
+            if response.status() != 503 {
+                assert_eq!(response.status(), 200);
+                let host = answered_by(&response);
+                return (Messages::of(response), host);
+            }
+        }
+    }
+
+    /// Returns the names of the tools, and the host that answered.
+    async fn tools(&self, node: &Node) -> (Vec<String>, u64) {
+        let (mut messages, host) = self.ask(node, &json!({"id": 1, "method": "tools/list"})).await;
+        let answer = messages.answer(1).await;
+        let tools = answer["tools"].as_array().unwrap_or_else(|| panic!("{answer}"));
+        (tools.iter().map(|tool| tool["name"].as_str().unwrap().to_owned()).collect(), host)
+    }
+
+    /// Agrees to a call that the client was asked about.
+    async fn agree(&self, node: &Node, question: &Value) -> u64 {
+        let content = json!({"action": "accept", "content": {"decision": "approve"}});
+        let agreed = self.send(node, json!({"id": question["id"], "result": content})).await;
+        assert_eq!(agreed.status(), 202);
+        answered_by(&agreed)
+    }
+
+    async fn status(&self, node: &Node) -> u16 {
+        self.send(node, json!({"id": 2, "method": "tools/list"})).await.status().as_u16()
+    }
+}
+
+async fn sent(node: &Node, session: Option<&str>, mut message: Value) -> Response {
+    message["jsonrpc"] = json!("2.0");
+    let request = node.request(Method::POST, "/mcp").header("accept", "application/json, text/event-stream");
+    let request = match session {
+        Some(id) => request.header("mcp-session-id", id).header("mcp-protocol-version", REVISION),
+        None => request,
+    };
+    request.json(&message).send().await.unwrap()
+}
+
+impl Messages {
+    fn of(response: Response) -> Messages {
+        Messages { response, text: String::new() }
+    }
+
+    /// Returns the next message; `None` when the stream has ended.
+    async fn next(&mut self) -> Option<Value> {
+        loop {
+            if let Some(end) = self.text.find("\n\n") {
+                let event: String = self.text.drain(..end + 2).collect();
+                let data = event.lines().find_map(|line| line.strip_prefix("data:"));
+                if let Some(message) = data.and_then(|data| serde_json::from_str(data.trim()).ok()) {
+                    return Some(message);
+                }
+                continue;
+            }
+            let part = self.response.chunk().await.ok().flatten()?;
+            self.text.push_str(&String::from_utf8_lossy(&part));
+        }
+    }
+
+    /// Returns the result of the request with this id.
+    async fn answer(&mut self, id: u64) -> Value {
+        loop {
+            let mut message = self.next().await.expect("an answer");
+            if message["id"] == id && message.get("method").is_none() {
+                return message["result"].take();
+            }
+        }
+    }
+
+    /// Returns what the client is asked.
+    async fn question(&mut self) -> Value {
+        loop {
+            let message = self.next().await.expect("a question");
+            if message["method"] == "elicitation/create" {
+                return message;
+            }
+        }
+    }
+}
+
+/// Returns a call that pays once, however often it is sent.
+fn pay(id: u64, key: &str) -> Value {
+    let meta = json!({"skep.dev/idempotency_key": key, "skep.dev/session": key});
+    let params = json!({"name": "bank__pay", "arguments": {"cents": 7}, "_meta": meta});
+    json!({"id": id, "method": "tools/call", "params": params})
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_of_an_mcp_client_is_used_through_any_host_and_outlives_its_own() {
+    let Some(site) = Site::start(false).await else { return };
+    let [a, b, c] = site.nodes().await;
+    a.deploy("toolcall", "bank", "").await;
+    for node in [&b, &c] {
+        node.knows(&["bank"]).await;
+    }
+    let client = Client::begin(&a).await;
+    let ready = client.send(&b, json!({"method": "notifications/initialized"})).await;
+    assert_eq!((ready.status().as_u16(), answered_by(&ready)), (202, a.number));
+    let (tools, host) = client.tools(&b).await;
+    assert!(tools.contains(&"bank__pay".to_owned()), "{tools:?}");
+    assert_eq!(host, a.number, "the host that has the session answers");
+    let stranger = Client { session: "nobody".to_owned() };
+    assert_eq!(stranger.status(&b).await, 404);
+
+    // A question is answered through a third host.
+    let (mut messages, _) = client.ask(&b, &pay(3, "first")).await;
+    let question = messages.question().await;
+    assert_eq!(client.agree(&c, &question).await, a.number);
+    assert_eq!(messages.answer(3).await["structuredContent"], json!({"result": 7}));
+
+    // The host is killed while a question waits. The approval stays, the client is asked again, and what it agrees to is done once.
+    let (mut messages, _) = client.ask(&b, &pay(4, "second")).await;
+    messages.question().await;
+    a.kill();
+    while messages.next().await.is_some() {}
+    let (mut messages, host) = client.ask(&b, &pay(5, "second")).await;
+    assert_eq!(host, b.number, "the session continues at the host that was asked");
+    let question = messages.question().await;
+    assert_eq!(client.agree(&c, &question).await, b.number);
+    assert_eq!(messages.answer(5).await["structuredContent"], json!({"result": 7}));
+    let paid = b.ok(Method::GET, "/v1/agents/bank/sessions/second", Value::Null).await;
+    assert_eq!(paid["turns"], 1, "{paid}");
+    assert_eq!(b.get("/v1/approvals").await.1["data"], json!([]));
+    assert_eq!(client.tools(&c).await.1, b.number);
+
+    // A session that its client has ended is not continued by anybody.
+    let end = c.request(Method::DELETE, "/mcp").header("mcp-session-id", &client.session);
+    assert_eq!(end.send().await.unwrap().status(), 202);
+    for node in [&b, &c] {
+        assert_eq!(client.status(node).await, 404);
+    }
+
+    // A host that ends in order leaves its sessions to the others.
+    let client = Client::begin(&c).await;
+    c.signal("-TERM");
+    let (status, log) = c.exited().await;
+    assert_eq!(status, Some(0), "{log}");
+    until(async || client.status(&b).await == 200).await;
+    assert_eq!(client.tools(&b).await.1, b.number);
+}
