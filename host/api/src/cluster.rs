@@ -21,6 +21,9 @@ pub struct ClusterHost {
     /// The address at which the other hosts reach it.
     pub url: String,
     pub version: String,
+    /// Absent if the host that answers is too old to report it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub versions: Option<ClusterVersions>,
     pub state: ClusterHostState,
     /// Whether this host gave the answer.
     pub this: bool,
@@ -28,6 +31,9 @@ pub struct ClusterHost {
     pub started_at: String,
     /// Milliseconds since the host was last heard from.
     pub seen_ms_ago: u64,
+    /// Milliseconds until others take over what the host has, unless they hear of it before. Absent without a cluster.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease_left_ms: Option<u64>,
     #[serde(default)]
     pub role: ClusterHostRole,
     /// The models that the host has itself.
@@ -42,6 +48,15 @@ pub struct ClusterHost {
     /// Number of requests that wait for the host's models.
     #[serde(default)]
     pub waiting_requests: u64,
+}
+
+/// The versions that decide which hosts work together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ClusterVersions {
+    /// The version of the protocol between hosts. Hosts work together if theirs are at most one apart.
+    pub protocol: i64,
+    /// The newest schema of the database that the host knows.
+    pub schema: i64,
 }
 
 words! {

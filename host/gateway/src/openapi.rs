@@ -121,8 +121,8 @@ fn common_errors(operation: &Value, needs_key: bool, is_counted: bool) -> Vec<(&
         errors.push(("401", "`missing_api_key` or `invalid_api_key`, where the host requires keys."));
         errors.push((
             "503",
-            "`shutting_down`, `store_full`, `store_stalled`, `store_away` or `host_replaced`; in a cluster also `host_gone` or \
-             `session_elsewhere`.",
+            "`shutting_down`, `store_full`, `store_stalled`, `store_away` or `host_replaced`; in a cluster also `host_gone`, \
+             `session_elsewhere` or `cluster_versions_apart`.",
         ));
     }
     let has_body = operation["requestBody"].is_object();

@@ -17,6 +17,8 @@ mod models;
 mod nodes;
 /// KV pages of other hosts.
 mod pages;
+/// Rates that hosts keep together.
+mod rates;
 /// Hosts that are restarted one after the other.
 mod rolling;
 

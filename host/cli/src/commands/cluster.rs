@@ -19,7 +19,7 @@ pub enum Command {
     Drain(DrainArgs),
 }
 
-/// Show the hosts of the cluster: where they are, whether they drain, and how much they do
+/// Show the hosts of the cluster: where they are, whether they drain, their versions and leases, and how much they do
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -61,10 +61,10 @@ pub async fn run(command: Command) -> Result<()> {
             if json {
                 return out::json(&hosts);
             }
-            let rows: Vec<[String; 11]> = hosts.hosts.iter().map(row).collect();
+            let rows: Vec<[String; 13]> = hosts.hosts.iter().map(row).collect();
             let header = [
-                "HOST", "ADDRESS", "STATE", "ROLE", "VERSION", "SESSIONS", "TURNS", "LOAD", "WAITING",
-                "SEEN", "MODELS",
+                "HOST", "ADDRESS", "STATE", "ROLE", "VERSION", "PROTOCOL", "SESSIONS", "TURNS", "LOAD",
+                "WAITING", "SEEN", "LEASE", "MODELS",
             ];
             out::table(header, &rows)
         }
@@ -107,14 +107,16 @@ fn this(hosts: &ClusterHosts) -> Option<i64> {
     hosts.hosts.iter().find(|host| host.this).map(|host| host.number)
 }
 
-fn row(host: &ClusterHost) -> [String; 11] {
+fn row(host: &ClusterHost) -> [String; 13] {
     let ClusterHost {
         number,
         name,
         version,
+        versions,
         state,
         this,
         seen_ms_ago,
+        lease_left_ms,
         role,
         models,
         sessions,
@@ -130,11 +132,13 @@ fn row(host: &ClusterHost) -> [String; 11] {
         state.to_string(),
         role.to_string(),
         version.clone(),
+        versions.map_or("-".to_owned(), |versions| versions.protocol.to_string()),
         sessions.to_string(),
         running_turns.to_string(),
         load_percent.map_or("-".to_owned(), |percent| format!("{percent} %")),
         waiting_requests.to_string(),
         format!("{seen_ms_ago} ms ago"),
+        lease_left_ms.map_or("-".to_owned(), |left| format!("{:.1} s", left as f64 / 1e3)),
         models.join(", "),
     ]
 }
@@ -142,7 +146,7 @@ fn row(host: &ClusterHost) -> [String; 11] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use skep_api::{ClusterHostRole, ClusterHostState};
+    use skep_api::{ClusterHostRole, ClusterHostState, ClusterVersions};
 
     #[test]
     fn a_row_marks_the_host_that_answers() {
@@ -151,10 +155,12 @@ mod tests {
             name: "10.0.0.2:8080".to_owned(),
             url: "http://10.0.0.2:8080".to_owned(),
             version: "0.2.0".to_owned(),
+            versions: Some(ClusterVersions { protocol: 2, schema: 29 }),
             state: ClusterHostState::Draining,
             this: true,
             started_at: "2026-01-02T03:04:05.006Z".to_owned(),
             seen_ms_ago: 120,
+            lease_left_ms: Some(9_880),
             role: ClusterHostRole::Gateway,
             models: vec!["a".to_owned(), "b".to_owned()],
             sessions: 12,
@@ -162,12 +168,14 @@ mod tests {
             load_percent: Some(125),
             waiting_requests: 1,
         };
-        let other = ClusterHost { number: 4, this: false, load_percent: None, ..host.clone() };
+        let early = ClusterHost { versions: None, lease_left_ms: None, load_percent: None, ..host.clone() };
+        let other = ClusterHost { number: 4, this: false, ..early };
         assert_eq!(
             row(&host).join("|"),
-            "3|10.0.0.2:8080 (this one)|draining|gateway|0.2.0|12|2|125 %|1|120 ms ago|a, b"
+            "3|10.0.0.2:8080 (this one)|draining|gateway|0.2.0|2|12|2|125 %|1|120 ms ago|9.9 s|a, b"
         );
-        assert_eq!((row(&other)[1].as_str(), row(&other)[7].as_str()), ("10.0.0.2:8080", "-"));
+        let other_row = row(&other);
+        assert_eq!([1, 5, 8, 11].map(|column| other_row[column].as_str()), ["10.0.0.2:8080", "-", "-", "-"]);
         assert_eq!(this(&ClusterHosts { hosts: vec![other, host] }), Some(3));
     }
 }

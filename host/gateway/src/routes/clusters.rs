@@ -6,8 +6,8 @@ use axum::{
     extract::{Path, State},
     http::StatusCode,
 };
-use skep_api::{ClusterHost, ClusterHostRole, ClusterHostState, ClusterHosts};
-use skep_runtime::{HostRole, Member};
+use skep_api::{ClusterHost, ClusterHostRole, ClusterHostState, ClusterHosts, ClusterVersions};
+use skep_runtime::{HostRole, HostVersions, Member};
 
 /// Shows the hosts that share the database with this one. A host that is not in a cluster shows itself.
 #[utoipa::path(get, path = "/v1/cluster", tag = "host", operation_id = "get_cluster", responses(
@@ -50,10 +50,12 @@ fn described(host: skep_runtime::ClusterHost) -> ClusterHost {
         number,
         url,
         version,
+        versions: HostVersions { protocol, schema },
         is_draining,
         is_this,
         started_at_ms,
         seen_ms_ago,
+        lease_left_ms,
         role,
         models,
         sessions,
@@ -67,10 +69,12 @@ fn described(host: skep_runtime::ClusterHost) -> ClusterHost {
         name,
         url,
         version,
+        versions: Some(ClusterVersions { protocol, schema }),
         state: if is_draining { ClusterHostState::Draining } else { ClusterHostState::Serving },
         this: is_this,
         started_at: timestamp(started_at_ms),
         seen_ms_ago,
+        lease_left_ms,
         role: match role {
             HostRole::All => ClusterHostRole::All,
             HostRole::Gateway => ClusterHostRole::Gateway,

@@ -86,6 +86,49 @@ async fn a_request_is_answered_by_the_owner_of_its_session() {
     assert_eq!(owners.asked().last(), Some(&Subject::Approval("a-1".to_owned())));
 }
 
+/// Returns a message of an MCP client, in a session or without one.
+fn of_mcp(session: Option<&str>, message: &serde_json::Value) -> Request<Body> {
+    let request = Request::post("/mcp")
+        .header("host", "skep.example")
+        .header("content-type", "application/json")
+        .header("accept", "application/json, text/event-stream");
+    let request = match session {
+        Some(id) => request.header("mcp-session-id", id),
+        None => request,
+    };
+    request.body(Body::from(message.to_string())).unwrap()
+}
+
+#[tokio::test]
+async fn a_session_of_an_mcp_client_is_served_by_the_host_that_has_it() {
+    let (one, two) = (Server::start().await, with_echo().await);
+    let there = gateway(&two.host, GatewayOptions::default(), THERE, Script::new(vec![None]));
+    let there = routes_of(there);
+    let (member, _stop) = serve(there.clone()).await;
+    let owners = Script::new(vec![Some(member)]);
+    let routes = here(&one.host, &owners);
+    let initialize = json!({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {
+        "protocolVersion": "2025-06-18",
+        "capabilities": {},
+        "clientInfo": {"name": "test", "version": "1"},
+    }});
+    let tools = json!({"jsonrpc": "2.0", "id": 2, "method": "tools/list"});
+    let begin = async |routes: &Router| {
+        let begun = ask(routes, of_mcp(None, &initialize)).await;
+        assert_eq!(begun.status, 200, "{}", begun.text);
+        begun.headers["mcp-session-id"].to_str().unwrap().to_owned()
+    };
+    let (own, other) = (begin(&routes).await, begin(&there).await);
+    assert_eq!(answered_by(&ask(&routes, of_mcp(Some(&own), &tools)).await), "1");
+    assert!(owners.asked().is_empty(), "a session of this host is nobody else's");
+    let answer = ask(&routes, of_mcp(Some(&other), &tools)).await;
+    assert_eq!((answer.status.as_u16(), answered_by(&answer)), (200, "2"), "{}", answer.text);
+    assert!(answer.text.contains("\"echo\""), "{}", answer.text);
+    assert_eq!(owners.asked(), [Subject::McpSession(other)]);
+    let unknown = ask(&routes, of_mcp(Some("nobody"), &tools)).await;
+    assert_eq!((unknown.status.as_u16(), answered_by(&unknown)), (404, "2"));
+}
+
 #[tokio::test]
 async fn the_owner_is_looked_for_by_the_tenants_session_and_only_for_a_known_caller() {
     let one = Server::start().await;
