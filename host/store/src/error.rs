@@ -162,6 +162,12 @@ impl StoreError {
         matches!(self, Self::Away { .. } | Self::InUse { .. })
     }
 
+    /// Returns whether the database did not answer, although it may later: it is away, its connection was lost, or another transaction
+    /// was in the way.
+    pub fn is_unreachable(&self) -> bool {
+        self.is_away() || self.is_passing()
+    }
+
     /// Returns whether the disk is full.
     pub fn is_full(&self) -> bool {
         matches!(self, Self::Full { .. })

@@ -3,6 +3,8 @@
 
 /// Keys, deployments and strangers.
 mod access;
+/// A database that is away.
+mod away;
 /// A balancer in front of the hosts.
 mod balancer;
 /// Hosts that are killed and hosts that hang.

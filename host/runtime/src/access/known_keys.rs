@@ -5,6 +5,9 @@
 //! keys. At most one refresh runs at a time, and all callers that need it share it. Valid keys
 //! trigger a refresh every [`BELIEVED`]. Unknown strings trigger it sooner, so that a new key works
 //! immediately, but at most twenty times a second, however many arrive.
+//!
+//! While the database does not answer, nobody can revoke a key there, so known keys stay valid for [`BELIEVED_ALONE`]: requests that
+//! need no database go on.
 
 use super::{ApiKey, key_ring::api_key};
 use crate::{RuntimeError, tenancy::Tenancy};
@@ -12,8 +15,8 @@ use skep_store::Store;
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU32, Ordering},
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -23,6 +26,12 @@ use std::{
 const BELIEVED: Duration = Duration::from_millis(500);
 /// Time for which a string counts as unknown without a refresh.
 const DISBELIEVED: Duration = Duration::from_millis(50);
+
+/// Time for which a key counts as valid while the database does not answer. A host that is cut off from it does not learn of
+/// revocations, so the time is bounded.
+const BELIEVED_ALONE: Duration = Duration::from_secs(5 * 60);
+/// Time for which a request with a known key waits for a refresh, after which the database counts as away.
+const PATIENCE: Duration = Duration::from_millis(1_500);
 
 /// The SHA-256 of a key.
 pub(super) type KeyDigest = [u8; 32];
@@ -39,6 +48,8 @@ struct Inner {
     tenancy: Tenancy,
     /// Held while the table is read.
     looking: Arc<tokio::sync::Mutex<()>>,
+    /// Whether the database did not answer the last refresh. A task then repeats it until one succeeds.
+    is_alone: AtomicBool,
 }
 
 /// The keys as of the last refresh.
@@ -66,11 +77,12 @@ impl KnownKeys {
                 held: Mutex::default(),
                 tenancy: Tenancy::default(),
                 looking: Arc::default(),
+                is_alone: AtomicBool::new(false),
             }),
         }
     }
 
-    /// Returns the key with this digest, as it was in the table less than a second ago.
+    /// Returns the key with this digest, as it was in the table less than a second ago, or before the database was away.
     pub(super) async fn find(&self, digest: &KeyDigest) -> Result<Option<Arc<KnownKey>>, RuntimeError> {
         let held = self.inner.held().clone();
         let found = held.keys.get(digest).cloned();
@@ -78,7 +90,32 @@ impl KnownKeys {
         if held.is_younger_than(max_age) {
             return Ok(found);
         }
-        Ok(self.look(max_age).await?.keys.get(digest).cloned())
+        if found.is_none() || !held.is_younger_than(BELIEVED_ALONE) {
+            return Ok(self.look(max_age).await?.keys.get(digest).cloned());
+        }
+        if self.inner.is_alone.load(Ordering::Acquire) {
+            return Ok(found);
+        }
+        match tokio::time::timeout(PATIENCE, self.look(max_age)).await {
+            Ok(Ok(held)) => Ok(held.keys.get(digest).cloned()),
+            Ok(Err(error)) if !is_unreachable(&error) => Err(error),
+            Ok(Err(_)) | Err(_) => {
+                self.be_alone();
+                Ok(found)
+            }
+        }
+    }
+
+    /// Uses the keys as they are until the database answers again, which is then noticed at once.
+    fn be_alone(&self) {
+        if self.inner.is_alone.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        tracing::warn!(
+            "the database does not answer; API keys that are known stay valid for {} s",
+            BELIEVED_ALONE.as_secs()
+        );
+        tokio::spawn(look_until_it_answers(Arc::downgrade(&self.inner)));
     }
 
     /// Returns the flag that says whether there are keys of several tenants. Every refresh updates
@@ -120,6 +157,23 @@ impl KnownKeys {
     }
 }
 
+/// Returns whether the database did not answer.
+fn is_unreachable(error: &RuntimeError) -> bool {
+    matches!(error, RuntimeError::Store(error) if error.is_unreachable())
+}
+
+/// Repeats the refresh of keys until one succeeds, or nobody needs them any more.
+async fn look_until_it_answers(inner: Weak<Inner>) {
+    while let Some(inner) = inner.upgrade() {
+        let known = KnownKeys { inner };
+        if known.look(Duration::ZERO).await.is_ok() {
+            return;
+        }
+        drop(known);
+        tokio::time::sleep(BELIEVED).await;
+    }
+}
+
 impl Inner {
     async fn look(&self, before: Held) -> Result<Held, RuntimeError> {
         let looked_at = Some(Instant::now());
@@ -135,6 +189,7 @@ impl Inner {
         self.tenancy.set_several(tenants.any(|tenant| Some(tenant) != first));
         let held = Held { keys, changes, looked_at };
         *self.held() = held.clone();
+        self.is_alone.store(false, Ordering::Release);
         Ok(held)
     }
 
