@@ -76,6 +76,8 @@ mod schema;
 mod schema_backup;
 mod schema_steps;
 mod secrets;
+#[cfg(test)]
+mod server_tests;
 mod session_reads;
 mod sessions;
 mod snapshot;

@@ -35,11 +35,8 @@ pub(crate) async fn check(server: &Server, connection: &mut PgConnection) -> Res
     .fetch_one(&mut *connection)
     .await
     .map_err(failed())?;
-    if number < OLDEST {
-        return unfit(
-            format!("its server has version {version}, and version 14 is the oldest that will do"),
-            "upgrade the server",
-        );
+    if let Some(reason) = too_old(number, &version) {
+        return unfit(reason, "upgrade the server");
     }
     if encoding != "UTF8" {
         return unfit(format!("its encoding is {encoding}"), "create the database with ENCODING 'UTF8'");
@@ -69,6 +66,12 @@ pub(crate) async fn check(server: &Server, connection: &mut PgConnection) -> Res
     Ok(())
 }
 
+/// Returns why a server of this version cannot be used, if it is too old.
+fn too_old(number: i32, version: &str) -> Option<String> {
+    (number < OLDEST)
+        .then(|| format!("its server has version {version}, and version 14 is the oldest that will do"))
+}
+
 /// Returns whether the connection is not always with the same process of the server. While another connection keeps a
 /// transaction open, a pooler for transactions has to answer from another process, or lets one of the two wait.
 async fn is_pooled(server: &Server, connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
@@ -88,5 +91,20 @@ async fn is_pooled(server: &Server, connection: &mut PgConnection) -> Result<boo
     match tokio::time::timeout(PROBE_TIME, probe).await {
         Ok(result) => result,
         Err(_waited) => Ok(true),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_before_version_14_are_refused() {
+        let refused = too_old(130_021, "13.21 (Debian 13.21-1)").expect("it is too old");
+        assert!(
+            refused.contains("version 13.21") && refused.contains("version 14 is the oldest"),
+            "{refused}"
+        );
+        assert_eq!((too_old(140_000, "14.0"), too_old(180_004, "18.4")), (None, None));
     }
 }

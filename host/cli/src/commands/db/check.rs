@@ -122,3 +122,31 @@ fn judge(report: &DatabaseReport, sealed: Sealed) -> Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_without_room_for_the_connections_of_a_host_is_told() {
+        let report = |connections, has_host| DatabaseReport {
+            product: "PostgreSQL 17.1".to_owned(),
+            schema: known_schema(),
+            is_current: true,
+            bytes: 1,
+            server: Some(ServerReport {
+                is_encrypted: false,
+                max_connections: 20,
+                connections,
+                has_host,
+                host: None,
+            }),
+        };
+        let judged = |report: &DatabaseReport| judge(report, Sealed { values: 0, unreadable: 0 });
+        judged(&report(20 - MAX_CONNECTIONS, false)).expect("there is room");
+        let error = judged(&report(21 - MAX_CONNECTIONS, false)).expect_err("one is missing").to_string();
+        assert!(error.contains("room for 9 more connections, and a host opens up to 10"), "{error}");
+        assert!(error.contains("hint: raise max_connections"), "{error}");
+        judged(&report(20, true)).expect("the connections are those of the host");
+    }
+}
