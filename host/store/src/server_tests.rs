@@ -41,9 +41,9 @@ async fn a_transaction_that_was_in_the_way_of_another_is_retried_and_written_onc
     let Some(database) = Database::new().await else { return };
     let host = database.host().await;
     // It was not serializable, it was in a deadlock, or it waited for a lock for too long.
-    for (id, state) in [(1, "40001"), (2, "40P01"), (3, "55P03")] {
+    for (id, state) in [(1_i64, "40001"), (2, "40P01"), (3, "55P03")] {
         let attempts = Arc::new(AtomicU32::new(0));
-        let data = (attempts.clone(), i64::from(id), state);
+        let data = (attempts.clone(), id, state);
         let written = host.write(data, |connection, (attempts, id, state)| {
             Box::pin(async move {
                 let failed = || StoreError::while_it("wrote for a test");

@@ -23,6 +23,8 @@ mod pages;
 mod rates;
 /// Hosts that are restarted one after the other.
 mod rolling;
+/// Hosts of different versions.
+mod versions;
 
 use crate::console;
 use crate::durability::tiny_model;
