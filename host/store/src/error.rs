@@ -1,6 +1,5 @@
 //! Errors of the store.
 
-use crate::HostVersions;
 use sqlx::postgres::PgDatabaseError;
 use std::{
     path::{Path, PathBuf},
@@ -68,9 +67,9 @@ pub enum StoreError {
     #[error(
         "host {host} of the cluster is skep {release} and speaks version {} of the protocol between hosts, and this one is skep \
          {} and speaks version {}: hosts work together if these are at most one apart\n  hint: {}",
-        .other.protocol, env!("CARGO_PKG_VERSION"), .own.protocol, apart(.other, .own)
+        .found, env!("CARGO_PKG_VERSION"), .own, apart(.found, .own)
     )]
-    VersionsApart { host: i64, release: String, other: HostVersions, own: HostVersions },
+    VersionsApart { host: i64, release: String, found: i64, own: i64 },
     #[error(
         "the tables of {path} belong to an older version of skep, and the copy that is made before they are changed needs \
          {needed_mb} MB where {free_mb} MB are free; nothing was changed\n  hint: free space on the disk of the data folder"
@@ -197,8 +196,8 @@ impl StoreError {
 }
 
 /// Returns what helps if the other hosts of a cluster are too old or too new for this one.
-fn apart(other: &HostVersions, own: &HostVersions) -> &'static str {
-    if other.protocol < own.protocol {
+fn apart(found: &i64, own: &i64) -> &'static str {
+    if found < own {
         "upgrade the cluster one version after the other: start a version between both first, or end the older hosts; one that \
          was killed counts for ten seconds"
     } else {

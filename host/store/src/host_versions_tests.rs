@@ -14,8 +14,8 @@ fn turn(turn: u64) -> TurnCommit {
 /// Connects a host that speaks this version of the protocol between hosts.
 async fn speaking(database: &Database, name: &str, protocol: i64) -> Result<Store, StoreError> {
     let versions = HostVersions { protocol, ..HostVersions::OWN };
-    let joined = Reconnecting::as_member(database.server.clone(), &format!("http://{name}"), versions);
-    joined.await.map(Store::on)
+    let url = format!("http://{name}");
+    Reconnecting::as_member(database.server.clone(), &url, versions).await.map(Store::on)
 }
 
 #[tokio::test]
@@ -27,8 +27,8 @@ async fn hosts_one_version_apart_work_together_and_one_further_apart_is_refused(
         |hosts: Vec<HostRow>| -> Vec<i64> { hosts.iter().map(|host| host.versions.protocol).collect() };
     assert_eq!(listed(middle.live_hosts().await.unwrap()), [5, 6]);
     let refused = speaking(&database, "late", 7).await.expect_err("one of the hosts is too old");
-    let StoreError::VersionsApart { host, other, own, .. } = &refused else { panic!("{refused}") };
-    assert_eq!((Some(*host), other.protocol, own.protocol), (early.host_number(), 5, 7));
+    let StoreError::VersionsApart { host, found, own, .. } = &refused else { panic!("{refused}") };
+    assert_eq!((Some(*host), *found, *own), (early.host_number(), 5, 7));
     let said = refused.to_string();
     assert!(said.contains("version 5 of the protocol") && said.contains("hint: upgrade"), "{said}");
     assert_eq!(listed(middle.live_hosts().await.unwrap()), [5, 6], "nothing is left of the refused one");

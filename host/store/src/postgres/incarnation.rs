@@ -235,7 +235,8 @@ pub(super) async fn check_versions(
     for (host, release, protocol, schema) in members {
         let other = HostVersions { protocol, schema };
         if !versions.work_with(other) {
-            return Err(StoreError::VersionsApart { host, release, other, own: versions });
+            let (found, own) = (protocol, versions.protocol);
+            return Err(StoreError::VersionsApart { host, release, found, own });
         }
     }
     Ok(())
