@@ -30,7 +30,7 @@ pub struct McpSessionKey {
 pub struct TakenMcpSession {
     /// The epoch of this host, which is larger than those of all earlier ones.
     pub epoch: u64,
-    /// What the last host has recorded, which has no meaning here.
+    /// The state that the last host has recorded, which has no meaning here.
     pub state: String,
 }
 

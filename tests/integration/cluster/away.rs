@@ -1,4 +1,4 @@
-//! What hosts do while their database is away.
+//! Generations while the database is away.
 
 use super::nodes::{Node, Site, until};
 use reqwest::{Method, StatusCode};
@@ -20,7 +20,7 @@ async fn generated(node: &Node, key: &str) -> StatusCode {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn generations_without_a_session_go_on_while_the_database_is_away() {
+async fn generations_without_a_session_continue_while_the_database_is_away() {
     let Some(site) = Site::start(true).await else { return };
     let (computing, gateway) = (site.node().await, site.gateway().await);
     let created = computing.ok(Method::POST, "/v1/keys", json!({"tenant": "acme", "role": "invoke"})).await;
@@ -39,7 +39,7 @@ async fn generations_without_a_session_go_on_while_the_database_is_away() {
         until(async || ready(node).await).await;
         assert_eq!(generated(node, key).await, 200);
     }
-    // What is revoked now is refused as always.
+    // A key that is revoked now is refused as always.
     computing.ok(Method::DELETE, &format!("/v1/keys/{id}"), Value::Null).await;
     for node in nodes {
         until(async || generated(node, key).await == 401).await;

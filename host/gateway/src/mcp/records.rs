@@ -49,16 +49,16 @@ pub(super) struct Records {
 struct Record {
     /// The epoch under which this host has the session; `None` until it is recorded.
     epoch: Option<u64>,
-    /// Who has begun the session, and the agent that it is about; `None` until it is recorded.
+    /// The caller that has begun the session, and the agent that it is about; `None` until it is recorded.
     owner: Option<(Requester, Option<PathAgent>)>,
     kept: Kept,
     noted_at: Instant,
 }
 
-/// What it takes to continue a session.
+/// The part of a session that it takes to continue it elsewhere.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Kept {
-    /// What the client said about itself.
+    /// The parameters with which the client described itself.
     initialize: InitializeRequestParams,
     /// The least severe level of the log lines that it wants.
     #[serde(default, skip_serializing_if = "Option::is_none")]

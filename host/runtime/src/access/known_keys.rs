@@ -7,7 +7,7 @@
 //! immediately, but at most twenty times a second, however many arrive.
 //!
 //! While the database does not answer, nobody can revoke a key there, so known keys stay valid for [`BELIEVED_ALONE`]: requests that
-//! need no database go on.
+//! need no database continue.
 
 use super::{ApiKey, key_ring::api_key};
 use crate::{RuntimeError, tenancy::Tenancy};

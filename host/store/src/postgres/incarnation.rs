@@ -101,7 +101,7 @@ impl Incarnation {
             .fetch_one(&mut *connection)
             .await
             .map_err(failed())?;
-        // Of two hosts that start at the same time, each has its row before it looks, so at least one sees the other.
+        // Two hosts that start at the same time both have their rows before they look, so at least one sees the other.
         if let Some(Member { versions, .. }) = member
             && let Err(refused) = check_versions(connection, versions, number).await
         {
