@@ -1,5 +1,6 @@
 //! Two hosts on one PostgreSQL database, of which one stands by: the first one is cut off by a network that fails, or
-//! stopped, and the other one takes its place. Nothing is lost or doubled, and the first one does no harm when it is back.
+//! stopped, and the other one takes its place. Nothing is lost or doubled, and the first one does no harm when it is back. And
+//! one host whose database moves to another server.
 
 use crate::{
     durability::Process,
@@ -13,13 +14,16 @@ use std::{
     process::{Command, Stdio},
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU16, Ordering},
     },
+    time::Duration,
 };
 
 /// A network between a host and its server that can fail.
 struct Network {
     port: u16,
+    /// The port of the server that it leads to.
+    server_port: Arc<AtomicU16>,
     is_up: Arc<AtomicBool>,
     connections: Arc<Mutex<Vec<TcpStream>>>,
 }
@@ -29,16 +33,19 @@ impl Network {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let network = Network {
             port: listener.local_addr().unwrap().port(),
+            server_port: Arc::new(AtomicU16::new(server_port)),
             is_up: Arc::new(AtomicBool::new(true)),
             connections: Arc::default(),
         };
         let (is_up, connections) = (network.is_up.clone(), network.connections.clone());
+        let server_port = network.server_port.clone();
         std::thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
                 if !is_up.load(Ordering::Acquire) {
                     continue;
                 }
-                let Ok(server) = TcpStream::connect(("127.0.0.1", server_port)) else { continue };
+                let server = TcpStream::connect(("127.0.0.1", server_port.load(Ordering::Acquire)));
+                let Ok(server) = server else { continue };
                 let copies = |stream: &TcpStream| (stream.try_clone().unwrap(), stream.try_clone().unwrap());
                 let ((client, from_client), (server, from_server)) = (copies(&client), copies(&server));
                 connections
@@ -61,6 +68,18 @@ impl Network {
 
     fn recover(&self) {
         self.is_up.store(true, Ordering::Release);
+    }
+
+    /// Leads to another server, as an address does that follows the primary.
+    fn lead_to(&self, server_port: u16) {
+        self.fail();
+        self.server_port.store(server_port, Ordering::Release);
+        self.recover();
+    }
+
+    /// Returns the address of a server's database behind this network.
+    fn url_of(&self, server: &Server) -> String {
+        server.url().replace(&format!(":{}/", server.port()), &format!(":{}/", self.port))
     }
 }
 
@@ -101,8 +120,7 @@ async fn a_host_that_was_cut_off_and_replaced_ends_without_doing_harm() {
     let folder = tempfile::tempdir().unwrap();
     let data = |name: &str| folder.path().join(name);
     let network = Network::to(server.port());
-    let behind = server.url().replace(&format!(":{}/", server.port()), &format!(":{}/", network.port));
-    let (first, host) = up(&behind, &data("first"));
+    let (first, host) = up(&network.url_of(&server), &data("first"));
     assert_eq!(host.deploy_guest("state", "counter", "").await.0, 201);
     for _ in 0..3 {
         assert_eq!(host.message("counter", "one", "increment n").await.0, 200);
@@ -122,6 +140,36 @@ async fn a_host_that_was_cut_off_and_replaced_ends_without_doing_harm() {
     assert_eq!(turns(&host).await, 4);
     assert_eq!(host.message("counter", "one", "increment n").await.0, 200);
     third.terminate();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_host_continues_by_itself_when_a_standby_becomes_the_primary() {
+    let Some(server) = tokio::task::spawn_blocking(Server::start).await.unwrap() else { return };
+    let (server, follower) = tokio::task::spawn_blocking(move || {
+        let follower = server.follower();
+        (server, follower)
+    })
+    .await
+    .unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let network = Network::to(server.port());
+    let (process, host) = up(&network.url_of(&server), &folder.path().join("data"));
+    assert_eq!(host.deploy_guest("state", "counter", "").await.0, 201);
+    for _ in 0..3 {
+        assert_eq!(host.message("counter", "one", "increment n").await.0, 200);
+    }
+
+    server.stop();
+    follower.promote();
+    network.lead_to(follower.port());
+    let mut refused = 0;
+    while host.message("counter", "one", "increment n").await.0 != 200 {
+        refused += 1;
+        assert!(refused < 1_000, "the host does not continue");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(turns(&host).await, 4, "nothing is lost, and what was refused was not done");
+    process.terminate();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

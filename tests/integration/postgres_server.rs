@@ -107,13 +107,35 @@ impl Server {
 
     /// Starts a standby, which is a copy that only reads.
     pub fn standby(&self) -> Server {
-        let standby = Server { binaries: self.binaries.clone(), folder: own_folder(), port: free_port() };
-        self.end("fast");
-        run(Command::new("cp").arg("-a").arg(self.data()).arg(standby.data()));
-        self.control("start");
-        standby.put("standby.signal", "");
+        let standby = self.copy();
         standby.control("start");
         standby
+    }
+
+    /// Starts a standby that follows this server, which confirms no commit from then on that the standby lacks.
+    pub fn follower(&self) -> Server {
+        let follower = self.copy();
+        let followed = format!("primary_conninfo = 'host=127.0.0.1 port={} user=skep'\n", self.port);
+        follower.put("postgresql.auto.conf", &followed);
+        follower.control("start");
+        self.execute("ALTER SYSTEM SET synchronous_standby_names = '*'");
+        self.execute("SELECT pg_reload_conf()");
+        follower
+    }
+
+    /// Makes a standby the primary.
+    pub fn promote(&self) {
+        self.control("promote");
+    }
+
+    /// Returns a copy of this server that will be a standby, and is not started.
+    fn copy(&self) -> Server {
+        let copy = Server { binaries: self.binaries.clone(), folder: own_folder(), port: free_port() };
+        self.end("fast");
+        run(Command::new("cp").arg("-a").arg(self.data()).arg(copy.data()));
+        self.control("start");
+        copy.put("standby.signal", "");
+        copy
     }
 
     /// Writes a file of the server's.
