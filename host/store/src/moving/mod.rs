@@ -58,8 +58,7 @@ const TABLES: [&str; 36] = [
 const NEVER_EMPTY: [&str; 2] = ["api_key_changes", "event_pruning"];
 /// Tables that describe the hosts of one database, what they own, have chosen and have to read again. They stay with it: a
 /// number of a host means another one in the next database.
-const UNMOVED: [&str; 6] =
-    ["choices", "hosts", "mcp_sessions", "notices", "page_erasures", "session_owners"];
+const UNMOVED: [&str; 6] = ["choices", "hosts", "mcp_sessions", "notices", "page_erasures", "session_owners"];
 /// Tables whose rows name the host that works on them. The host stays with the old database.
 const WITH_A_HOST: [&str; 3] = ["schedules", "deliveries", "batch_items"];
 /// Tables whose rows name the host that has begun to write or to remove what they belong to.
