@@ -19,6 +19,8 @@ use super::world::World;
 
 /// Time after which a host that was not heard from is replaced.
 const LEASE_MS: u64 = 10_000;
+/// Number of leases within which a host that is away has to be replaced, even if the others start or wait for the database.
+const LONGEST_LEASES: u64 = 4;
 /// Time in which a host that was replaced exits once it runs again.
 const EXIT: Duration = Duration::from_secs(15);
 const RESTART: Duration = Duration::from_secs(60);
@@ -92,8 +94,10 @@ pub struct Faults<'a> {
 #[derive(Clone, Copy, Debug)]
 struct Away {
     place: usize,
-    /// The moment at which it continues.
+    /// The moment at which it continues, if it was replaced by then.
     due: Instant,
+    /// The moment at which it continues in any case.
+    last: Instant,
     /// Whether its process is stopped. Otherwise it does not reach its database.
     is_stopped: bool,
 }
@@ -120,7 +124,7 @@ impl<'a> Faults<'a> {
             if Instant::now() >= until {
                 break;
             }
-            if self.away.is_some_and(|away| Instant::now() >= away.due) {
+            if self.is_over().await {
                 self.resume().await?;
             }
             match self.draw(until) {
@@ -133,9 +137,11 @@ impl<'a> Faults<'a> {
                 Fault::Freeze(way) => self.freeze(way).await,
             }
         }
-        if let Some(away) = self.away {
-            tokio::time::sleep(away.due.saturating_duration_since(Instant::now())).await;
-            self.resume().await?;
+        while self.away.is_some() {
+            if self.is_over().await {
+                self.resume().await?;
+            }
+            tokio::time::sleep(Duration::from_millis(200)).await;
         }
         self.revive().await?;
         Ok(self.counts)
@@ -201,11 +207,19 @@ impl<'a> Faults<'a> {
         }
         self.world.takeovers.lost(&url, since, Cause::Stopped);
         let beyond = Duration::from_millis(LEASE_MS + self.draws.random_range(2_000..4_000));
-        self.away = Some(Away { place, due: since + beyond, is_stopped });
+        let last = since + Duration::from_millis(LONGEST_LEASES * LEASE_MS);
+        self.away = Some(Away { place, due: since + beyond, last, is_stopped });
         // A balancer needs a moment until it notices.
         tokio::time::sleep(Duration::from_millis(500)).await;
         self.hosts.hide(place);
         Ok(())
+    }
+
+    /// Returns whether a host has been away for long enough.
+    async fn is_over(&self) -> bool {
+        let Some(Away { place, due, last, .. }) = self.away else { return false };
+        let now = Instant::now();
+        now >= last || now >= due && self.hosts.is_replaced(place).await
     }
 
     /// Lets the host continue that was away, which has been replaced by now, and has to exit.
@@ -224,7 +238,7 @@ impl<'a> Faults<'a> {
                 return Ok(());
             }
             if Instant::now() > until {
-                let what = format!("a host that was away for more than {LEASE_MS} ms was not replaced");
+                let what = format!("a host that was away for {LONGEST_LEASES} times {LEASE_MS} ms was not replaced, or did not exit");
                 self.world.trouble(what);
                 self.hosts.show(place);
                 return Ok(());

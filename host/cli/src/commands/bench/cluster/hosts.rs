@@ -203,14 +203,19 @@ impl Hosts {
 
     /// Asks a host how the others call it.
     async fn names(&self, url: &str) -> Result<Vec<String>> {
-        let answer = self.http.get(format!("{url}/v1/cluster")).send().await?.error_for_status()?;
-        let listed: Value = answer.json().await?;
-        let hosts = listed["hosts"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let hosts = self.listed(url).await?;
         let Some(own) = hosts.iter().find(|host| host["this"] == true) else {
-            bail!("the host at {url} is not in its own list of the cluster: {listed}");
+            bail!("the host at {url} is not in its own list of the cluster: {hosts:?}");
         };
         let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         Ok(Vec::from(["number", "name", "url"].map(|key| text(&own[key]))))
+    }
+
+    /// Returns the hosts of the cluster as one of them lists them.
+    async fn listed(&self, url: &str) -> Result<Vec<Value>> {
+        let answer = self.http.get(format!("{url}/v1/cluster")).send().await?.error_for_status()?;
+        let mut listed: Value = answer.json().await?;
+        Ok(listed["hosts"].as_array_mut().map(std::mem::take).unwrap_or_default())
     }
 
     /// Returns the places whose host runs.
@@ -221,6 +226,16 @@ impl Hosts {
     /// Returns the address of the host at a place, if one runs there.
     pub fn url(&self, place: usize) -> Option<String> {
         self.places[place].as_ref().map(|host| host.address.url.clone())
+    }
+
+    /// Returns whether another host no longer lists the host of a place, because it was replaced.
+    pub async fn is_replaced(&self, place: usize) -> bool {
+        let Some(host) = &self.places[place] else { return true };
+        for other in self.addresses.all() {
+            let Ok(listed) = self.listed(&other.url).await else { continue };
+            return !listed.iter().any(|other| host.address.names.contains(&other["number"].to_string()));
+        }
+        false
     }
 
     /// Returns the proxy of the connections of a host at a place, if there is one.
