@@ -26,6 +26,13 @@ pub struct PromptTokens {
     /// are none.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub cache_write_tokens: u64,
+    /// Prompt tokens that a prefill host of the cluster computed, which are not part of `cached_tokens`. It is missing if there
+    /// are none.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub prefilled_tokens: u64,
+    /// Milliseconds for which prefill hosts computed them. It is missing if there are none.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub prefill_ms: u64,
 }
 
 /// Parts of the generated tokens.

@@ -19,6 +19,7 @@ use crate::disk_pages::{COPY_TIME, DiskPages, Warming};
 use crate::health::Health;
 use crate::lookahead::{Expected, Lookahead};
 use crate::mask_worker::{MaskWorker, Masked};
+use crate::page_giving;
 use crate::router::ReplicaView;
 use crate::scheduler::{PlannedSequence, Scheduler};
 use crate::sequence::{Sequence, SequenceContext};
@@ -113,7 +114,7 @@ impl EngineLoop {
         let context = Arc::new(context);
         let health = view.health.clone();
         let lookahead = Lookahead::default();
-        if disk.is_some() {
+        if disk.as_ref().is_some_and(DiskPages::has_disk) {
             scheduler.record_ended();
         }
         if let Some(limits) = executor.windows() {
@@ -474,6 +475,7 @@ impl EngineLoop {
             self.speculator.forget_tokens(id);
         }
         self.scheduler.computed(id, computed);
+        page_giving::give(id, &mut self.scheduler, &mut *self.executor);
         match ending {
             Some(ending) => self.scheduler.end(id, ending),
             None => self.scheduler.give_up_left(id),

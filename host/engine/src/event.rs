@@ -118,6 +118,10 @@ pub struct Usage {
     /// Tokens of whole answers of another server that were refused, because they did not match their schema. The server
     /// bills them. They are not part of the output.
     pub refused_tokens: u32,
+    /// Tokens of the prompts that a prefill host of the cluster computed for this one. They are not part of `cached_tokens`.
+    pub prefilled_tokens: u32,
+    /// Milliseconds for which prefill hosts computed them.
+    pub prefill_ms: u32,
 }
 
 impl Usage {
@@ -140,6 +144,8 @@ impl Usage {
             (&mut self.rejected_tokens, other.rejected_tokens),
             (&mut self.rolled_back_tokens, other.rolled_back_tokens),
             (&mut self.refused_tokens, other.refused_tokens),
+            (&mut self.prefilled_tokens, other.prefilled_tokens),
+            (&mut self.prefill_ms, other.prefill_ms),
         ];
         for (sum, more) in sums {
             *sum = sum.saturating_add(more);

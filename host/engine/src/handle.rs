@@ -8,7 +8,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use futures::future::join_all;
 use serde_json::Value;
-use skep_model::{ChatTemplate, LoadedModel, MemoryPlan, PAGE_TOKENS, Tokenizer};
+use skep_cache::{Digest, PageNamer};
+use skep_model::{ChatTemplate, LoadedModel, MemoryPlan, PAGE_TOKENS, PageForm, Tokenizer};
 
 use crate::constraint::{CompileShares, ConstraintCompiler, SchemaNotes};
 use crate::draft::GrammarDrafter;
@@ -42,6 +43,8 @@ struct Shared {
     info: ModelInfo,
     tokenizer: Arc<Tokenizer>,
     template: Arc<ChatTemplate>,
+    /// The form of pages outside of the executors; `None` if they cannot leave them.
+    page_form: Option<PageForm>,
     options: EngineOptions,
     /// The length of the longest sequence that can ever run.
     sequence_limit: usize,
@@ -108,6 +111,7 @@ impl Engine {
             created_unix_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
         };
         let (tokenizer, template) = (first.tokenizer.clone(), first.template.clone());
+        let page_form = first.executor.page_form().cloned();
         let constraints = ConstraintCompiler::new(&tokenizer, info.vocabulary_size, &info.eos, &info.name)?;
         let hash = KeyedHash::default();
         let replicas = models.into_iter().enumerate().map(|(index, model)| {
@@ -120,6 +124,7 @@ impl Engine {
             info,
             tokenizer,
             template,
+            page_form,
             constraints,
             compiling: CompileShares::default(),
             checks: ChecksCache::default(),
@@ -287,6 +292,18 @@ impl Engine {
     /// Returns the number of tokens in a page of the KV cache.
     pub fn page_tokens(&self) -> usize {
         PAGE_TOKENS
+    }
+
+    /// Returns the name of the layout of this model's pages, and the bytes of a page; `None` if pages cannot leave the
+    /// executors. Pages of engines with the same layout may be exchanged.
+    pub fn page_layout(&self, names: &PageNamer) -> Option<(Digest, usize)> {
+        let form = self.shared.page_form.as_ref()?;
+        Some((names.layout(&self.shared.info.digest.weights, &form.description), form.bytes))
+    }
+
+    /// Returns the number of prompt tokens that are still to be computed, those of waiting requests included.
+    pub fn prefill_tokens(&self) -> usize {
+        self.shared.replicas.iter().map(|replica| replica.view().load.prefill_tokens()).sum()
     }
 
     /// Returns the distributions of the durations of all replicas together.

@@ -39,6 +39,7 @@ mod model_info;
 mod model_set;
 mod observation;
 mod options;
+mod page_giving;
 mod page_peers;
 mod queue_shares;
 mod replica;
@@ -82,16 +83,16 @@ pub use observation::{
     SpentTokens, ToolCallRef,
 };
 pub use options::{DraftLimits, EngineOptions, Routing, Speculation};
-pub use page_peers::PagePeers;
+pub use page_peers::{PagePeers, PageSink, PrefillOrder, PrefillReport, PrefillView, PrefilledPages};
 pub use request::{
     Affinity, AnswerMarkup, BeforeCalls, CallMarkup, CallPart, CallableTool, Constraint, GenerateRequest,
     ObjectMarkup, ParameterMarkup, PartsMarkup, Priority, Thinking, ToolCallForm,
 };
 pub use router::policy;
 pub use skep_cache::{
-    Digest, DiskTier, EraseFilter, ImageError, LayoutId, PageQuestion, PageRead, PageStream, PageWrite, Pin,
-    PinError, PinStatus, QuestionError, SealingSecret, TierError, TierOptions, TierShares, TierStatus,
-    TransferRate, TransitSeal,
+    Digest, DiskTier, EraseFilter, ImageError, LayoutId, PageNamer, PageQuestion, PageRead, PageStream,
+    PageWrite, Pin, PinError, PinStatus, QuestionError, SealingSecret, TierError, TierOptions, TierShares,
+    TierStatus, TransferRate, TransitSeal,
 };
 pub use skep_model::{LayerLoad, MemoryPlan, ModelDigest, RankMemory, RankTime, Sampling, SpecialTokens};
 pub use stats::{AheadStats, EngineStats, EngineTimes, PageOwner};

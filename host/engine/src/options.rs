@@ -40,7 +40,7 @@ pub struct EngineOptions {
     pub timeline: Option<Arc<Timeline>>,
     /// Keeps KV pages on disk.
     pub disk: Option<Arc<DiskTier>>,
-    /// Gets KV pages from other hosts, beside a disk whose pages they name alike.
+    /// Gets KV pages from other hosts. Where there is a disk, they name its pages alike.
     pub peers: Option<Arc<dyn PagePeers>>,
 }
 

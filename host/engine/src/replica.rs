@@ -66,9 +66,8 @@ impl Replica {
         let speculator = Speculator::new(options.speculation);
         let scheduler = Scheduler::new(step, &options.weights, options.meter.clone(), &view);
         let timer = StepTimer::new(options.timeline.clone(), index);
-        let disk = options.disk.as_ref();
-        let disk = disk.map(|tier| (tier, options.peers.as_ref()));
-        let disk = disk.and_then(|from| DiskPages::of(from, &info.digest.weights, &*executor, &info.name));
+        let from = (options.disk.as_ref(), options.peers.as_ref());
+        let disk = DiskPages::of(from, &info.digest.weights, &*executor, &info.name);
         let around = (masks, disk);
         let (experts, times) = (executor.expert_load(), executor.rank_times());
         let engine_loop =

@@ -209,6 +209,10 @@ pub(crate) struct StoredUsage {
     pub(crate) refused_tokens: u32,
     #[serde(default, skip_serializing_if = "is_none")]
     pub(crate) cache_write_tokens: u32,
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub(crate) prefilled_tokens: u32,
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub(crate) prefill_ms: u32,
 }
 
 /// Returns whether a count is 0, so that usage without what only some models have encodes as in earlier versions.

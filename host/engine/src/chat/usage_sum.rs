@@ -33,4 +33,8 @@ pub(super) struct UsageSum {
     refused_tokens: u32,
     #[serde(default, skip_serializing_if = "is_none")]
     cache_write_tokens: u32,
+    #[serde(default, skip_serializing_if = "is_none")]
+    prefilled_tokens: u32,
+    #[serde(default, skip_serializing_if = "is_none")]
+    prefill_ms: u32,
 }

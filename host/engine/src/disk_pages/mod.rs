@@ -4,21 +4,23 @@
 //! arrives whose prefix is on disk and not in memory, and reading is expected to take less time than computing, the request
 //! waits while its pages are read into the prefix tree, where admission finds them. A caller may have the pages of a
 //! conversation read before a request needs them. What is neither in memory nor on disk may be on another host of a cluster,
-//! and is fetched on the same terms.
+//! and is fetched on the same terms, or is computed by another host for this one (`asking`).
 //!
 //! Invariant: whatever fails, a page is computed instead. Nothing here makes a step wait for the disk or another host.
 
+mod asking;
 mod misses;
 mod promotion;
 mod speed;
 mod spill;
+mod split;
 mod warming;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use skep_cache::{Digest, DiskTier, EraseFilter, LayoutId, Owner, PageNamer, PageQuestion, TenantTag};
+use skep_cache::{Digest, DiskTier, EraseFilter, LayoutId, Owner, PageNamer, TenantTag};
 use skep_model::{Executor, PAGE_TOKENS};
 
 use crate::kv::{PrefixOwner, SequencePages};
@@ -40,8 +42,6 @@ const MAX_SPILLS: usize = 1024;
 pub(crate) const COPY_TIME: Duration = Duration::from_micros(500);
 /// Prefixes of fewer pages are computed instead of read.
 const MIN_READ_PAGES: usize = 2;
-/// Prefixes of fewer missing pages are computed, and no other host is asked for them.
-const MIN_FETCH_PAGES: usize = 8;
 /// Time that a read may take if prefixes are read in any case.
 const LONG_PATIENCE: Duration = Duration::from_secs(60);
 /// Time that a read ahead of a request may take.
@@ -100,14 +100,23 @@ impl EraseScope {
     }
 }
 
-/// The connection of one replica to the disk tier.
-pub(crate) struct DiskPages {
+/// The tier on disk, and the layout of this replica's pages in it.
+struct Disk {
     tier: Arc<DiskTier>,
+    layout: LayoutId,
+}
+
+/// The connection of one replica to the disk tier and to the other hosts.
+pub(crate) struct DiskPages {
+    /// The name of the model.
+    model: String,
+    keys: PageNamer,
+    /// `None` if no pages are kept on disk.
+    disk: Option<Disk>,
     /// The other hosts, if they are asked for pages.
     peers: Option<Arc<dyn PagePeers>>,
     /// Pages that they did not have.
     misses: RecentMisses,
-    layout: LayoutId,
     /// The name of the layout, which other hosts with the same weights and format have too.
     layout_name: Digest,
     page_bytes: usize,
@@ -123,13 +132,17 @@ pub(crate) struct DiskPages {
 }
 
 impl DiskPages {
-    /// Returns the tier for the pages of an executor, or `None` if it cannot copy them out.
+    /// Returns the ways of the pages of an executor, or `None` if it cannot copy them out, or they have nowhere to go.
     pub fn of(
-        (tier, peers): (&Arc<DiskTier>, Option<&Arc<dyn PagePeers>>),
+        (tier, peers): (Option<&Arc<DiskTier>>, Option<&Arc<dyn PagePeers>>),
         weights: &str,
         executor: &dyn Executor,
         model: &str,
     ) -> Option<Self> {
+        let keys = match tier {
+            Some(tier) => tier.keys().clone(),
+            None => peers?.names()?.clone(),
+        };
         let Some(form) = executor.page_form() else {
             tracing::info!(
                 model,
@@ -137,27 +150,51 @@ impl DiskPages {
             );
             return None;
         };
-        let layout_name = tier.keys().layout(weights, &form.description);
-        match tier.layout(layout_name, form.bytes) {
-            Ok(layout) => Some(DiskPages {
-                tier: tier.clone(),
-                peers: peers.cloned(),
-                misses: RecentMisses::default(),
-                layout,
-                layout_name,
-                page_bytes: form.bytes,
-                spills: VecDeque::new(),
-                promotions: Vec::new(),
-                waiting_for_other_read: Vec::new(),
-                short: Vec::new(),
-                later_warmings: Vec::new(),
-                speed: Speed::default(),
-            }),
-            Err(error) => {
+        let layout_name = keys.layout(weights, &form.description);
+        let disk = match tier.map(|tier| (tier, tier.layout(layout_name, form.bytes))) {
+            Some((tier, Ok(layout))) => Some(Disk { tier: tier.clone(), layout }),
+            Some((_, Err(error))) => {
                 tracing::warn!(model, %error, "KV pages of this model are not written to disk");
-                None
+                return None;
             }
-        }
+            None => None,
+        };
+        Some(DiskPages {
+            model: model.to_owned(),
+            keys,
+            disk,
+            peers: peers.cloned(),
+            misses: RecentMisses::default(),
+            layout_name,
+            page_bytes: form.bytes,
+            spills: VecDeque::new(),
+            promotions: Vec::new(),
+            waiting_for_other_read: Vec::new(),
+            short: Vec::new(),
+            later_warmings: Vec::new(),
+            speed: Speed::default(),
+        })
+    }
+
+    /// Returns whether the pages of ended sequences are kept on disk.
+    pub fn has_disk(&self) -> bool {
+        self.disk.is_some()
+    }
+
+    /// Returns how many of these pages are on disk, from the first one on.
+    fn on_disk(&self, names: &[Digest]) -> usize {
+        self.disk.as_ref().map_or(0, |disk| disk.tier.leading(disk.layout, names))
+    }
+
+    /// Returns the time that a read of pages is expected to take.
+    fn read_time(&self, pages: usize) -> Duration {
+        let bytes = (pages * self.page_bytes) as u64;
+        self.disk.as_ref().map_or(Duration::ZERO, |disk| disk.tier.read_time(bytes))
+    }
+
+    /// Returns whether prefixes are read in any case.
+    fn reads_always(&self) -> bool {
+        self.disk.as_ref().is_some_and(|disk| disk.tier.reads_always())
     }
 
     /// Records how fast a step was.
@@ -167,15 +204,16 @@ impl DiskPages {
 
     /// Queues the pages of sequences that have ended.
     pub fn take_ended(&mut self, scheduler: &mut Scheduler) {
+        let Some(disk) = &self.disk else { return };
         for ended in scheduler.take_ended() {
             if ended.tokens.len() < PAGE_TOKENS {
                 continue;
             }
             if self.spills.len() == MAX_SPILLS {
                 let dropped = self.spills.pop_front().map_or(0, |spill| spill.pages_left());
-                self.tier.record_dropped(dropped);
+                disk.tier.record_dropped(dropped);
             }
-            self.spills.push_back(Spill::new(ended, self.tier.keys()));
+            self.spills.push_back(Spill::new(ended, &self.keys));
         }
     }
 
@@ -191,9 +229,10 @@ impl DiskPages {
         executor: &mut dyn Executor,
         time: Duration,
     ) -> bool {
+        let Some(Disk { tier, layout }) = &self.disk else { return true };
         let started = Instant::now();
         while let Some(spill) = self.spills.front_mut() {
-            match spill.copy_next((&self.tier, self.layout, self.page_bytes), scheduler, executor) {
+            match spill.copy_next((tier, *layout, self.page_bytes), scheduler, executor) {
                 Copied::Page => {}
                 Copied::Done => drop(self.spills.pop_front()),
                 Copied::Later => return false,
@@ -244,13 +283,13 @@ impl DiskPages {
         }
         let (tenant, whole) = (warming.affinity.tenant.as_str(), warming.whole_pages());
         let in_memory = scheduler.cached_prefix(tenant, whole).len();
-        let names = self.tier.keys().prefixes(tenant, whole, PAGE_TOKENS);
+        let names = self.keys.prefixes(tenant, whole, PAGE_TOKENS);
         let next = names.get(in_memory);
         if next.is_some_and(|next| self.promotions.iter().any(|other| other.reads(*next))) {
             self.later_warmings.push(warming);
             return;
         }
-        let on_disk = self.tier.leading(self.layout, &names).saturating_sub(in_memory);
+        let on_disk = self.on_disk(&names).saturating_sub(in_memory);
         let found = Warmed { pages: names.len(), in_memory, on_disk, read: 0 };
         let (room, deadline) = (scheduler.spare_pages(), Instant::now() + WARM_PATIENCE);
         let missing = &names[in_memory..];
@@ -294,10 +333,9 @@ impl DiskPages {
         if pages < in_memory + MIN_READ_PAGES {
             return;
         }
-        let names = self.tier.keys().prefixes(tenant, &tokens[..pages * PAGE_TOKENS], PAGE_TOKENS);
+        let names = self.keys.prefixes(tenant, &tokens[..pages * PAGE_TOKENS], PAGE_TOKENS);
         let all = pages - in_memory;
-        let read_time = self.tier.read_time((all * self.page_bytes) as u64);
-        let patience = self.patience(read_time, self.speed.compute_time(all * PAGE_TOKENS));
+        let patience = self.patience(self.read_time(all), self.speed.compute_time(all * PAGE_TOKENS));
         if let Some(other) = self.promotions.iter_mut().find(|other| other.reads(names[in_memory])) {
             other.hurry(Instant::now() + patience);
             scheduler.hold(id);
@@ -305,7 +343,7 @@ impl DiskPages {
             return;
         }
         let on_disk = match from {
-            Source::Disk => self.tier.leading(self.layout, &names),
+            Source::Disk => self.on_disk(&names),
             Source::Peers => 0,
         };
         let (room, wanted) = (scheduler.spare_pages(), on_disk.saturating_sub(in_memory));
@@ -313,17 +351,17 @@ impl DiskPages {
         if missing < MIN_READ_PAGES {
             match wanted >= MIN_READ_PAGES {
                 true => self.short.push((id, wanted)),
-                false => self.ask_peers(id, (affinity, tokens), &names[in_memory..], scheduler),
+                false => self.ask_peers(id, (affinity, tokens), (&names, in_memory), scheduler),
             }
             return;
         }
         let compute = self.speed.compute_time(missing * PAGE_TOKENS);
-        let mut read_time = self.tier.read_time((missing * self.page_bytes) as u64);
+        let mut read_time = self.read_time(missing);
         if scheduler.is_running() {
             // Pages are taken between the steps of those that run.
             read_time = read_time.max(self.speed.take_time(missing));
         }
-        if read_time >= compute && !self.tier.reads_always() {
+        if read_time >= compute && !self.reads_always() {
             return;
         }
         let Some(reading) = self.read(&names[in_memory..in_memory + missing]) else { return };
@@ -335,58 +373,17 @@ impl DiskPages {
         self.promotions.push(Promotion::new(reader, (affinity, tokens), reading, held, deadline));
     }
 
-    /// Asks the other hosts for the pages of a request that this one lacks, and makes the request wait for them, if fetching all
-    /// of them is expected to be quicker than computing.
-    fn ask_peers(
-        &mut self,
-        id: SequenceId,
-        (affinity, tokens): (&Affinity, &[u32]),
-        missing: &[Digest],
-        scheduler: &mut Scheduler,
-    ) {
-        let wanted = missing.len().min(scheduler.spare_pages());
-        let Some(peers) = self.peers.as_ref().filter(|_| wanted >= MIN_FETCH_PAGES) else { return };
-        let compute = self.speed.compute_time(wanted * PAGE_TOKENS);
-        let mut fetch_time = peers.fetch_time((wanted * self.page_bytes) as u64);
-        if scheduler.is_running() {
-            fetch_time = fetch_time.max(self.speed.take_time(wanted));
-        }
-        if fetch_time >= compute && !self.tier.reads_always() {
-            return;
-        }
-        let deadline = Instant::now() + self.patience(fetch_time, compute);
-        let Some(reading) = self.fetch(&missing[..wanted]) else { return };
-        let in_memory = tokens.len().saturating_sub(1) / PAGE_TOKENS - missing.len();
-        let tokens = &tokens[..(in_memory + wanted) * PAGE_TOKENS];
-        let held = scheduler.borrow_pages(&affinity.tenant, tokens, in_memory);
-        scheduler.hold(id);
-        let prefix = (affinity, tokens);
-        self.promotions.push(Promotion::new(Reader::Request(id), prefix, reading, held, deadline));
-    }
-
     /// Starts to read pages from the disk.
     fn read(&self, names: &[Digest]) -> Option<Reading> {
         let names = names.to_vec();
-        let pages = self.tier.read(self.layout, names.clone())?;
-        Some(Reading { source: Source::Disk, names, pages })
-    }
-
-    /// Starts to fetch pages from another host, unless nobody had them a moment ago.
-    fn fetch(&mut self, names: &[Digest]) -> Option<Reading> {
-        let first = *names.first().filter(|_| names.len() >= MIN_FETCH_PAGES)?;
-        let peers = self.peers.as_ref().filter(|peers| peers.are_there())?;
-        if self.misses.has(first, Instant::now()) {
-            return None;
-        }
-        let (layout, payload_bytes, names) = (self.layout_name, self.page_bytes, names.to_vec());
-        let question = PageQuestion { layout, payload_bytes, names: names.clone() };
-        let pages = peers.fetch(question)?;
-        Some(Reading { source: Source::Peers, names, pages })
+        let disk = self.disk.as_ref()?;
+        let pages = disk.tier.read(disk.layout, names.clone())?;
+        Some(Reading { source: Source::Disk, names, pages, report: None })
     }
 
     /// Returns how long a request waits for a read that is expected to take `read`, in place of computing for `compute`.
     fn patience(&self, read: Duration, compute: Duration) -> Duration {
-        match self.tier.reads_always() {
+        match self.reads_always() {
             true => LONG_PATIENCE,
             false => self.speed.patience(read, compute),
         }

@@ -1,5 +1,6 @@
 //! Reads the pages of a prefix from the disk or another host into the prefix tree, for a request that waits or ahead of one.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use skep_cache::{Digest, PageRead, PageStream, metric};
@@ -7,10 +8,10 @@ use skep_model::{Executor, PAGE_TOKENS};
 use tokio::sync::oneshot;
 
 use super::warming::Warmed;
-use crate::Affinity;
 use crate::kv::SequencePages;
 use crate::scheduler::Scheduler;
 use crate::sequence_id::SequenceId;
+use crate::{Affinity, PrefillReport};
 
 /// Maximum wait for a page; commands are handled in between.
 const WAIT: Duration = Duration::from_micros(500);
@@ -38,6 +39,8 @@ pub(super) struct Reading {
     /// The pages in order.
     pub names: Vec<Digest>,
     pub pages: PageStream,
+    /// What the host reports that computes the pages for this one, if one does.
+    pub report: Option<Arc<PrefillReport>>,
 }
 
 pub(super) struct Promotion {
@@ -91,7 +94,8 @@ impl Promotion {
 
     /// Returns the first page that no other host has given, if that is certain.
     pub fn missed(&self) -> Option<Digest> {
-        let was_asked_for = self.is_over && self.reading.source == Source::Peers;
+        let was_asked_for =
+            self.is_over && self.reading.source == Source::Peers && self.reading.report.is_none();
         let given = self.held.pages().len() - self.found;
         self.reading.names.get(given).filter(|_| was_asked_for).copied()
     }
@@ -184,6 +188,10 @@ impl Promotion {
         let held = (self.held, &self.tokens[..pages * PAGE_TOKENS]);
         match self.reader {
             Reader::Request(id) => {
+                if let Some(report) = &self.reading.report {
+                    let tokens = self.found * PAGE_TOKENS..pages * PAGE_TOKENS;
+                    scheduler.record_prefilled(id, report.of(tokens));
+                }
                 scheduler.release_held(id, &self.affinity, held);
                 scheduler.release_hold(id);
             }

@@ -4,13 +4,14 @@
 //! Invariant: a sequence of a client whose pages were forgotten while it ran or waited leaves no page behind, in memory or
 //! for the disk.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use skep_model::PageId;
 
 use super::Scheduler;
 use crate::Affinity;
 use crate::kv::{PrefixOwner, SequencePages};
+use crate::page_peers::Prefilled;
 use crate::sequence::Sequence;
 use crate::sequence_id::SequenceId;
 
@@ -26,6 +27,8 @@ pub(super) struct DiskView {
     pub held: HashSet<SequenceId>,
     /// Sequences whose client's pages were forgotten since they were submitted.
     pub forgotten: HashSet<SequenceId>,
+    /// What another host has computed for waiting sequences.
+    pub prefilled: HashMap<SequenceId, Prefilled>,
     ended: Vec<EndedPrefix>,
 }
 
@@ -85,6 +88,13 @@ impl Scheduler {
     /// Lets a held sequence be admitted again.
     pub fn release_hold(&mut self, id: SequenceId) {
         self.disk.held.remove(&id);
+    }
+
+    /// Records what another host has computed for a waiting sequence.
+    pub fn record_prefilled(&mut self, id: SequenceId, prefilled: Prefilled) {
+        if prefilled.tokens > 0 && self.is_waiting(id) {
+            self.disk.prefilled.insert(id, prefilled);
+        }
     }
 
     /// Returns whether any sequence runs.

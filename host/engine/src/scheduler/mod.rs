@@ -191,6 +191,7 @@ impl Scheduler {
         self.expire_continuations(now);
         for sequence in self.waiting.remove_if(|sequence| sequence.interruption(now).is_some()) {
             let error = sequence.interruption(now).unwrap_or(EngineError::Cancelled);
+            self.disk.prefilled.remove(&sequence.id);
             sequence.fail(error);
         }
         let interrupted: Vec<_> =
@@ -202,6 +203,7 @@ impl Scheduler {
 
     /// Ends all sequences with an error.
     pub fn abort(&mut self, error: impl Fn() -> EngineError) {
+        self.disk.prefilled.clear();
         for sequence in self.waiting.remove_if(|_| true) {
             sequence.fail(error());
         }
@@ -235,6 +237,9 @@ impl Scheduler {
             }
             let id = next.id;
             let Some(mut sequence) = self.waiting.take(id) else { return };
+            if let Some(prefilled) = self.disk.prefilled.remove(&id) {
+                sequence.record_prefilled(prefilled);
+            }
             let admitted = sequence.admit(pages);
             charge_tokens(&mut sequence, &mut self.waiting, self.meter.as_deref());
             self.running.push(sequence);
@@ -485,7 +490,8 @@ fn charge_tokens(sequence: &mut Sequence, waiting: &mut Waiting, meter: Option<&
         return;
     }
     waiting.charge(sequence, service);
-    if let Some(meter) = meter.filter(|_| !is_background(sequence)) {
+    // What is computed for another host is counted there.
+    if let Some(meter) = meter.filter(|_| !is_background(sequence) && sequence.request.pages.is_none()) {
         meter.count(&sequence.request.affinity.tenant, service.tokens());
     }
 }

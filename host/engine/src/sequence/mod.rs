@@ -11,18 +11,21 @@ mod thinking;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use skep_model::{RowOutput, Tokenizer};
+use skep_model::{PAGE_TOKENS, PageId, RowOutput, Tokenizer};
 
 use crate::constraint::OutputConstraint;
 use crate::detokenize::Detokenizer;
 use crate::draft::{Draft, DraftFilter, Proposal};
 use crate::kv::SequencePages;
+use crate::page_peers::Prefilled;
 use crate::rollback::CheckedOutput;
 use crate::sequence_id::SequenceId;
 use crate::service::Service;
 use crate::submission::Submission;
 use crate::telemetry::{Outcome, RequestTelemetry, Telemetry, TokenKind};
-use crate::{EngineError, FinishReason, Finished, GenerateRequest, TokenEvent, TokenLogprob, Usage};
+use crate::{
+    EngineError, FinishReason, Finished, GenerateRequest, PageSink, TokenEvent, TokenLogprob, Usage,
+};
 
 use thinking::ThinkingState;
 
@@ -84,6 +87,7 @@ impl Sequence {
             events,
             spent,
             scores: request.prompt_logprobs.map(|_| vec![None]),
+            given_pages: request.pages.as_ref().map_or(0, |sink| sink.first_page()),
         };
         Sequence {
             id,
@@ -97,7 +101,14 @@ impl Sequence {
             form: Form { constraint, thinking, drafter, checked },
             delivery,
             counts: TokenCounts::default(),
-            times: Times { submitted, deadline, admitted: None, first_token: None, last_token: None },
+            times: Times {
+                submitted,
+                deadline,
+                admitted: None,
+                first_token: None,
+                last_token: None,
+                prefill: Duration::ZERO,
+            },
             reservation: Reservation { slot: Some(slot), load: Some(load) },
             request,
         }
@@ -174,7 +185,8 @@ impl Sequence {
         let now = Instant::now();
         self.times.admitted = Some(now);
         self.reservation.slot = None;
-        self.counts.cached = self.computed.tokens;
+        self.counts.prefilled = self.counts.prefilled.min(self.computed.tokens);
+        self.counts.cached = self.computed.tokens - self.counts.prefilled;
         let telemetry = &self.telemetry;
         telemetry.record_queue_time(self.times.since_submission(now));
         telemetry.record_tokens(TokenKind::Prompt, self.prompt_len);
@@ -189,6 +201,24 @@ impl Sequence {
         } else {
             self.append_known()
         }
+    }
+
+    /// Records, before the sequence is admitted, what another host has computed of the prompt.
+    pub fn record_prefilled(&mut self, prefilled: Prefilled) {
+        self.counts.prefilled = prefilled.tokens;
+        self.times.prefill = prefilled.spent;
+    }
+
+    /// Returns the pages of the prompt that were computed since the last call, if somebody gets them, with the number of the
+    /// first one.
+    pub fn take_given(&mut self) -> Option<(Arc<dyn PageSink>, usize, Vec<PageId>)> {
+        let sink = self.request.pages.as_ref()?;
+        let whole = self.settled().min(self.prompt_len) / PAGE_TOKENS;
+        let first = self.delivery.given_pages;
+        let pages = self.computed.pages.pages().get(first..whole).filter(|pages| !pages.is_empty())?;
+        let given = (sink.clone(), first, pages.to_vec());
+        self.delivery.given_pages = whole;
+        Some(given)
     }
 
     /// Returns the service that the sequence got since the last call, counted from its admission on.
@@ -343,6 +373,8 @@ impl Sequence {
                 rolled_back_tokens: count(self.rolled_back_tokens()),
                 refused_tokens: 0,
                 cache_write_tokens: 0,
+                prefilled_tokens: count(self.counts.prefilled),
+                prefill_ms: u32::try_from(self.times.prefill.as_millis()).unwrap_or(u32::MAX),
             },
             timing: self.times.timing(now),
             tokens: self.output().to_vec(),

@@ -54,12 +54,16 @@ pub(super) struct Delivery {
     pub spent: SpentTokens,
     /// Scores of the prompt so far, if they were requested. The first entry exists from the start.
     pub scores: Option<Vec<Option<TokenLogprob>>>,
+    /// Number of pages that the request's page sink has got, or did not want.
+    pub given_pages: usize,
 }
 
 /// The counts of a sequence's tokens by kind.
 #[derive(Default)]
 pub(super) struct TokenCounts {
     pub cached: usize,
+    /// Tokens that another host has computed.
+    pub prefilled: usize,
     pub forced: usize,
     pub accepted: usize,
     pub rejected: usize,
@@ -74,6 +78,8 @@ pub(super) struct Times {
     pub admitted: Option<Instant>,
     pub first_token: Option<Instant>,
     pub last_token: Option<Instant>,
+    /// Time for which another host computed a part of the prompt.
+    pub prefill: Duration,
 }
 
 /// The sequence's share of its replica, which is released as soon as it is not needed.

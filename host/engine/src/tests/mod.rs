@@ -25,6 +25,7 @@ mod schema_corpus;
 pub(crate) mod schema_fuzz;
 mod sharing;
 mod speculation;
+mod split;
 mod text;
 pub(crate) mod unenforced;
 mod warming;

@@ -33,6 +33,8 @@ pub(crate) fn usage(usage: &Usage) -> skep_api::Usage {
         prompt_tokens_details: PromptTokens {
             cached_tokens: usage.cached_tokens.into(),
             cache_write_tokens: usage.cache_write_tokens.into(),
+            prefilled_tokens: usage.prefilled_tokens.into(),
+            prefill_ms: usage.prefill_ms.into(),
         },
         completion_tokens_details: CompletionTokens {
             reasoning_tokens: usage.reasoning_tokens.into(),
