@@ -48,6 +48,12 @@ pub struct ClusterHost {
     /// Number of requests that wait for the host's models.
     #[serde(default)]
     pub waiting_requests: u64,
+    /// Prompt tokens that the host has to compute for the requests that it has.
+    #[serde(default)]
+    pub prefill_tokens: u64,
+    /// Tokens that are expected of the answers to these requests, by those of earlier answers.
+    #[serde(default)]
+    pub decode_tokens: u64,
 }
 
 /// The versions that decide which hosts work together.
@@ -76,6 +82,12 @@ words! {
         All = "all",
         /// The host runs agents, and other hosts compute their generations.
         Gateway = "gateway",
+        /// The host computes prompts for hosts with the role `decode`.
+        Prefill = "prefill",
+        /// The host runs agents and computes its models, and prefill hosts compute long prompts for it.
+        Decode = "decode",
+        /// The host passes all requests on to other hosts.
+        Balancer = "balancer",
     }
 }
 

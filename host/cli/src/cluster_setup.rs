@@ -28,6 +28,8 @@ pub struct ClusterSetup {
     pub default_model: Option<String>,
     /// The host at which a session begins that nobody owns.
     pub placement: Placement,
+    /// Number of tokens of a prompt from which on a decode host has a prefill host compute them, if that pays.
+    pub prefill_tokens: Option<u32>,
 }
 
 /// The place of a host in its cluster.
@@ -42,24 +44,32 @@ pub struct ClusterPlace {
 }
 
 impl ClusterSetup {
-    /// Returns whether other hosts compute all generations of this one.
-    pub fn is_gateway(&self) -> bool {
-        self.role == HostRole::Gateway
-    }
-
-    /// Checks that the role fits: a gateway needs other hosts and has no models. `names_models` says whether the flags or the file
-    /// name any.
+    /// Checks that the role fits: all roles but `all` need other hosts, and gateways and balancers have no models. `names_models`
+    /// says whether the flags or the file name any.
     pub fn check_role(&self, names_models: bool) -> Result<()> {
-        if self.is_gateway() && !self.enabled {
+        let role = name_of(self.role);
+        if self.role != HostRole::All && !self.enabled {
             bail!(
-                "a host with the role \"gateway\" has no model, so it needs other hosts that have one\n  hint: add --cluster (or \
+                "a host with the role {role:?} works with other hosts, and this one is not in a cluster\n  hint: add --cluster (or \
                  enabled = true under [cluster] in skep.toml), or remove the role"
             );
         }
-        if self.is_gateway() && names_models {
+        if !self.role.computes() && names_models {
             bail!(
-                "a host with the role \"gateway\" computes no model, and models are named\n  hint: remove --model (or model and \
+                "a host with the role {role:?} computes no model, and models are named\n  hint: remove --model (or model and \
                  [[model]] in skep.toml), or start the host with --role all"
+            );
+        }
+        Ok(())
+    }
+
+    /// Checks that a host whose role is about the pages of other hosts exchanges pages with them.
+    pub fn check_pages(&self, has_peers: bool) -> Result<()> {
+        if matches!(self.role, HostRole::Prefill | HostRole::Decode) && !has_peers {
+            bail!(
+                "a host with the role {:?} exchanges KV pages with other hosts, and peers under [kv] is false\n  hint: remove that \
+                 setting, or start the host with --role all",
+                name_of(self.role)
             );
         }
         Ok(())
@@ -122,6 +132,17 @@ impl ClusterSetup {
         };
         let secret = read().with_context(|| format!("cannot read the cluster's key in {shown}"))?;
         ClusterKey::new(&secret).map_err(|why| anyhow!("{shown}: {why}"))
+    }
+}
+
+/// Returns the name of a role, as flags and files have it.
+pub fn name_of(role: HostRole) -> &'static str {
+    match role {
+        HostRole::All => "all",
+        HostRole::Gateway => "gateway",
+        HostRole::Prefill => "prefill",
+        HostRole::Decode => "decode",
+        HostRole::Balancer => "balancer",
     }
 }
 
@@ -210,6 +231,22 @@ mod tests {
         let error = alone.check_role(false).expect_err("there is nobody else").to_string();
         assert!(error.contains("hint: add --cluster"), "{error}");
         ClusterSetup::default().check_role(true).expect("a host as usual");
+    }
+
+    #[test]
+    fn hosts_of_one_stage_need_a_cluster_and_those_with_pages_their_exchange() {
+        for (role, has_models) in
+            [(HostRole::Prefill, true), (HostRole::Decode, true), (HostRole::Balancer, false)]
+        {
+            let setup = ClusterSetup { role, ..enabled() };
+            assert_eq!(setup.check_role(true).is_ok(), has_models, "{role:?}");
+            setup.check_role(false).expect("in a cluster");
+            let alone = ClusterSetup { enabled: false, ..setup.clone() };
+            let error = alone.check_role(false).expect_err("alone").to_string();
+            assert!(error.contains(name_of(role)) && error.contains("hint: add --cluster"), "{error}");
+            setup.check_pages(true).expect("pages are exchanged");
+            assert_eq!(setup.check_pages(false).is_err(), has_models, "{role:?}");
+        }
     }
 
     #[test]

@@ -7,12 +7,16 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use clap::Args;
-use skep_engine::{DiskTier, SealingSecret, TierOptions, TierShares};
-use skep_gateway::ClusterKey;
-use skep_runtime::SealingKey;
+use skep_engine::{DiskTier, PageNamer, SealingSecret, TierOptions, TierShares};
+use skep_gateway::{ClusterKey, PageOptions, PageStage};
+use skep_runtime::{HostRole, SealingKey};
+
+use crate::cluster_setup::ClusterSetup;
 
 /// The purpose of the key that names pages, which is derived from that of the cluster.
 const NAMES: &str = "kv page names";
+/// Number of tokens of a prompt from which on a prefill host may compute them, unless the settings say otherwise.
+const DEFAULT_PREFILL_TOKENS: u32 = 256;
 /// Bytes that may wait to be written.
 const QUEUE_BYTES: u64 = 256 << 20;
 
@@ -88,6 +92,30 @@ pub(crate) async fn open(
         Err(error) => {
             tracing::warn!("KV pages stay in memory: {error:#}");
             None
+        }
+    }
+}
+
+/// Returns what a host exchanges of its pages with others, by its role; `None` without a disk, unless its role is about pages.
+pub(crate) fn page_options(
+    cluster: &ClusterKey,
+    disk: Option<&Arc<DiskTier>>,
+    setup: &ClusterSetup,
+) -> Option<PageOptions> {
+    let stage = match setup.role {
+        HostRole::Prefill => PageStage::Prefill,
+        HostRole::Decode => {
+            let min_tokens = setup.prefill_tokens.unwrap_or(DEFAULT_PREFILL_TOKENS);
+            PageStage::Decode { min_tokens: min_tokens as usize }
+        }
+        HostRole::All | HostRole::Gateway | HostRole::Balancer => PageStage::Whole,
+    };
+    match disk {
+        Some(disk) => Some(PageOptions { stage, ..PageOptions::of(disk.clone()) }),
+        None if stage == PageStage::Whole => None,
+        None => {
+            let names = PageNamer::new(cluster.derived(NAMES));
+            Some(PageOptions { disk: None, names, stage })
         }
     }
 }

@@ -32,7 +32,7 @@ pub fn declare(
     }
     let set = match set {
         Some(set) => set,
-        None if options.cluster.is_gateway() => ModelSet::empty(),
+        None if !options.cluster.role.computes() => ModelSet::empty(),
         None => bail!("this host has no model\n  hint: name one with --model"),
     };
     for model in &models {

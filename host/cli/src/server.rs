@@ -79,6 +79,7 @@ pub async fn start_with(
              start it without --standby"
         );
     }
+    options.cluster.check_pages(options.kv_disk.has_peers)?;
     let is_open = access.keys_required || !options.listen.ip().is_loopback();
     let rates = Arc::new(RateLimiter::new(settings::rates_of(&options, is_open)));
     // The port comes first, because a port in use is the most common failure and loading the model takes
@@ -103,8 +104,11 @@ pub async fn start_with(
         }
         DataDir::InMemory => None,
     };
-    let pages = cluster.as_ref().zip(disk.as_ref()).filter(|_| options.kv_disk.has_peers);
-    let pages = pages.map(|(place, disk)| ClusterPages::new(&place.key, disk.clone()));
+    let pages = cluster.as_ref().filter(|_| options.kv_disk.has_peers);
+    let pages = pages.and_then(|place| {
+        let options = kv_disk::page_options(&place.key, disk.as_ref(), &options.cluster)?;
+        Some(ClusterPages::new(&place.key, options))
+    });
     let engine = EngineOptions {
         meter: Some(rates.clone()),
         weights: weights.clone(),
@@ -128,7 +132,7 @@ pub async fn start_with(
     if cluster.is_some() && options.runtime.sealing_key == SealingKey::InMemory {
         check_own_key(&store, &sealing_key).await?;
     }
-    let warm_ahead = options.kv_disk.warm_ahead;
+    let (warm_ahead, kept_pages) = (options.kv_disk.warm_ahead, disk.is_some());
     let placement = options.cluster.placement;
     let runtime =
         RuntimeOptions { artifact_dir, sealing_key, warm_ahead, placement, ..options.runtime.clone() };
@@ -142,7 +146,7 @@ pub async fn start_with(
         disk,
         role: options.cluster.role,
         default_model: options.cluster.default_model.clone(),
-        gives_pages: pages.is_some(),
+        gives_pages: pages.is_some() && kept_pages,
         peers,
         counts,
         ..HostParts::new(store.clone(), models)
@@ -150,8 +154,9 @@ pub async fn start_with(
     let host = AgentHost::start(parts, runtime).await.context("cannot start the agent host")?;
     vault.open(host.secret_reader());
     if let Some(pages) = &pages {
-        let others = host.other_hosts();
+        let (others, prefilling) = (host.other_hosts(), host.other_hosts());
         pages.meet(move || others.with_pages());
+        pages.meet_prefill(move |model| prefilling.with_prefill(model));
     }
     for agent in agents {
         let name = agent.manifest.name.as_str().to_owned();
@@ -183,8 +188,11 @@ pub async fn start_with(
             let place = match role {
                 HostRole::All => format!("host {number} at {url}"),
                 HostRole::Gateway => format!("host {number} at {url}, a gateway without a model"),
+                HostRole::Prefill => format!("host {number} at {url}, which computes prompts for others"),
+                HostRole::Decode => format!("host {number} at {url}, with long prompts at prefill hosts"),
+                HostRole::Balancer => format!("host {number} at {url}, a balancer"),
             };
-            Some((place, ClusterOptions { key, number, drain, pages }))
+            Some((place, ClusterOptions { key, number, drain, pages, role }))
         }
         None => None,
     };

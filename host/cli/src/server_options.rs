@@ -141,9 +141,9 @@ impl Default for ServerOptions {
 }
 
 impl ServerOptions {
-    /// Returns the models that the host computes, of which a gateway has none.
+    /// Returns the models that the host computes, of which a gateway and a balancer have none.
     pub fn local_models(&self) -> Vec<ModelOptions> {
-        if self.cluster.is_gateway() {
+        if !self.cluster.role.computes() {
             return Vec::new();
         }
         match self.models.is_empty() {

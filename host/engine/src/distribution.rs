@@ -51,9 +51,14 @@ impl Counts {
         Counts(self.0.iter().zip(others).map(|(one, other)| one + other).collect())
     }
 
+    /// Returns the number of durations.
+    pub fn count(&self) -> u64 {
+        self.0.iter().sum()
+    }
+
     /// Returns a time that a share `quantile` of the durations does not exceed, or `None` if there are none.
     pub fn quantile(&self, quantile: f64) -> Option<Duration> {
-        let total: u64 = self.0.iter().sum();
+        let total = self.count();
         let rank = ((total as f64 * quantile).ceil() as u64).clamp(1, total.max(1));
         let mut seen = 0;
         let found = self.0.iter().position(|count| {

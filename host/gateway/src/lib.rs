@@ -60,7 +60,9 @@ use utoipa_axum::{
 };
 
 pub use access::AccessOptions;
-pub use cluster::{ClusterKey, ClusterOptions, ClusterPages, DrainRequests, HttpPeers, PageFigures};
+pub use cluster::{
+    ClusterKey, ClusterOptions, ClusterPages, DrainRequests, HttpPeers, PageFigures, PageOptions, PageStage,
+};
 pub use configuration::{Configuration, ReloadError, reload as reload_configuration};
 pub use console::ConsoleOptions;
 pub use error::ApiError;

@@ -27,6 +27,12 @@ pub(crate) const KV_FETCHED_PAGES: &str = "skep_cluster_kv_fetched_pages_total";
 pub(crate) const KV_FETCHED_BYTES: &str = "skep_cluster_kv_fetched_bytes_total";
 pub(crate) const KV_GIVEN_PAGES: &str = "skep_cluster_kv_given_pages_total";
 pub(crate) const KV_GIVEN_BYTES: &str = "skep_cluster_kv_given_bytes_total";
+pub(crate) const PREFILL_ORDERS: &str = "skep_cluster_prefills_total";
+pub(crate) const PREFILL_TOKENS: &str = "skep_cluster_prefill_tokens_total";
+pub(crate) const PREFILL_TIME: &str = "skep_cluster_prefill_seconds";
+pub(crate) const PREFILL_SERVED: &str = "skep_cluster_prefills_served_total";
+pub(crate) const PREFILL_SERVED_TOKENS: &str = "skep_cluster_prefill_served_tokens_total";
+pub(crate) const PREFILL_IN_FLIGHT: &str = "skep_cluster_prefill_tokens_in_flight";
 
 pub(crate) const BUILD: &str = "skep_build_info";
 pub(crate) const RESIDENT: &str = "process_resident_memory_bytes";
@@ -230,6 +236,42 @@ const METRICS: &[MetricSpec] = &[
         kind: MetricKind::Counter,
         unit: Unit::Bytes,
         help: "Bytes of KV pages that other hosts of the cluster got",
+    },
+    MetricSpec {
+        name: PREFILL_ORDERS,
+        kind: MetricKind::Counter,
+        unit: Unit::Count,
+        help: "Prompts that a decode host had computed elsewhere, by outcome: used, fetched, or the reason to compute the rest here",
+    },
+    MetricSpec {
+        name: PREFILL_TOKENS,
+        kind: MetricKind::Counter,
+        unit: Unit::Count,
+        help: "Tokens of used prompts that the prefill hosts computed or had cached",
+    },
+    MetricSpec {
+        name: PREFILL_TIME,
+        kind: MetricKind::Histogram(SECONDS),
+        unit: Unit::Seconds,
+        help: "Time from the order of a prompt to its last page, or to the failure",
+    },
+    MetricSpec {
+        name: PREFILL_SERVED,
+        kind: MetricKind::Counter,
+        unit: Unit::Count,
+        help: "Prompts that decode hosts ordered at this prefill host, accepted or by the code of the refusal",
+    },
+    MetricSpec {
+        name: PREFILL_SERVED_TOKENS,
+        kind: MetricKind::Counter,
+        unit: Unit::Count,
+        help: "Tokens that this prefill host computed for others",
+    },
+    MetricSpec {
+        name: PREFILL_IN_FLIGHT,
+        kind: MetricKind::Gauge,
+        unit: Unit::Count,
+        help: "Tokens of the prompts that this prefill host computes at the moment",
     },
     MetricSpec {
         name: CONFIG_RELOADS,

@@ -96,7 +96,7 @@ pub use clock::Clock;
 pub use cluster::{
     ClusterHost, GenerationEvent, GenerationEvents, GenerationFailure, HostRole, Member, OtherHosts,
     PeerError, PeerGeneration, PeerInvocation, Peers, RemoteEvent, RemoteEvents, RemoteRun, SessionPlace,
-    SharedCounts, TurnAddress,
+    SharedCounts, TokensInFlight, TurnAddress, WorkingHost,
 };
 pub use compute::{Compute, QUICK_BYTES};
 pub use error::{BudgetUsedUp, PriceUnknown, RuntimeError};

@@ -61,10 +61,10 @@ pub async fn run(command: Command) -> Result<()> {
             if json {
                 return out::json(&hosts);
             }
-            let rows: Vec<[String; 13]> = hosts.hosts.iter().map(row).collect();
+            let rows: Vec<[String; 14]> = hosts.hosts.iter().map(row).collect();
             let header = [
                 "HOST", "ADDRESS", "STATE", "ROLE", "VERSION", "PROTOCOL", "SESSIONS", "TURNS", "LOAD",
-                "WAITING", "SEEN", "LEASE", "MODELS",
+                "WAITING", "TOKENS", "SEEN", "LEASE", "MODELS",
             ];
             out::table(header, &rows)
         }
@@ -107,7 +107,7 @@ fn this(hosts: &ClusterHosts) -> Option<i64> {
     hosts.hosts.iter().find(|host| host.this).map(|host| host.number)
 }
 
-fn row(host: &ClusterHost) -> [String; 13] {
+fn row(host: &ClusterHost) -> [String; 14] {
     let ClusterHost {
         number,
         name,
@@ -123,6 +123,8 @@ fn row(host: &ClusterHost) -> [String; 13] {
         running_turns,
         load_percent,
         waiting_requests,
+        prefill_tokens,
+        decode_tokens,
         ..
     } = host;
     let mark = if *this { " (this one)" } else { "" };
@@ -137,6 +139,7 @@ fn row(host: &ClusterHost) -> [String; 13] {
         running_turns.to_string(),
         load_percent.map_or("-".to_owned(), |percent| format!("{percent} %")),
         waiting_requests.to_string(),
+        format!("{prefill_tokens} + {decode_tokens}"),
         format!("{seen_ms_ago} ms ago"),
         lease_left_ms.map_or("-".to_owned(), |left| format!("{:.1} s", left as f64 / 1e3)),
         models.join(", "),
@@ -167,15 +170,17 @@ mod tests {
             running_turns: 2,
             load_percent: Some(125),
             waiting_requests: 1,
+            prefill_tokens: 900,
+            decode_tokens: 70,
         };
         let early = ClusterHost { versions: None, lease_left_ms: None, load_percent: None, ..host.clone() };
         let other = ClusterHost { number: 4, this: false, ..early };
         assert_eq!(
             row(&host).join("|"),
-            "3|10.0.0.2:8080 (this one)|draining|gateway|0.2.0|2|12|2|125 %|1|120 ms ago|9.9 s|a, b"
+            "3|10.0.0.2:8080 (this one)|draining|gateway|0.2.0|2|12|2|125 %|1|900 + 70|120 ms ago|9.9 s|a, b"
         );
         let other_row = row(&other);
-        assert_eq!([1, 5, 8, 11].map(|column| other_row[column].as_str()), ["10.0.0.2:8080", "-", "-", "-"]);
+        assert_eq!([1, 5, 8, 12].map(|column| other_row[column].as_str()), ["10.0.0.2:8080", "-", "-", "-"]);
         assert_eq!(this(&ClusterHosts { hosts: vec![other, host] }), Some(3));
     }
 }

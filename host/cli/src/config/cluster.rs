@@ -21,6 +21,8 @@ pub struct ClusterConfig {
     pub default_model: Option<String>,
     /// The host at which a session begins that nobody owns.
     pub placement: Option<Placement>,
+    /// Number of tokens of a prompt from which on a prefill host may compute them.
+    pub prefill_tokens: Option<u32>,
 }
 
 /// Values of `role` and of `--role`.
@@ -31,6 +33,12 @@ pub enum RoleSetting {
     All,
     /// Run agents, without a model: the other hosts of the cluster compute its generations.
     Gateway,
+    /// Compute prompts for hosts with the role decode.
+    Prefill,
+    /// Run agents and compute models, and have prefill hosts compute long prompts.
+    Decode,
+    /// Pass all requests on to the other hosts.
+    Balancer,
 }
 
 impl From<RoleSetting> for HostRole {
@@ -38,6 +46,9 @@ impl From<RoleSetting> for HostRole {
         match role {
             RoleSetting::All => HostRole::All,
             RoleSetting::Gateway => HostRole::Gateway,
+            RoleSetting::Prefill => HostRole::Prefill,
+            RoleSetting::Decode => HostRole::Decode,
+            RoleSetting::Balancer => HostRole::Balancer,
         }
     }
 }
@@ -56,6 +67,7 @@ impl ClusterConfig {
         setup.key_file = self.key_file.clone().or(setup.key_file.take());
         setup.role = self.role.map_or(setup.role, HostRole::from);
         setup.default_model = self.default_model.clone().or(setup.default_model.take());
+        setup.prefill_tokens = self.prefill_tokens.or(setup.prefill_tokens);
     }
 }
 
@@ -70,7 +82,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("temporary folder");
         let path = dir.path().join("skep.toml");
         let text = "[cluster]\nenabled = true\nurl = \"http://10.0.0.2:8080\"\nkey_file = \"cluster.key\"\n\
-                    role = \"gateway\"\ndefault_model = \"big\"\nplacement = \"here\"\n";
+                    role = \"gateway\"\ndefault_model = \"big\"\nplacement = \"here\"\nprefill_tokens = 512\n";
         std::fs::write(&path, text).expect("file");
         let mut options = ServerOptions::default();
         assert_eq!(options.cluster, ClusterSetup::default());
@@ -82,11 +94,12 @@ mod tests {
             role: HostRole::Gateway,
             default_model: Some("big".to_owned()),
             placement: Placement::Here,
+            prefill_tokens: Some(512),
         };
         assert_eq!(ClusterSetup::default().placement, Placement::Balanced);
         assert_eq!(options.cluster, expected);
         assert!(Config::parse("[cluster]\nkey = \"a secret\"\n").is_err(), "a key is not a setting");
-        assert!(Config::parse("[cluster]\nrole = \"decode\"\n").is_err(), "a role that does not exist");
+        assert!(Config::parse("[cluster]\nrole = \"router\"\n").is_err(), "a role that does not exist");
         let unknown = Config::parse("[cluster]\nplacement = \"spread\"\n").expect_err("not a placement");
         assert!(format!("{unknown:#}").contains("balanced"), "{unknown:#}");
     }

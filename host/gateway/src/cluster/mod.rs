@@ -3,11 +3,13 @@
 //! A client may talk to any host. `proxy` passes a request whose path names a session on to the session's owner, as it is;
 //! `routes` and [`HttpPeers`] are what the runtimes of two hosts say to each other, `generation` is the answer of a model, and
 //! `pages` are the KV pages that hosts give each other. All of them are requests that `key` signs and `inbound` checks, before
-//! anything else sees them. Without [`ClusterOptions`], none of this exists.
+//! anything else sees them. Without [`ClusterOptions`], none of this exists. A balancer passes everything on (`balance`), and a
+//! prefill host answers clients nothing but what is about itself (`prefill_host`).
 //!
 //! The database decides who owns a session, and a host that is gone writes nothing more (`store`). So a request that arrives
 //! at the wrong host, because something has moved meanwhile, costs time and not correctness.
 
+mod balance;
 mod generation;
 mod inbound;
 mod key;
@@ -17,6 +19,7 @@ mod nonces;
 mod owners;
 mod pages;
 mod peers;
+mod prefill_host;
 mod proxy;
 mod routes;
 #[cfg(test)]
@@ -24,17 +27,18 @@ mod tests;
 
 pub(crate) use inbound::receive;
 pub use key::ClusterKey;
-pub use pages::{ClusterPages, PageFigures};
+pub use pages::{ClusterPages, PageFigures, PageOptions, PageStage};
 pub use peers::HttpPeers;
 pub(crate) use proxy::forward;
 
 use crate::ApiError;
 use axum::http::{HeaderName, StatusCode};
+use balance::Balancer;
 use link::Link;
 use nonces::Nonces;
 use owners::Owners;
 use peers::{call, refusal_of};
-use skep_runtime::{Member, PeerError};
+use skep_runtime::{HostRole, Member, PeerError};
 use std::{
     collections::HashSet,
     fmt,
@@ -58,6 +62,7 @@ pub struct ClusterOptions {
     pub drain: DrainRequests,
     /// The KV pages that this host gives to the others and gets from them; `None` if it does not.
     pub pages: Option<ClusterPages>,
+    pub role: HostRole,
 }
 
 /// Requests that this host hands its sessions over and ends. Clones are the same.
@@ -84,6 +89,9 @@ pub(crate) struct Cluster {
     number: i64,
     drain: DrainRequests,
     pub(crate) pages: Option<ClusterPages>,
+    role: HostRole,
+    /// The work that this host has passed on, if it is a balancer.
+    balancer: Option<Balancer>,
     link: Link,
     nonces: Nonces,
     owners: Arc<dyn Owners>,
@@ -108,10 +116,11 @@ impl Live {
 
 impl Cluster {
     pub(crate) fn new(options: ClusterOptions, owners: Arc<dyn Owners>) -> Self {
-        let ClusterOptions { key, number, drain, pages } = options;
+        let ClusterOptions { key, number, drain, pages, role } = options;
+        let balancer = (role == HostRole::Balancer).then(Balancer::default);
         let link = Link::new(key.clone());
         let (nonces, live) = Default::default();
-        Cluster { key, number, drain, pages, link, nonces, owners, live }
+        Cluster { key, number, drain, pages, role, balancer, link, nonces, owners, live }
     }
 
     /// Asks a host to hand its sessions over and to end.

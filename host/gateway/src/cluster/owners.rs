@@ -1,7 +1,7 @@
 //! The questions that `proxy` asks: who owns what, and who is alive. The runtime answers them, and in tests a script.
 
 use futures::future::BoxFuture;
-use skep_runtime::{AgentHost, RuntimeError, SessionPlace};
+use skep_runtime::{AgentHost, RuntimeError, SessionPlace, WorkingHost};
 use std::collections::HashSet;
 
 /// The thing that a request is about.
@@ -21,6 +21,8 @@ pub(crate) trait Owners: Send + Sync + 'static {
     fn place<'a>(&'a self, subject: &'a Subject) -> BoxFuture<'a, Result<SessionPlace, RuntimeError>>;
     /// Returns the numbers of the hosts that are alive.
     fn live(&self) -> BoxFuture<'_, Result<HashSet<i64>, RuntimeError>>;
+    /// Returns the other hosts that answer clients, and the work that they have.
+    fn working(&self) -> Vec<WorkingHost>;
 }
 
 impl Owners for AgentHost {
@@ -36,5 +38,9 @@ impl Owners for AgentHost {
 
     fn live(&self) -> BoxFuture<'_, Result<HashSet<i64>, RuntimeError>> {
         Box::pin(self.live_hosts())
+    }
+
+    fn working(&self) -> Vec<WorkingHost> {
+        self.other_hosts().with_agents()
     }
 }

@@ -5,11 +5,12 @@
 //! the client says that it may be repeated. A request that another host has passed on is never passed on again.
 
 use super::{
-    ANSWERED_BY, Cluster, HOST_GONE, RETRY_MS,
+    ANSWERED_BY, Cluster, HOST_GONE, RETRY_MS, balance,
     inbound::PassedOn,
     key::{self, SignedBody},
     link::{LinkError, Outgoing},
     owners::Subject,
+    prefill_host,
 };
 use crate::{
     ApiError, Gateway, access::requester, caller::RequestId, client_address::ClientAddress, mcp::Mcp,
@@ -25,7 +26,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use futures::{StreamExt, stream};
-use skep_runtime::{Member, SessionPlace};
+use skep_runtime::{HostRole, Member, SessionPlace};
 use std::{
     io,
     sync::Arc,
@@ -55,7 +56,7 @@ const HOP_BY_HOP: [HeaderName; 9] = [
 ];
 
 /// A request that is to be passed on.
-struct Passing {
+pub(super) struct Passing {
     parts: Parts,
     path: PathAndQuery,
     payload: Payload,
@@ -72,8 +73,17 @@ enum Payload {
 /// tenant is part of the session, and before anything is checked or counted.
 pub(crate) async fn forward(State(gateway): State<Gateway>, request: Request, next: Next) -> Response {
     let Some(cluster) = gateway.cluster.clone() else { return next.run(request).await };
-    let is_known = requester(request.extensions()).0.is_some();
     let is_here = request.extensions().get::<PassedOn>().is_some();
+    let path = request.uri().path();
+    if let Some(balancer) =
+        cluster.balancer.as_ref().filter(|_| !is_here && !balance::is_about_balancer(path))
+    {
+        return balance::relay(&cluster, balancer, request, next).await;
+    }
+    if cluster.role == HostRole::Prefill && !prefill_host::is_about_host(path) {
+        return prefill_host::refused().into_response();
+    }
+    let is_known = requester(request.extensions()).0.is_some();
     // The answer to a preflight request is the same everywhere.
     if is_here || !is_known || request.method() == Method::OPTIONS {
         return next.run(request).await;
@@ -97,7 +107,7 @@ pub(crate) async fn forward(State(gateway): State<Gateway>, request: Request, ne
 }
 
 /// Returns what a request is about, if it is about a session.
-async fn subject_of(mcp: &Mcp, request: Request) -> (Option<Subject>, Request) {
+pub(super) async fn subject_of(mcp: &Mcp, request: Request) -> (Option<Subject>, Request) {
     let route = request.extensions().get::<MatchedPath>().map(|route| route.as_str().to_owned());
     let is_session = match route.as_deref() {
         Some("/mcp" | "/mcp/{agent}") => {
@@ -122,7 +132,7 @@ async fn subject_of(mcp: &Mcp, request: Request) -> (Option<Subject>, Request) {
 }
 
 /// Passes a request on until a host has answered it, or handles it here if the session has come here meanwhile.
-async fn pass(
+pub(super) async fn pass(
     cluster: &Arc<Cluster>,
     subject: &Subject,
     mut owner: Member,
@@ -170,7 +180,7 @@ async fn pass(
 
 impl Passing {
     /// Takes a request, and receives its body if that is small.
-    async fn of(request: Request) -> Result<Self, ApiError> {
+    pub(super) async fn of(request: Request) -> Result<Self, ApiError> {
         let (parts, body) = request.into_parts();
         let path = parts.uri.path_and_query().cloned();
         let path = path.ok_or_else(|| ApiError::internal("a request that names a session has no path"))?;
@@ -191,7 +201,7 @@ impl Passing {
     }
 
     /// Sends the request to a host, and waits for the head of its answer for as long as the host lives.
-    async fn send(&mut self, cluster: &Cluster, owner: &Member) -> Result<Response, LinkError> {
+    pub(super) async fn send(&mut self, cluster: &Cluster, owner: &Member) -> Result<Response, LinkError> {
         let body = match &mut self.payload {
             Payload::Kept(bytes) => Body::from(bytes.clone()),
             Payload::Streamed(body) => body.take().unwrap_or_default(),
@@ -211,13 +221,21 @@ impl Passing {
         }
     }
 
-    fn is_kept(&self) -> bool {
+    /// Returns the number of bytes of the body, as far as it is known.
+    pub(super) fn body_bytes(&self) -> u64 {
+        match &self.payload {
+            Payload::Kept(bytes) => bytes.len() as u64,
+            Payload::Streamed(body) => body.as_ref().map_or(0, |body| body.size_hint().lower()),
+        }
+    }
+
+    pub(super) fn is_kept(&self) -> bool {
         matches!(self.payload, Payload::Kept(_))
     }
 
     /// Returns whether doing what the request asks twice is the same as doing it once. Only messages have idempotency keys; other
     /// routes ignore the header.
-    fn is_repeatable(&self) -> bool {
+    pub(super) fn is_repeatable(&self) -> bool {
         let is_message = self.parts.method == Method::POST && self.path.path().ends_with("/messages");
         matches!(self.parts.method, Method::GET | Method::HEAD)
             || is_message && self.parts.headers.contains_key("idempotency-key")
@@ -267,7 +285,7 @@ fn remove_hop_by_hop(headers: &mut HeaderMap) {
 }
 
 /// Returns the answer of the owner as this host's.
-fn passed_back(cluster: &Arc<Cluster>, owner: i64, response: Response) -> Response {
+pub(super) fn passed_back(cluster: &Arc<Cluster>, owner: i64, response: Response) -> Response {
     let (mut parts, body) = response.into_parts();
     remove_hop_by_hop(&mut parts.headers);
     key::strip(&mut parts.headers);

@@ -4,6 +4,7 @@ use super::{
     Cluster, ClusterPages, generation,
     key::{Signed, SignedBody},
     lines,
+    pages::{PrefillOrderBody, TransferName},
     peers::{BYTES, JSON},
 };
 use crate::{ApiError, Gateway};
@@ -28,12 +29,19 @@ pub(super) const GENERATE: &str = "/cluster/v1/generate";
 pub(super) const PAGES_COUNT: &str = "/cluster/v1/pages/count";
 /// The KV pages themselves.
 pub(super) const PAGES_READ: &str = "/cluster/v1/pages/read";
-pub(super) const ROUTES: [&str; 7] = [INVOKE, FOLLOW, CANCEL, DRAIN, GENERATE, PAGES_COUNT, PAGES_READ];
+/// An order of a prompt's pages, which a prefill host computes.
+pub(super) const PREFILL: &str = "/cluster/v1/prefill";
+/// The pages of such an order, as they become ready.
+pub(super) const PREFILL_PAGES: &str = "/cluster/v1/prefill/pages";
+/// The end of such an order, whose pages nobody fetches any more.
+pub(super) const PREFILL_END: &str = "/cluster/v1/prefill/end";
+pub(super) const ROUTES: [&str; 10] =
+    [INVOKE, FOLLOW, CANCEL, DRAIN, GENERATE, PAGES_COUNT, PAGES_READ, PREFILL, PREFILL_PAGES, PREFILL_END];
 /// The code of the error that a session is owned by another host.
 pub(super) const ELSEWHERE: &str = "session_elsewhere";
 
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
-const LINES: HeaderValue = HeaderValue::from_static("application/x-ndjson");
+pub(super) const LINES: HeaderValue = HeaderValue::from_static("application/x-ndjson");
 
 /// The body of an error.
 #[derive(Debug, Serialize, Deserialize)]
@@ -100,6 +108,20 @@ async fn act(gateway: &Gateway, cluster: &Cluster, path: &str, body: &[u8]) -> R
         }
         PAGES_COUNT => Ok(([(header::CONTENT_TYPE, JSON)], pages(cluster)?.count(body)?).into_response()),
         PAGES_READ => Ok(([(header::CONTENT_TYPE, BYTES)], pages(cluster)?.give(body)?).into_response()),
+        PREFILL => {
+            let order: PrefillOrderBody = parse(body)?;
+            let mut engines = host.models().engines();
+            let engine = engines.find(|engine| engine.info().name == order.model());
+            pages(cluster)?.order(engine, order)
+        }
+        PREFILL_PAGES => {
+            let name: TransferName = parse(body)?;
+            Ok(([(header::CONTENT_TYPE, BYTES)], pages(cluster)?.transfer(&name)?).into_response())
+        }
+        PREFILL_END => {
+            pages(cluster)?.end_transfer(&parse::<TransferName>(body)?)?;
+            Ok(StatusCode::NO_CONTENT.into_response())
+        }
         _ => Err(ApiError::new(StatusCode::NOT_FOUND, "route_not_found", "there is no such internal route")),
     }
 }

@@ -62,6 +62,7 @@ fn described(host: skep_runtime::ClusterHost) -> ClusterHost {
         running_turns,
         load_percent,
         waiting_requests,
+        tokens,
     } = host;
     let name = url.split_once("://").map_or(url.as_str(), |(_, name)| name).trim_end_matches('/').to_owned();
     ClusterHost {
@@ -78,12 +79,17 @@ fn described(host: skep_runtime::ClusterHost) -> ClusterHost {
         role: match role {
             HostRole::All => ClusterHostRole::All,
             HostRole::Gateway => ClusterHostRole::Gateway,
+            HostRole::Prefill => ClusterHostRole::Prefill,
+            HostRole::Decode => ClusterHostRole::Decode,
+            HostRole::Balancer => ClusterHostRole::Balancer,
         },
         models,
         sessions,
         running_turns,
         load_percent,
         waiting_requests,
+        prefill_tokens: tokens.prefill,
+        decode_tokens: tokens.decode,
     }
 }
 

@@ -53,6 +53,7 @@ impl AgentHost {
             running_turns: facts.running_turns,
             load_percent: facts.load.percent(),
             waiting_requests: u64::from(facts.load.waiting),
+            tokens: facts.tokens,
         }])
     }
 

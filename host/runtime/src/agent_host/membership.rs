@@ -2,10 +2,11 @@
 
 use super::Inner;
 use crate::{
-    RuntimeError,
+    HostRole, RuntimeError, TokensInFlight,
     cluster::{Facts, ModelFacts},
     placement::Load,
 };
+use skep_engine::Counts;
 use std::{
     sync::{Arc, PoisonError, Weak},
     time::Duration,
@@ -58,11 +59,16 @@ impl Inner {
             counts: cluster.own_counts(),
             agents: host.deployments.stored_version(),
             role: cluster.role(),
-            catalogue: if cluster.is_clustered() { ModelFacts::of_own(models) } else { Vec::new() },
+            catalogue: match cluster.is_clustered() && cluster.role() != HostRole::Prefill {
+                true => ModelFacts::of_own(models),
+                // Nobody asks it for generations.
+                false => Vec::new(),
+            },
             load: self.load(),
             warm: cluster.warm_agents(),
             computing: Some(self.computing()),
             pages: cluster.gives_pages(),
+            tokens: self.tokens_in_flight(),
         }
     }
 
@@ -70,6 +76,28 @@ impl Inner {
     fn computing(&self) -> u32 {
         let engines = self.dispatch.host.reach.models.set().engines();
         u32::try_from(engines.map(|engine| engine.stats().running).sum::<usize>()).unwrap_or(u32::MAX)
+    }
+
+    /// Returns the tokens that the models of this host have to compute. As many are expected of each answer as answers had on
+    /// average until now.
+    fn tokens_in_flight(&self) -> TokensInFlight {
+        let mut sum = TokensInFlight::default();
+        for engine in self.dispatch.host.reach.models.set().engines() {
+            let (stats, times) = (engine.stats(), engine.times());
+            let answers = times.first_token.count().max(1);
+            sum.prefill += engine.prefill_tokens() as u64;
+            sum.decode += (stats.running + stats.waiting) as u64 * stats.generated_tokens / answers;
+            let median_ns = |counts: &Counts| {
+                let median = counts.quantile(0.5).unwrap_or_default();
+                u64::try_from(median.as_nanos()).unwrap_or(u64::MAX)
+            };
+            let prompt_ns = median_ns(&times.first_token).saturating_sub(median_ns(&times.queue));
+            let computed = stats.prompt_tokens.saturating_sub(stats.cached_tokens) / answers;
+            // The slowest model counts.
+            sum.prefill_token_ns = sum.prefill_token_ns.max(prompt_ns / computed.max(1));
+            sum.decode_token_ns = sum.decode_token_ns.max(median_ns(&times.inter_token));
+        }
+        sum
     }
 
     /// Returns the load of this host.

@@ -245,7 +245,9 @@ impl AgentHost {
         dispatch.resume_turns().await?;
         // The courier starts after the turns that it requested earlier have been resumed.
         let courier = Courier::start(Arc::new(courier), Arc::downgrade(&dispatch));
-        batches.start(&dispatch).await?;
+        if dispatch.host.cluster.role().runs_agents() {
+            batches.start(&dispatch).await?;
+        }
         let following = Arc::<Following>::default();
         // The first host follows them for all.
         if dispatch.host.cluster.is_first() {

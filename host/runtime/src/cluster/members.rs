@@ -48,6 +48,14 @@ pub struct ClusterHost {
     pub load_percent: Option<u32>,
     /// Requests that wait for its models.
     pub waiting_requests: u64,
+    pub tokens: TokensInFlight,
+}
+
+/// A host that takes work of others, and how much it has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WorkingHost {
+    pub member: Member,
+    pub tokens: TokensInFlight,
 }
 
 /// The part that a host takes in its cluster.
@@ -56,10 +64,47 @@ pub struct ClusterHost {
 pub enum HostRole {
     /// The host runs agents, and has no model: other hosts compute its generations.
     Gateway,
+    /// The host computes prompts for decode hosts, and does nothing else.
+    Prefill,
+    /// The host does everything, but has prefill hosts compute long prompts.
+    Decode,
+    /// The host passes all requests on to the others.
+    Balancer,
     /// The host does everything. A role that only a newer version knows is read as this one.
     #[default]
     #[serde(other)]
     All,
+}
+
+impl HostRole {
+    /// Returns whether a host with this role runs agents, owns sessions and answers clients itself.
+    pub fn runs_agents(self) -> bool {
+        match self {
+            HostRole::All | HostRole::Decode | HostRole::Gateway => true,
+            HostRole::Prefill | HostRole::Balancer => false,
+        }
+    }
+
+    /// Returns whether a host with this role computes models.
+    pub fn computes(self) -> bool {
+        match self {
+            HostRole::All | HostRole::Decode | HostRole::Prefill => true,
+            HostRole::Gateway | HostRole::Balancer => false,
+        }
+    }
+}
+
+/// Tokens that a host has to compute for the requests that it has, those that wait included.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TokensInFlight {
+    /// Tokens of prompts.
+    pub prefill: u64,
+    /// Tokens of answers, as many as answers had on average until now.
+    pub decode: u64,
+    /// Median times that a token of a prompt and one of an answer take, in nanoseconds; 0 if none was computed yet.
+    pub prefill_token_ns: u64,
+    pub decode_token_ns: u64,
 }
 
 /// Facts that a host reports about itself.
@@ -91,6 +136,9 @@ pub(crate) struct Facts {
     /// Whether the host gives KV pages to others.
     #[serde(default)]
     pub(crate) pages: bool,
+    /// A host of an earlier version does not report it.
+    #[serde(default)]
+    pub(crate) tokens: TokensInFlight,
 }
 
 /// A host of the cluster, and what it reports about itself.
@@ -148,15 +196,26 @@ impl KnownHost {
         self.row.state == HostState::Serving && self.facts.is_some()
     }
 
-    /// Returns whether it is a host other than `own`, serves and has started completely.
+    /// Returns whether it is a host other than `own`, runs agents, serves and has started completely.
     fn serves_beside(&self, own: i64) -> bool {
-        self.row.number != own && self.serves()
+        self.row.number != own && self.serves() && self.role().runs_agents()
+    }
+
+    /// Returns the role of the host. One that has not started is taken for one that does everything.
+    pub(super) fn role(&self) -> HostRole {
+        self.facts.as_ref().map_or(HostRole::All, |facts| facts.role)
+    }
+
+    /// Returns the host with the work that it reports.
+    fn working(&self) -> Option<WorkingHost> {
+        let tokens = self.facts.as_ref()?.tokens;
+        Some(WorkingHost { member: Member::of(&self.row), tokens })
     }
 }
 
 impl ClusterHost {
     pub(crate) fn of(row: HostRow, own: i64) -> Self {
-        let Facts { models, running_turns, role, load, .. } = Facts::of(&row).unwrap_or_default();
+        let Facts { models, running_turns, role, load, tokens, .. } = Facts::of(&row).unwrap_or_default();
         let lease_left_ms = Some(row.lease_left_ms());
         let HostRow { number, url, version, state, started_at_ms, seen_ms_ago, sessions, versions, .. } = row;
         let (is_draining, is_this) = (state == HostState::Draining, number == own);
@@ -176,6 +235,7 @@ impl ClusterHost {
             running_turns,
             load_percent: load.percent(),
             waiting_requests: u64::from(load.waiting),
+            tokens,
         }
     }
 }
@@ -229,6 +289,25 @@ impl Members {
             host.row.number != own && host.facts.as_ref().is_some_and(|facts| facts.pages)
         };
         hosts.iter().filter(gives).map(|host| Member::of(&host.row)).collect()
+    }
+
+    /// Returns the hosts beside this one that compute prompts of a model for others.
+    pub(super) fn with_prefill(&self, own: i64, model: &str) -> Vec<WorkingHost> {
+        let hosts = self.hosts();
+        let computes = |host: &&KnownHost| {
+            let has_model = |facts: &Facts| facts.models.iter().any(|known| known == model);
+            host.row.number != own
+                && host.serves()
+                && host.role() == HostRole::Prefill
+                && host.facts.as_ref().is_some_and(has_model)
+        };
+        hosts.iter().filter(computes).filter_map(KnownHost::working).collect()
+    }
+
+    /// Returns the hosts beside this one that run agents and serve.
+    pub(super) fn with_agents(&self, own: i64) -> Vec<WorkingHost> {
+        let hosts = self.hosts();
+        hosts.iter().filter(|host| host.serves_beside(own)).filter_map(KnownHost::working).collect()
     }
 
     /// Returns the host that a session prefers among those that serve beside this one, so that the choice of a session changes
@@ -343,6 +422,30 @@ pub(super) mod tests {
         ]);
         let asked: Vec<i64> = members.with_pages(1).iter().map(|member| member.number).collect();
         assert_eq!(asked, [2], "one that drains still answers, and one of an earlier version does not");
+    }
+
+    #[test]
+    fn hosts_of_a_single_stage_get_no_sessions_and_only_prefill_hosts_get_prompts() {
+        let of = |role| Facts { role, models: vec!["big".into()], ..Facts::default() }.encode();
+        let members = Members::default();
+        members.set(vec![
+            row(1, HostState::Serving, &of(HostRole::All)),
+            row(2, HostState::Serving, &of(HostRole::Prefill)),
+            row(3, HostState::Serving, &of(HostRole::Balancer)),
+            row(4, HostState::Serving, &of(HostRole::Decode)),
+            row(5, HostState::Draining, &of(HostRole::Prefill)),
+            row(6, HostState::Serving, &of(HostRole::Gateway)),
+        ]);
+        let numbers =
+            |hosts: Vec<WorkingHost>| -> Vec<i64> { hosts.iter().map(|host| host.member.number).collect() };
+        assert_eq!(numbers(members.with_agents(3)), [1, 4, 6]);
+        assert_eq!(numbers(members.with_prefill(4, "big")), [2]);
+        assert!(members.with_prefill(4, "small").is_empty() && members.with_prefill(2, "big").is_empty());
+        let chosen = |session| members.chosen(1, &key(session)).expect("others serve").number;
+        assert!((0..50).map(chosen).all(|host| [4, 6].contains(&host)));
+        assert_eq!(members.reports(1, 9).iter().map(|report| report.host).collect::<Vec<_>>(), [4, 6]);
+        members.set(vec![row(2, HostState::Serving, &of(HostRole::Prefill))]);
+        assert!(!members.has_other_serving(1), "a prefill host takes nothing over");
     }
 
     #[test]

@@ -22,7 +22,7 @@ mod placing;
 pub(crate) use catalogue::ModelFacts;
 pub use generation::{GenerationEvent, GenerationEvents, GenerationFailure, PeerGeneration};
 pub(crate) use members::Facts;
-pub use members::{ClusterHost, HostRole, Member};
+pub use members::{ClusterHost, HostRole, Member, TokensInFlight, WorkingHost};
 pub(crate) use ownership::{Claimed, Owned, Ownership};
 pub(crate) use peers::{PEER_KEY, failure, is_of_one_host, refusal};
 pub use peers::{PeerError, PeerInvocation, Peers, RemoteEvent, RemoteEvents, RemoteRun, TurnAddress};
@@ -74,6 +74,17 @@ impl OtherHosts {
     /// Returns the hosts that give KV pages, those included that hand their sessions over.
     pub fn with_pages(&self) -> Vec<Member> {
         self.0.shared.as_ref().map(|shared| shared.members.with_pages(shared.own)).unwrap_or_default()
+    }
+
+    /// Returns the hosts that compute prompts of a model for others.
+    pub fn with_prefill(&self, model: &str) -> Vec<WorkingHost> {
+        let shared = self.0.shared.as_ref();
+        shared.map(|shared| shared.members.with_prefill(shared.own, model)).unwrap_or_default()
+    }
+
+    /// Returns the hosts that run agents and answer clients.
+    pub fn with_agents(&self) -> Vec<WorkingHost> {
+        self.0.shared.as_ref().map(|shared| shared.members.with_agents(shared.own)).unwrap_or_default()
     }
 }
 
@@ -272,8 +283,11 @@ impl Cluster {
     /// Returns whether no other host that serves has a lower number than this one.
     pub(crate) fn is_first(&self) -> bool {
         let Some(shared) = &self.shared else { return true };
-        let is_before = |row: &HostRow| row.number < shared.own && row.state == HostState::Serving;
-        !shared.members.hosts().iter().any(|host| is_before(&host.row))
+        let is_before = |host: &KnownHost| {
+            let KnownHost { row, .. } = host;
+            row.number < shared.own && row.state == HostState::Serving && host.role().runs_agents()
+        };
+        shared.role.runs_agents() && !shared.members.hosts().iter().any(is_before)
     }
 
     /// Makes this host hand its sessions over.
@@ -287,11 +301,11 @@ impl Cluster {
         self.shared.as_ref().is_some_and(|shared| *shared.draining.borrow())
     }
 
-    /// Returns whether this host takes no new work, because it drains and another host serves. The last host has nobody to hand
-    /// over to, and continues to work while it drains.
+    /// Returns whether this host takes no new work, because it never runs agents, or because it drains and another host serves. The
+    /// last host has nobody to hand over to, and continues to work while it drains.
     pub(crate) fn hands_over(&self) -> bool {
         let Some(shared) = &self.shared else { return false };
-        self.is_draining() && shared.members.has_other_serving(shared.own)
+        !shared.role.runs_agents() || (self.is_draining() && shared.members.has_other_serving(shared.own))
     }
 
     /// Returns the other host that gets the requests for a session while this one hands over. All hosts choose the same one.

@@ -18,7 +18,8 @@ pub(super) struct ClusterFlags {
     /// File with the key that all hosts of the cluster have; SKEP_CLUSTER_KEY can hold the key instead
     #[arg(long, value_name = "FILE")]
     pub(super) cluster_key_file: Option<PathBuf>,
-    /// Role of the host in its cluster: a gateway has no model, and other hosts compute its generations [default: all]
+    /// Role of the host in its cluster: a gateway has no model, and other hosts compute its generations; a prefill host computes
+    /// long prompts for decode hosts; a balancer passes all requests on to the others [default: all]
     #[arg(long, value_name = "ROLE")]
     pub(super) role: Option<RoleSetting>,
 }
@@ -59,10 +60,10 @@ mod tests {
         let in_file = "[cluster]\nenabled = true\nrole = \"gateway\"\n";
         for options in [read(&gateway, ""), read(&[], in_file)] {
             let options = options.expect("other hosts have models");
-            assert!(options.cluster.is_gateway() && options.local_models().is_empty());
+            assert!(!options.cluster.role.computes() && options.local_models().is_empty());
         }
         let options = read(&["--role", "all"], in_file).expect("a flag overrides the file");
-        assert_eq!((options.cluster.is_gateway(), options.local_models().len()), (false, 1));
+        assert_eq!((options.cluster.role.computes(), options.local_models().len()), (true, 1));
         for (flags, file) in [
             (&["--cluster", "--role", "gateway", "--model", "x.gguf"][..], ""),
             (&gateway[..], "model = \"x.gguf\"\n"),
@@ -73,7 +74,7 @@ mod tests {
         }
         let error = read(&["--role", "gateway"], "").expect_err("there is nobody else").to_string();
         assert!(error.contains("hint: add --cluster"), "{error}");
-        let error = read(&["--cluster", "--role", "decode"], "").expect_err("no such role").to_string();
-        assert!(error.contains("[possible values: all, gateway]"), "{error}");
+        let error = read(&["--cluster", "--role", "router"], "").expect_err("no such role").to_string();
+        assert!(error.contains("[possible values: all, gateway, prefill, decode, balancer]"), "{error}");
     }
 }

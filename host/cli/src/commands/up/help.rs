@@ -65,10 +65,13 @@ All settings:
              rank_deadline_s, load_wait_s (that a request waits for a load: 30)
   [cluster]  enabled (true: share the database with other hosts), url (where they
              reach this one, such as \"http://10.0.0.2:8080\"), key_file (with the
-             key that all hosts have; or SKEP_CLUSTER_KEY), role (\"all\", or
-             \"gateway\": no model here, other hosts compute), default_model (of a
-             gateway: a model of the other hosts), placement (of sessions that nobody
-             owns: \"balanced\", \"here\")
+             key that all hosts have; or SKEP_CLUSTER_KEY), role (\"all\";
+             \"gateway\": no model here, other hosts compute; \"prefill\": computes
+             prompts for hosts with the role \"decode\"; \"balancer\": passes all
+             requests on), default_model (of a gateway: a model of the other hosts),
+             placement (of sessions that nobody owns: \"balanced\", \"here\"),
+             prefill_tokens (256: tokens of a prompt from which on a prefill host
+             may compute it)
   [kv]       disk_gb (KV pages that are kept in the data folder: 4; 0 keeps none),
              disk_free_percent (10), write_mb_s (200), always_read (false),
              pin_percent (25: of the pages, that pins keep), warm_ahead_s (2: pages

@@ -8,9 +8,11 @@ use super::{
     ClusterPages, Count, Shared,
     figures::Ending,
 };
-use axum::body::{BodyDataStream, Bytes, to_bytes};
+use axum::body::{Body, BodyDataStream, Bytes, to_bytes};
 use futures::{StreamExt, stream::FuturesUnordered};
-use skep_engine::{PagePeers, PageQuestion, PageStream};
+use skep_engine::{
+    PageNamer, PagePeers, PageQuestion, PageStream, PrefillOrder, PrefillView, PrefilledPages,
+};
 use skep_runtime::{Member, PeerError};
 use std::{
     sync::{
@@ -48,13 +50,10 @@ impl PagePeers for ClusterPages {
     }
 
     fn fetch(&self, question: PageQuestion) -> Option<PageStream> {
-        let ahead = READ_AHEAD.min(question.names.len()).max(1);
-        // The pages that wait, the one that is handed over, and the one that arrives.
-        let Some(room) = Room::take(&self.shared, (ahead as u64 + 2) * question.image_bytes() as u64) else {
+        let Some((room, sender, pages)) = stream(&self.shared, &question) else {
             self.shared.figures.record_end(Ending::Busy, Duration::ZERO);
             return None;
         };
-        let (sender, pages) = PageStream::bounded(ahead);
         let shared = self.shared.clone();
         self.shared.runtime.spawn(async move {
             let _room = room;
@@ -66,10 +65,34 @@ impl PagePeers for ClusterPages {
         });
         Some(pages)
     }
+
+    fn names(&self) -> Option<&PageNamer> {
+        Some(&self.shared.names)
+    }
+
+    fn prefill_view(&self, model: &str) -> Option<PrefillView> {
+        self.shared.prefill_view(model)
+    }
+
+    fn prefill(&self, order: PrefillOrder) -> Option<PrefilledPages> {
+        self.shared.prefill(order)
+    }
+}
+
+/// Returns the room that a fetch of these pages takes, and a stream for them; `None` if there is no room.
+pub(super) fn stream(
+    shared: &Arc<Shared>,
+    question: &PageQuestion,
+) -> Option<(Room, SyncSender<Vec<u8>>, PageStream)> {
+    let ahead = READ_AHEAD.min(question.names.len()).max(1);
+    // The pages that wait, the one that is handed over, and the one that arrives.
+    let room = Room::take(shared, (ahead as u64 + 2) * question.image_bytes() as u64)?;
+    let (sender, pages) = PageStream::bounded(ahead);
+    Some((room, sender, pages))
 }
 
 /// Bytes of a fetch among those of all.
-struct Room {
+pub(super) struct Room {
     shared: Arc<Shared>,
     bytes: u64,
 }
@@ -90,9 +113,7 @@ impl Drop for Room {
 
 impl Shared {
     async fn fetch(self: &Arc<Self>, mut question: PageQuestion, pages: &SyncSender<Vec<u8>>) -> Ending {
-        let mut hosts = self.askable();
-        hosts.truncate(MAX_ASKED_HOSTS);
-        let Some((host, found)) = self.ask(hosts, &question).await else { return Ending::Absent };
+        let Some((host, found)) = self.ask(self.askable(), &question).await else { return Ending::Absent };
         question.names.truncate(found);
         let ending = self.read(&host, question, pages).await;
         match ending {
@@ -105,10 +126,10 @@ impl Shared {
     }
 
     /// Asks hosts how many of the pages they have, from the first on. Returns the one with most, and their number.
-    async fn ask(&self, hosts: Vec<Member>, question: &PageQuestion) -> Option<(Member, usize)> {
+    pub(super) async fn ask(&self, hosts: Vec<Member>, question: &PageQuestion) -> Option<(Member, usize)> {
         let (body, wanted) = (question.encode(), question.names.len());
         let mut answers: FuturesUnordered<_> =
-            hosts.into_iter().map(|host| self.count_at(host, body.clone())).collect();
+            hosts.into_iter().take(MAX_ASKED_HOSTS).map(|host| self.count_at(host, body.clone())).collect();
         let mut best: Option<(Member, usize)> = None;
         while let Some((host, pages)) = answers.next().await {
             let pages = pages.min(wanted);
@@ -145,13 +166,13 @@ impl Shared {
     }
 
     /// Reads the pages of a question, and hands them over as they arrive.
-    async fn read(
+    pub(super) async fn read(
         self: &Arc<Self>,
         host: &Member,
         question: PageQuestion,
         pages: &SyncSender<Vec<u8>>,
     ) -> Ending {
-        let (began, mut handing, mut bytes) = (Instant::now(), Duration::ZERO, 0);
+        let began = Instant::now();
         let asking = peers::post(&self.link, host, routes::PAGES_READ, peers::BYTES, question.encode());
         let answer = match timeout(PAGE_TIME, asking).await {
             Ok(Ok(answer)) => answer,
@@ -160,57 +181,97 @@ impl Shared {
             Ok(Err(_)) => return Ending::Broken,
             Err(_) => return Ending::Late,
         };
-        let mut images = Images { body: answer.into_body().into_data_stream(), left: Bytes::new() };
-        let (image_bytes, payload_bytes, layout) =
-            (question.image_bytes(), question.payload_bytes, question.layout);
-        for name in question.names {
-            let image = match timeout(PAGE_TIME, images.next(image_bytes)).await {
-                Ok(Ok(Some(image))) => image,
-                Ok(Ok(None)) => return Ending::Cut,
-                Ok(Err(_)) => return Ending::Broken,
-                Err(_) => return Ending::Late,
-            };
-            let shared = self.clone();
-            let opening = move || shared.seal.open(layout, name, payload_bytes, image);
-            let page = match tokio::task::spawn_blocking(opening).await {
-                Ok(Ok(page)) => page,
-                Ok(Err(error)) => {
-                    tracing::warn!(host = host.number, %error, "a KV page of another host is not used");
-                    return Ending::Rejected;
-                }
-                Err(_) => return Ending::Broken,
-            };
-            let arrived = Instant::now();
-            if !hand_over(page, pages).await {
-                return Ending::Unwanted;
+        let mut images = Images::of(answer.into_body(), PAGE_TIME);
+        let (image_bytes, mut handing, mut bytes) = (question.image_bytes(), Duration::ZERO, 0);
+        for number in 0..question.names.len() {
+            match self.take(host, (&question, number), &mut images, pages).await {
+                Ok(waited) => handing += waited,
+                Err(ending) => return ending,
             }
-            handing += arrived.elapsed();
             bytes += image_bytes as u64;
-            self.figures.record_fetched(image_bytes as u64);
             self.rate.record(bytes, began.elapsed().saturating_sub(handing), Instant::now());
         }
         Ending::Fetched
     }
+
+    /// Takes the next image of an answer, and hands its page over. Returns for how long the engine had no room for it.
+    pub(super) async fn take(
+        self: &Arc<Self>,
+        host: &Member,
+        (question, number): (&PageQuestion, usize),
+        images: &mut Images,
+        pages: &SyncSender<Vec<u8>>,
+    ) -> Result<Duration, Ending> {
+        let (image_bytes, payload_bytes, layout) =
+            (question.image_bytes(), question.payload_bytes, question.layout);
+        let name = question.names[number];
+        let image = match timeout(images.patience, images.next(image_bytes)).await {
+            Ok(Ok(Some(image))) => image,
+            Ok(Ok(None)) => return Err(Ending::Cut),
+            Ok(Err(_)) => return Err(Ending::Broken),
+            Err(_) => return Err(Ending::Late),
+        };
+        let shared = self.clone();
+        let opening = move || shared.seal.open(layout, name, payload_bytes, image);
+        let page = match tokio::task::spawn_blocking(opening).await {
+            Ok(Ok(page)) => page,
+            Ok(Err(error)) => {
+                tracing::warn!(host = host.number, %error, "a KV page of another host is not used");
+                return Err(Ending::Rejected);
+            }
+            Err(_) => return Err(Ending::Broken),
+        };
+        let arrived = Instant::now();
+        if !hand_over(page, pages).await {
+            return Err(Ending::Unwanted);
+        }
+        self.figures.record_fetched(image_bytes as u64);
+        Ok(arrived.elapsed())
+    }
 }
 
 /// The images of an answer, as they arrive.
-struct Images {
+pub(super) struct Images {
     body: BodyDataStream,
     /// Bytes that have arrived and belong to the next image.
     left: Bytes,
+    /// Time for which the rest of an image was waited for whose beginning had arrived.
+    arriving: Duration,
+    /// Bytes of all images that have arrived.
+    bytes: u64,
+    /// Time within which the next image arrives.
+    patience: Duration,
 }
 
 impl Images {
+    /// Returns the images of a body, each of which has to arrive within this time.
+    pub(super) fn of(body: Body, patience: Duration) -> Self {
+        let (body, left) = (body.into_data_stream(), Bytes::new());
+        Images { body, left, arriving: Duration::ZERO, bytes: 0, patience }
+    }
+
+    /// Returns the bytes of the images that have arrived, and the time that they took from their beginning to their end, if that
+    /// says something about the network.
+    pub(super) fn moved(&self) -> Option<(u64, Duration)> {
+        (self.bytes > 0 && !self.arriving.is_zero()).then_some((self.bytes, self.arriving))
+    }
+
     /// Returns the next image, which has this many bytes, or `None` if the answer ends before.
-    async fn next(&mut self, bytes: usize) -> Result<Option<Vec<u8>>, axum::Error> {
+    pub(super) async fn next(&mut self, bytes: usize) -> Result<Option<Vec<u8>>, axum::Error> {
         let mut image = Vec::with_capacity(bytes);
         loop {
             let taken = self.left.len().min(bytes - image.len());
             image.extend_from_slice(&self.left.split_to(taken));
             if image.len() == bytes {
+                self.bytes += bytes as u64;
                 return Ok(Some(image));
             }
-            match self.body.next().await {
+            let began = Instant::now();
+            let more = self.body.next().await;
+            if !image.is_empty() {
+                self.arriving += began.elapsed();
+            }
+            match more {
                 Some(more) => self.left = more?,
                 None => return Ok(None),
             }

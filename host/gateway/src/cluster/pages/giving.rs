@@ -36,17 +36,18 @@ pub(super) fn give(shared: &Arc<Shared>, question: PageQuestion) -> Result<Body,
     let permit = shared.giving.clone().try_acquire_owned().map_err(|_| {
         busy(format!("this host gives pages to {MAX_GIVEN} others already; they can be computed meanwhile"))
     })?;
-    let Some((layout, pages)) = find(&shared.tier, &question).filter(|(_, pages)| *pages > 0) else {
+    let found = shared.tier.as_ref().and_then(|tier| Some((tier, find(tier, &question)?)));
+    let Some((tier, (layout, pages))) = found.filter(|(_, (_, pages))| *pages > 0) else {
         return Ok(Body::empty());
     };
     let names = question.names[..pages].to_vec();
-    let reading = shared.tier.read(layout, names.clone());
+    let reading = tier.read(layout, names.clone());
     let reading = reading.ok_or_else(|| busy("too many reads wait for the disk of this host".to_owned()))?;
     let (sender, receiver) = mpsc::channel(SENT_AHEAD);
-    let (shared, name) = (shared.clone(), question.layout);
+    let (shared, tier, name) = (shared.clone(), tier.clone(), question.layout);
     tokio::spawn(async move {
         let _permit = permit;
-        send(shared, (layout, name), names, reading, sender).await;
+        send((shared, tier), (layout, name), names, reading, sender).await;
     });
     // The answer ends early if a page is missing, which the other host notices.
     let images = futures::stream::unfold(receiver, |mut receiver: mpsc::Receiver<Bytes>| async move {
@@ -57,7 +58,7 @@ pub(super) fn give(shared: &Arc<Shared>, question: PageQuestion) -> Result<Body,
 }
 
 async fn send(
-    shared: Arc<Shared>,
+    (shared, tier): (Arc<Shared>, Arc<DiskTier>),
     (layout, layout_name): (LayoutId, Digest),
     names: Vec<Digest>,
     mut reading: PageStream,
@@ -72,7 +73,7 @@ async fn send(
         let Ok(Ok(image)) = sealing.await else { return };
         let bytes = image.len();
         tokio::time::sleep(shared.pause(bytes)).await;
-        if shared.tier.leading(layout, &[name]) == 0 {
+        if tier.leading(layout, &[name]) == 0 {
             return;
         }
         match tokio::time::timeout(STALL, images.send(Bytes::from(image))).await {
@@ -97,7 +98,7 @@ async fn next(reading: &mut PageStream) -> Option<Vec<u8>> {
 
 impl Shared {
     /// Returns how long to wait before this many bytes more are given.
-    fn pause(&self, bytes: usize) -> Duration {
+    pub(super) fn pause(&self, bytes: usize) -> Duration {
         let mut next = self.next_given.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         let start = (*next).max(now);

@@ -1,8 +1,9 @@
 //! KV pages that the hosts of a cluster give each other.
 //!
 //! A host that lacks the pages of a prompt asks the others how many of them they have, and fetches those of the one with most
-//! (`fetching`). A host that is asked gives what is on its disk (`giving`), and nothing that was erased. Both do it beside
-//! their engines, within bounds of memory, time and rate.
+//! (`fetching`). A host that is asked gives what is on its disk (`giving`), and nothing that was erased. A decode host has a
+//! prefill host compute the pages of long prompts (`split`). All of them do it beside their engines, within bounds of memory,
+//! time and rate.
 //!
 //! Invariant: pages that are not exactly those that were asked for are never handed to the engine. Whatever fails is a miss,
 //! and the pages are computed.
@@ -10,16 +11,19 @@
 mod fetching;
 mod figures;
 mod giving;
+mod split;
 
 pub use figures::PageFigures;
+pub(super) use split::{PrefillOrderBody, TransferName};
 
 use super::{key::ClusterKey, link::Link};
 use crate::ApiError;
-use axum::{body::Body, http::StatusCode};
+use axum::{body::Body, http::StatusCode, response::Response};
 use figures::Figures;
 use serde::{Deserialize, Serialize};
-use skep_engine::{DiskTier, PageQuestion, SealingSecret, TransferRate, TransitSeal};
-use skep_runtime::Member;
+use skep_engine::{DiskTier, Engine, PageNamer, PageQuestion, SealingSecret, TransferRate, TransitSeal};
+use skep_runtime::{Member, WorkingHost};
+use split::{PrefillDesk, PrefillOrders};
 use std::{
     collections::HashMap,
     fmt,
@@ -42,6 +46,35 @@ const FETCH_BYTES_PER_S: f64 = 100e6;
 /// The hosts that may be asked, as of now.
 type OtherHosts = Box<dyn Fn() -> Vec<Member> + Send + Sync>;
 
+/// The pages that a host exchanges with others.
+#[derive(Clone, Debug)]
+pub struct PageOptions {
+    /// Keeps pages whose names the other hosts use too. Without a disk, a host gives only what it computes for others.
+    pub disk: Option<Arc<DiskTier>>,
+    /// The names of pages, which all hosts use. They are those of `disk`, if there is one.
+    pub names: PageNamer,
+    pub stage: PageStage,
+}
+
+/// The part that a host takes in the division of prompts and answers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PageStage {
+    /// The host computes its prompts itself.
+    #[default]
+    Whole,
+    /// The host computes prompts for others.
+    Prefill,
+    /// Prefill hosts compute prompts with at least so many tokens, if that pays.
+    Decode { min_tokens: usize },
+}
+
+impl PageOptions {
+    /// Returns the options of a host that computes its prompts itself and keeps pages on a disk.
+    pub fn of(disk: Arc<DiskTier>) -> Self {
+        PageOptions { names: disk.keys().clone(), disk: Some(disk), stage: PageStage::Whole }
+    }
+}
+
 /// The pages that this host gives to the other hosts of its cluster and gets from them. Clones are the same.
 #[derive(Clone)]
 pub struct ClusterPages {
@@ -49,7 +82,12 @@ pub struct ClusterPages {
 }
 
 struct Shared {
-    tier: Arc<DiskTier>,
+    tier: Option<Arc<DiskTier>>,
+    names: PageNamer,
+    /// The prompts that this host computes for others.
+    desk: Option<PrefillDesk>,
+    /// The prompts that others compute for this host.
+    orders: Option<PrefillOrders>,
     seal: TransitSeal,
     link: Link,
     runtime: Handle,
@@ -72,12 +110,21 @@ struct Count {
 }
 
 impl ClusterPages {
-    /// Creates the pages of a host that has this key and keeps pages in this tier, whose names the other hosts use too. Its tasks
-    /// run where it is created, which must be in a runtime of tokio.
-    pub fn new(key: &ClusterKey, tier: Arc<DiskTier>) -> Self {
+    /// Creates the pages of a host that has this key. Its tasks run where it is created, which must be in a runtime of tokio.
+    pub fn new(key: &ClusterKey, options: PageOptions) -> Self {
         figures::begin();
+        split::begin();
+        let PageOptions { disk, names, stage } = options;
+        let (desk, orders) = match stage {
+            PageStage::Whole => (None, None),
+            PageStage::Prefill => (Some(PrefillDesk::default()), None),
+            PageStage::Decode { min_tokens } => (None, Some(PrefillOrders::new(min_tokens))),
+        };
         let shared = Shared {
-            tier,
+            tier: disk,
+            names,
+            desk,
+            orders,
             seal: TransitSeal::new(&SealingSecret(key.derived(SEAL))),
             link: Link::new(key.clone()),
             runtime: Handle::current(),
@@ -98,6 +145,13 @@ impl ClusterPages {
         let _ = self.shared.others.set(Box::new(others));
     }
 
+    /// Begins to order prompts at the hosts that `hosts` returns for a model, if this is a decode host.
+    pub fn meet_prefill(&self, hosts: impl Fn(&str) -> Vec<WorkingHost> + Send + Sync + 'static) {
+        if let Some(orders) = &self.shared.orders {
+            orders.meet(Box::new(hosts));
+        }
+    }
+
     /// Returns what was fetched and given since the start.
     pub(crate) fn figures(&self) -> PageFigures {
         self.shared.figures.now()
@@ -105,7 +159,8 @@ impl ClusterPages {
 
     /// Answers how many of the pages of a question are here, from the first on.
     pub(super) fn count(&self, body: &[u8]) -> Result<Vec<u8>, ApiError> {
-        let pages = giving::find(&self.shared.tier, &parse(body)?).map_or(0, |(_, pages)| pages);
+        let (question, tier) = (parse(body)?, self.shared.tier.as_ref());
+        let pages = tier.and_then(|tier| giving::find(tier, &question)).map_or(0, |(_, pages)| pages);
         serde_json::to_vec(&Count { pages }).map_err(|error| {
             ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", error.to_string())
         })
@@ -114,6 +169,39 @@ impl ClusterPages {
     /// Answers a question with the images of the pages that are here, from the first on.
     pub(super) fn give(&self, body: &[u8]) -> Result<Body, ApiError> {
         giving::give(&self.shared, parse(body)?)
+    }
+
+    /// Takes an order of a prompt's pages for this engine.
+    pub(super) fn order(
+        &self,
+        engine: Option<Engine>,
+        order: PrefillOrderBody,
+    ) -> Result<Response, ApiError> {
+        self.desk()?.order(&self.shared, engine, order)
+    }
+
+    /// Returns the images of an order's pages, as they become ready.
+    pub(super) fn transfer(&self, name: &TransferName) -> Result<Body, ApiError> {
+        self.desk()?.pages(&self.shared, name.as_str())
+    }
+
+    /// Drops the pages of an order that were not fetched.
+    pub(super) fn end_transfer(&self, name: &TransferName) -> Result<(), ApiError> {
+        self.desk()?.end(name.as_str());
+        Ok(())
+    }
+
+    /// Returns the number of transfers to others, the bytes of their pages, and the tokens in flight.
+    #[cfg(test)]
+    pub(super) fn held_for_others(&self) -> (usize, u64, usize) {
+        self.shared.desk.as_ref().map(PrefillDesk::held).unwrap_or_default()
+    }
+
+    fn desk(&self) -> Result<&PrefillDesk, ApiError> {
+        self.shared.desk.as_ref().ok_or_else(|| {
+            let message = "this host computes no prompts for others; it was not started with --role prefill";
+            ApiError::new(StatusCode::NOT_FOUND, "prefill_off", message)
+        })
     }
 }
 
@@ -127,10 +215,14 @@ impl Shared {
     /// Returns the hosts that can be asked now.
     fn askable(&self) -> Vec<Member> {
         let Some(others) = self.others.get() else { return Vec::new() };
-        let mut hosts = others();
+        self.can_be_asked(others(), |host: &Member| host.number)
+    }
+
+    /// Returns those of these hosts that answered as they should lately.
+    fn can_be_asked<T>(&self, mut hosts: Vec<T>, number: impl Fn(&T) -> i64) -> Vec<T> {
         let mut resting = self.resting();
         resting.retain(|_, since| since.elapsed() < REST);
-        hosts.retain(|host| !resting.contains_key(&host.number));
+        hosts.retain(|host| !resting.contains_key(&number(host)));
         hosts
     }
 

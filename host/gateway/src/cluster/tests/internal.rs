@@ -28,7 +28,7 @@ use skep_engine::{
     chat::{ChatEvent, ChatMessage, ChatOptions, Input},
 };
 use skep_runtime::{
-    CLUSTER_PROTOCOL, GenerationEvent, GenerationFailure, Invocation, Manifest, Member, Origin, PeerError,
+    CLUSTER_PROTOCOL, GenerationEvent, GenerationFailure, HostRole, Invocation, Manifest, Member, Origin, PeerError,
     PeerGeneration, PeerInvocation, Peers, RemoteEvent, RunEvent, TurnAddress,
 };
 use std::{sync::Arc, time::Duration};
@@ -41,7 +41,8 @@ async fn there() -> (Server, Router, DrainRequests) {
     server.host.deploy(Manifest::from_toml("name = \"echo\"").unwrap(), echo(), "tester").await.unwrap();
     let mut gateway = gateway(&server.host, GatewayOptions::default(), THERE, Script::new(vec![None]));
     let drain = DrainRequests::default();
-    let options = ClusterOptions { key: key(), number: THERE, drain: drain.clone(), pages: None };
+    let options =
+        ClusterOptions { key: key(), number: THERE, drain: drain.clone(), pages: None, role: HostRole::All };
     gateway.cluster = Some(Arc::new(Cluster::new(options, Script::new(vec![None]))));
     (server, routes_of(gateway), drain)
 }
@@ -219,7 +220,13 @@ async fn a_turn_runs_at_another_host_and_is_followed_there() {
     let error = peers.invoke(replaced, invocation("echo", "hello")).await.map(drop).map_err(code);
     assert!(error.unwrap_err().contains("without the proof of the cluster's key"));
     assert!(!*drain.0.borrow());
-    let here = ClusterOptions { key: key(), number: HERE, drain: DrainRequests::default(), pages: None };
+    let here = ClusterOptions {
+        key: key(),
+        number: HERE,
+        drain: DrainRequests::default(),
+        pages: None,
+        role: HostRole::All,
+    };
     let here = Cluster::new(here, Script::new(vec![None]));
     here.drain(&member).await.unwrap();
     drain.asked().await;

@@ -3,6 +3,7 @@
 mod internal;
 mod pages;
 mod passing;
+mod split;
 
 use super::{
     Cluster, ClusterKey, ClusterOptions, DrainRequests,
@@ -15,7 +16,7 @@ use axum::{
     http::Request,
 };
 use futures::future::BoxFuture;
-use skep_runtime::{AgentHost, Member, RuntimeError, SessionPlace};
+use skep_runtime::{AgentHost, HostRole, Member, RuntimeError, SessionPlace, TokensInFlight, WorkingHost};
 use std::{
     collections::HashSet,
     sync::{
@@ -66,6 +67,13 @@ impl Owners for Script {
         Box::pin(async move { Ok(place) })
     }
 
+    /// Returns all hosts that the script still names.
+    fn working(&self) -> Vec<WorkingHost> {
+        let places = self.places.lock().unwrap();
+        let tokens = TokensInFlight::default();
+        places.iter().flatten().map(|member| WorkingHost { member: member.clone(), tokens }).collect()
+    }
+
     fn live(&self) -> BoxFuture<'_, Result<HashSet<i64>, RuntimeError>> {
         self.questions.fetch_add(1, Ordering::AcqRel);
         let (live, is_silent) = (self.live.lock().unwrap().clone(), self.is_silent.load(Ordering::Acquire));
@@ -80,7 +88,13 @@ impl Owners for Script {
 
 /// Returns a gateway of a cluster.
 fn gateway(host: &AgentHost, options: GatewayOptions, number: i64, owners: Arc<Script>) -> Gateway {
-    let cluster = ClusterOptions { key: key(), number, drain: DrainRequests::default(), pages: None };
+    let cluster = ClusterOptions {
+        key: key(),
+        number,
+        drain: DrainRequests::default(),
+        pages: None,
+        role: HostRole::All,
+    };
     let mut gateway = Gateway::new(host.clone(), options);
     gateway.cluster = Some(Arc::new(Cluster::new(cluster, owners)));
     gateway
@@ -126,7 +140,13 @@ async fn ask(routes: &Router, request: Request<Body>) -> TestResponse {
 async fn one_caller_asks_which_hosts_are_alive_and_nobody_waits_for_it() {
     let script = Script::new(vec![None]);
     script.is_silent.store(true, Ordering::Release);
-    let options = ClusterOptions { key: key(), number: HERE, drain: DrainRequests::default(), pages: None };
+    let options = ClusterOptions {
+        key: key(),
+        number: HERE,
+        drain: DrainRequests::default(),
+        pages: None,
+        role: HostRole::All,
+    };
     let cluster = Arc::new(Cluster::new(options, script.clone()));
     let since = Instant::now();
     let asking = tokio::spawn({

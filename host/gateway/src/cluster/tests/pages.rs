@@ -10,7 +10,7 @@ use super::{
     },
     Script, THERE, ask, gateway, key, serve,
 };
-use crate::{GatewayOptions, PageFigures, routes_of, tests::fixture::Server};
+use crate::{GatewayOptions, PageFigures, PageOptions, routes_of, tests::fixture::Server};
 use axum::{
     Router,
     body::{Body, to_bytes},
@@ -24,7 +24,7 @@ use skep_engine::{
     Digest, DiskTier, EraseFilter, PagePeers, PageQuestion, PageRead, PageWrite, SealingSecret, TierOptions,
     TierShares, TransitSeal,
 };
-use skep_runtime::Member;
+use skep_runtime::{HostRole, Member};
 use std::{
     path::Path,
     sync::Arc,
@@ -92,10 +92,11 @@ struct There {
 async fn there() -> There {
     let (server, folder) = (Server::start().await, tempfile::tempdir().unwrap());
     let tier = tier(folder.path());
-    let pages = ClusterPages::new(&key(), tier.clone());
+    let pages = ClusterPages::new(&key(), PageOptions::of(tier.clone()));
     let mut gateway = gateway(&server.host, GatewayOptions::default(), THERE, Script::new(vec![None]));
     let drain = DrainRequests::default();
-    let options = ClusterOptions { key: key(), number: THERE, drain, pages: Some(pages.clone()) };
+    let options =
+        ClusterOptions { key: key(), number: THERE, drain, pages: Some(pages.clone()), role: HostRole::All };
     gateway.cluster = Some(Arc::new(Cluster::new(options, Script::new(vec![None]))));
     There { tier, pages, routes: routes_of(gateway), server, _folder: folder }
 }
@@ -103,7 +104,7 @@ async fn there() -> There {
 /// Returns the pages of a host that asks this one.
 fn here(other: &Member, key: &ClusterKey) -> (ClusterPages, TempDir) {
     let folder = tempfile::tempdir().unwrap();
-    let pages = ClusterPages::new(key, tier(folder.path()));
+    let pages = ClusterPages::new(key, PageOptions::of(tier(folder.path())));
     assert!(!pages.are_there(), "it knows nobody yet");
     let others = vec![other.clone()];
     pages.meet(move || others.clone());

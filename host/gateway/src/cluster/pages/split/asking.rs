@@ -1,0 +1,330 @@
+//! Orders the pages of a prompt at a prefill host, and hands them to the engine as they arrive.
+//!
+//! An order ends with its last page, with the first thing that goes wrong, or when its time is over. The engine then computes what it has
+//! not got. A host that is silent, does not answer or sends a wrong page is not asked again for a while; one that is full is.
+
+use super::{
+    super::{
+        Shared,
+        fetching::{self, Images},
+        figures::Ending,
+    },
+    choice::Known,
+    figures::{self, Outcome},
+    lane,
+    messages::{Line, PrefillOrderBody, TransferName},
+};
+use crate::cluster::{lines::Reader, peers, routes};
+use skep_engine::{PrefillOrder, PrefillReport, PrefillView, PrefilledPages};
+use skep_runtime::{Member, PeerError, WorkingHost};
+use std::{
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc::SyncSender},
+    time::{Duration, Instant},
+};
+use tokio::time::timeout;
+
+/// Number of hosts that are asked for one prompt.
+const MAX_ASKED: usize = 2;
+/// Time within which a host takes an order or refuses it.
+const ANSWER_TIME: Duration = Duration::from_secs(2);
+/// Time after which a host that says nothing about an order counts as gone.
+const SILENCE: Duration = Duration::from_secs(3);
+/// Time for the last line about an order, after its last page.
+const LAST_LINE_TIME: Duration = Duration::from_secs(1);
+/// The pages are fetched instead of computed if another host has this part of them, as a divisor.
+const FETCHED_PART: usize = 2;
+
+/// The prefill hosts that compute a model.
+type PrefillHosts = Box<dyn Fn(&str) -> Vec<WorkingHost> + Send + Sync>;
+
+/// The prompts that a decode host has computed elsewhere.
+pub(in crate::cluster::pages) struct PrefillOrders {
+    min_tokens: usize,
+    hosts: OnceLock<PrefillHosts>,
+    known: Mutex<Known>,
+}
+
+/// An order that a host has taken.
+struct Taken {
+    host: Member,
+    transfer: String,
+    lines: Reader,
+}
+
+/// Tokens of an order among those that were sent to a host.
+struct Sent<'a> {
+    orders: &'a PrefillOrders,
+    host: i64,
+    tokens: u64,
+}
+
+impl Drop for Sent<'_> {
+    fn drop(&mut self) {
+        self.orders.known().note_ended(self.host, self.tokens);
+    }
+}
+
+impl PrefillOrders {
+    pub(in crate::cluster::pages) fn new(min_tokens: usize) -> Self {
+        PrefillOrders { min_tokens, hosts: OnceLock::new(), known: Mutex::default() }
+    }
+
+    pub(in crate::cluster::pages) fn meet(&self, hosts: PrefillHosts) {
+        // A second call changes nothing, because the other hosts are those of one cluster.
+        let _ = self.hosts.set(hosts);
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Shared {
+    /// Returns the hosts that can be asked now to compute prompts of a model.
+    fn prefill_hosts(&self, orders: &PrefillOrders, model: &str) -> Vec<WorkingHost> {
+        let Some(hosts) = orders.hosts.get() else { return Vec::new() };
+        let found = hosts(model);
+        self.can_be_asked(found, |host: &WorkingHost| host.member.number)
+    }
+
+    pub(in crate::cluster::pages) fn prefill_view(&self, model: &str) -> Option<PrefillView> {
+        let orders = self.orders.as_ref()?;
+        let hosts = self.prefill_hosts(orders, model);
+        let known = orders.known();
+        let least_busy = hosts.iter().min_by_key(|host| known.ahead(host))?;
+        Some(PrefillView {
+            min_tokens: orders.min_tokens,
+            tokens_ahead: usize::try_from(known.ahead(least_busy)).unwrap_or(usize::MAX),
+            tokens_per_s: known.rate(least_busy.member.number),
+        })
+    }
+
+    pub(in crate::cluster::pages) fn prefill(
+        self: &Arc<Self>,
+        order: PrefillOrder,
+    ) -> Option<PrefilledPages> {
+        let Some((room, sender, pages)) = fetching::stream(self, &order.question) else {
+            figures::record_end(Outcome::Busy, Duration::ZERO);
+            return None;
+        };
+        let report = Arc::<PrefillReport>::default();
+        let (shared, reported) = (self.clone(), report.clone());
+        self.runtime.spawn(async move {
+            let _room = room;
+            let began = Instant::now();
+            let ordering = shared.order(&order, &sender, &reported);
+            let outcome = timeout(order.within, ordering).await.unwrap_or(Outcome::Late);
+            figures::record_end(outcome, began.elapsed());
+            tracing::debug!(
+                outcome = outcome.as_str(),
+                tokens = order.tokens.len(),
+                "an order of a prompt ended"
+            );
+            // The engine sees the end of its pages after it was counted.
+            drop(sender);
+        });
+        Some(PrefilledPages { pages, report })
+    }
+
+    /// Gets the pages of an order from a host that has them, or has a prefill host compute them.
+    async fn order(
+        self: &Arc<Self>,
+        order: &PrefillOrder,
+        pages: &SyncSender<Vec<u8>>,
+        report: &PrefillReport,
+    ) -> Outcome {
+        let Some(orders) = self.orders.as_ref() else { return Outcome::Absent };
+        let wanted = order.question.names.len();
+        // A session that has moved has its pages at its last host.
+        if let Some((host, found)) = self.ask(self.askable(), &order.question).await
+            && found * FETCHED_PART >= wanted
+        {
+            let mut question = order.question.clone();
+            question.names.truncate(found);
+            return match self.read(&host, question, pages).await {
+                Ending::Fetched => Outcome::Fetched,
+                ending => self.gone_wrong(&host, ending),
+            };
+        }
+        let page_tokens = order.tokens.len() / order.names.len().max(1);
+        let hosts = self.prefill_hosts(orders, &order.model);
+        let ranked = {
+            let mut known = orders.known();
+            known.retain(&hosts);
+            known.ranked(hosts, &order.names, page_tokens)
+        };
+        let mut last = Outcome::Absent;
+        for WorkingHost { member, .. } in ranked.into_iter().take(MAX_ASKED) {
+            let tokens = (wanted * page_tokens) as u64;
+            orders.known().note_sent(member.number, tokens);
+            let _sent = Sent { orders, host: member.number, tokens };
+            match self.send_order(&member, order).await {
+                Ok(taken) => return self.receive(orders, taken, order, (pages, report)).await,
+                Err(outcome) => last = outcome,
+            }
+        }
+        last
+    }
+
+    /// Sends an order to a host.
+    async fn send_order(&self, host: &Member, order: &PrefillOrder) -> Result<Taken, Outcome> {
+        let transfer = uuid::Uuid::now_v7().simple().to_string();
+        let body = PrefillOrderBody::new(transfer.clone(), order);
+        let body = serde_json::to_vec(&body).map_err(|_| Outcome::Broken)?;
+        let asked = peers::call(&self.link, host, routes::PREFILL, body);
+        match timeout(ANSWER_TIME, asked).await {
+            Ok(Ok(answer)) => {
+                let lines = Reader::new(answer.into_body(), SILENCE);
+                Ok(Taken { host: host.clone(), transfer, lines })
+            }
+            Ok(Err(PeerError::Refused { status: 429 | 503, .. })) => Err(Outcome::Full),
+            Ok(Err(PeerError::Refused { code, message, .. })) => {
+                tracing::warn!(host = host.number, code, "a prefill host refuses a prompt: {message}");
+                self.let_rest(host, "it refused an order");
+                Err(Outcome::Refused)
+            }
+            Ok(Err(error)) => {
+                self.let_rest(host, &error.to_string());
+                Err(Outcome::Unreached)
+            }
+            Err(_) => {
+                self.let_rest(host, "it did not answer an order in time");
+                Err(Outcome::Late)
+            }
+        }
+    }
+
+    /// Receives the pages of an order, and tells the host at the end that nobody fetches any more of them.
+    async fn receive(
+        self: &Arc<Self>,
+        orders: &PrefillOrders,
+        mut taken: Taken,
+        order: &PrefillOrder,
+        (pages, report): (&SyncSender<Vec<u8>>, &PrefillReport),
+    ) -> Outcome {
+        let _notice =
+            EndNotice { shared: self.clone(), host: taken.host.clone(), transfer: taken.transfer.clone() };
+        let reused = match started(&mut taken.lines).await {
+            Ok(reused) => reused,
+            Err(ending) => return self.gone_wrong(&taken.host, ending),
+        };
+        report.set_reused(reused);
+        let opened =
+            timeout(ANSWER_TIME, lane::fetch(self, &taken.host, &taken.transfer, order.within)).await;
+        let Ok(Ok(mut images)) = opened else { return self.gone_wrong(&taken.host, Ending::Broken) };
+        let began = Instant::now();
+        let (ending, done) = {
+            let reading = self.read_order(&taken.host, order, &mut images, pages);
+            tokio::pin!(reading);
+            let mut done = None;
+            let ending = loop {
+                tokio::select! {
+                    ending = &mut reading => break ending,
+                    line = taken.lines.next::<Line>(), if done.is_none() => match line {
+                        Some(Ok(Line::Done { computed_tokens, compute_us, .. })) => {
+                            done = Some((computed_tokens, Duration::from_micros(compute_us)));
+                        }
+                        Some(Ok(Line::Alive {} | Line::Started { .. })) => {}
+                        Some(Ok(Line::Failed { code, message })) => {
+                            tracing::debug!(host = taken.host.number, code, "a prompt was not computed: {message}");
+                            break Ending::Cut;
+                        }
+                        Some(Err(_)) | None => break Ending::Broken,
+                    },
+                }
+            };
+            (ending, done)
+        };
+        if let Some((bytes, time)) = images.moved() {
+            self.rate.record(bytes, time, Instant::now());
+        }
+        if ending != Ending::Fetched {
+            report.set_spent(began.elapsed());
+            return self.gone_wrong(&taken.host, ending);
+        }
+        let done = match done {
+            Some(done) => Some(done),
+            None => last_line(&mut taken.lines).await,
+        };
+        let (computed, spent) = done.unwrap_or((0, began.elapsed()));
+        report.set_spent(spent);
+        let number = taken.host.number;
+        orders.known().note_computed(number, &order.names, computed, spent.as_secs_f64());
+        figures::record_used(computed as u64, reused as u64);
+        Outcome::Used
+    }
+
+    /// Takes all pages of an order.
+    async fn read_order(
+        self: &Arc<Self>,
+        host: &Member,
+        order: &PrefillOrder,
+        images: &mut Images,
+        pages: &SyncSender<Vec<u8>>,
+    ) -> Ending {
+        for number in 0..order.question.names.len() {
+            if let Err(ending) = self.take(host, (&order.question, number), images, pages).await {
+                return ending;
+            }
+        }
+        Ending::Fetched
+    }
+
+    /// Returns the outcome of an order that a host did not fulfil, and does not ask that host again for a while if it is to blame.
+    fn gone_wrong(&self, host: &Member, ending: Ending) -> Outcome {
+        match ending {
+            Ending::Late => self.let_rest(host, "it did not send a page in time"),
+            Ending::Broken => self.let_rest(host, "it did not fulfil an order"),
+            Ending::Rejected => self.let_rest(host, "a page was not the one that it was asked for"),
+            Ending::Fetched | Ending::Absent | Ending::Busy | Ending::Cut | Ending::Unwanted => {}
+        }
+        Outcome::of(ending)
+    }
+}
+
+/// Waits until a host has begun with an order. Returns how many tokens of the prompt it had.
+async fn started(lines: &mut Reader) -> Result<usize, Ending> {
+    loop {
+        match lines.next::<Line>().await {
+            Some(Ok(Line::Started { reused_tokens })) => return Ok(reused_tokens),
+            Some(Ok(Line::Alive {})) => {}
+            Some(Ok(Line::Failed { .. } | Line::Done { .. })) => return Err(Ending::Cut),
+            Some(Err(_)) | None => return Err(Ending::Broken),
+        }
+    }
+}
+
+/// Waits briefly for the line that ends an order. Returns how many tokens were computed, and for how long.
+async fn last_line(lines: &mut Reader) -> Option<(usize, Duration)> {
+    let reading = async {
+        loop {
+            match lines.next::<Line>().await?.ok()? {
+                Line::Done { computed_tokens, compute_us, .. } => {
+                    return Some((computed_tokens, Duration::from_micros(compute_us)));
+                }
+                Line::Failed { .. } => return None,
+                Line::Alive {} | Line::Started { .. } => {}
+            }
+        }
+    };
+    timeout(LAST_LINE_TIME, reading).await.ok().flatten()
+}
+
+/// Tells a host, when it is dropped, that nobody fetches more pages of a transfer.
+struct EndNotice {
+    shared: Arc<Shared>,
+    host: Member,
+    transfer: String,
+}
+
+impl Drop for EndNotice {
+    fn drop(&mut self) {
+        let (shared, host) = (self.shared.clone(), self.host.clone());
+        let name = TransferName { transfer: std::mem::take(&mut self.transfer) };
+        self.shared.runtime.spawn(async move {
+            let Ok(body) = serde_json::to_vec(&name) else { return };
+            // A host that does not get it waits until the lease ends.
+            let _ = timeout(ANSWER_TIME, peers::call(&shared.link, &host, routes::PREFILL_END, body)).await;
+        });
+    }
+}

@@ -1,0 +1,250 @@
+//! A decode host and a prefill host over loopback, with a real engine at the prefill host; and a balancer in front of a host.
+
+use super::{
+    super::{Cluster, ClusterOptions, ClusterPages, DrainRequests, PageOptions, PageStage, routes},
+    Script, THERE, answered_by, ask, ended, gateway, key, serve,
+};
+use crate::{GatewayOptions, routes_of, tests::fixture::Server};
+use axum::{
+    Router,
+    body::{Body, Bytes},
+    http::{Request, StatusCode},
+    response::{IntoResponse, Response},
+    routing::post,
+};
+use futures::{StreamExt, stream};
+use serde_json::json;
+use skep_engine::{
+    Affinity, Engine, GenerateRequest, PageNamer, PagePeers, PageQuestion, PageRead, PageSink, PrefillOrder,
+};
+use skep_runtime::{HostRole, Member, TokensInFlight, WorkingHost};
+use std::{
+    convert::Infallible,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+use tokio::sync::watch;
+
+/// The key that names pages at both hosts.
+const NAMES: [u8; 32] = [5; 32];
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Number of pages of the prompt.
+const PAGES: usize = 8;
+
+fn options(stage: PageStage) -> PageOptions {
+    PageOptions { disk: None, names: PageNamer::new(NAMES), stage }
+}
+
+/// A host that computes prompts for others.
+struct PrefillHost {
+    server: Server,
+    pages: ClusterPages,
+    routes: Router,
+}
+
+async fn prefill_host() -> PrefillHost {
+    let server = Server::start().await;
+    let pages = ClusterPages::new(&key(), options(PageStage::Prefill));
+    let routes = of_role(&server, HostRole::Prefill, Some(pages.clone()), vec![None]);
+    PrefillHost { server, pages, routes }
+}
+
+/// Returns the routes of a host with a role, that knows these other hosts.
+fn of_role(
+    server: &Server,
+    role: HostRole,
+    pages: Option<ClusterPages>,
+    hosts: Vec<Option<Member>>,
+) -> Router {
+    let owners = Script::new(hosts);
+    let mut gateway = gateway(&server.host, GatewayOptions::default(), THERE, owners.clone());
+    let options = ClusterOptions { key: key(), number: THERE, drain: DrainRequests::default(), pages, role };
+    gateway.cluster = Some(Arc::new(Cluster::new(options, owners)));
+    routes_of(gateway)
+}
+
+/// Returns the pages of a decode host that knows this prefill host.
+fn decode_host(member: &Member) -> ClusterPages {
+    let pages = ClusterPages::new(&key(), options(PageStage::Decode { min_tokens: 64 }));
+    assert!(pages.prefill_view("tiny").is_none(), "it knows nobody yet");
+    let host = WorkingHost { member: member.clone(), tokens: TokensInFlight::default() };
+    pages.meet_prefill(move |model| if model == "tiny" { vec![host.clone()] } else { Vec::new() });
+    pages
+}
+
+fn order(engine: &Engine, first: usize, within: Duration) -> PrefillOrder {
+    let names = PageNamer::new(NAMES);
+    let tokens: Vec<u32> = (0..PAGES as u32 * 16).map(|token| token % 97 + 1).collect();
+    let (layout, payload_bytes) = engine.page_layout(&names).unwrap();
+    let all = names.prefixes("t", &tokens, 16);
+    let question = PageQuestion { layout, payload_bytes, names: all[first..].to_vec() };
+    let affinity = Affinity { tenant: "t".into(), ..Affinity::default() };
+    PrefillOrder { model: "tiny".into(), affinity, tokens, names: all, first, question, within }
+}
+
+async fn fetch(pages: &ClusterPages, order: PrefillOrder) -> Vec<Vec<u8>> {
+    let mut prefilled = pages.prefill(order).expect("nothing else is fetched");
+    let (mut found, until) = (Vec::new(), Instant::now() + PATIENCE);
+    loop {
+        assert!(Instant::now() < until, "the pages do not end");
+        match prefilled.pages.poll() {
+            PageRead::Page(page) => found.push(page),
+            PageRead::NotYet => tokio::time::sleep(Duration::from_millis(1)).await,
+            PageRead::Ended => return found,
+        }
+    }
+}
+
+/// A sink that keeps everything.
+#[derive(Debug, Default)]
+struct Kept(Mutex<Vec<Vec<u8>>>);
+
+impl PageSink for Kept {
+    fn first_page(&self) -> usize {
+        0
+    }
+
+    fn put(&self, _page: usize, bytes: Vec<u8>) -> bool {
+        self.0.lock().unwrap().push(bytes);
+        true
+    }
+}
+
+/// Returns the pages that an engine computes for a prompt.
+async fn computed(engine: &Engine, tokens: Vec<u32>) -> Vec<Vec<u8>> {
+    let kept = Arc::<Kept>::default();
+    let sink: Arc<dyn PageSink> = kept.clone();
+    let request = GenerateRequest { max_tokens: Some(0), pages: Some(sink), ..GenerateRequest::new(tokens) };
+    let mut running = engine.generate(request).unwrap();
+    while let Some(event) = running.next().await {
+        event.unwrap();
+    }
+    std::mem::take(&mut *kept.0.lock().unwrap())
+}
+
+/// Waits until a prefill host holds nothing for others.
+async fn holds_nothing(pages: &ClusterPages) {
+    let until = Instant::now() + PATIENCE;
+    while pages.held_for_others() != (0, 0, 0) {
+        assert!(Instant::now() < until, "{:?}", pages.held_for_others());
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+#[tokio::test]
+async fn the_pages_of_an_order_are_those_that_the_engine_computes() {
+    let there = prefill_host().await;
+    let (member, _stop) = serve(there.routes.clone()).await;
+    let here = decode_host(&member);
+    let view = here.prefill_view("tiny").expect("there is one");
+    assert_eq!((view.min_tokens, view.tokens_ahead, view.tokens_per_s), (64, 0, None));
+    assert!(here.prefill_view("other").is_none());
+    let engine = &there.server.engine;
+    let all = order(engine, 0, PATIENCE);
+    let expected = computed(engine, all.tokens.clone()).await;
+    assert_eq!(expected.len(), PAGES);
+    let found = fetch(&here, all).await;
+    assert!(found == expected, "{} pages", found.len());
+    assert!(here.prefill_view("tiny").is_some_and(|view| view.tokens_per_s.is_some()), "its rate is known");
+    let found = fetch(&here, order(engine, 5, PATIENCE)).await;
+    assert!(found.len() == PAGES - 5 && found[0] == expected[5], "{} pages", found.len());
+    // The notice ends the lease long before its time.
+    holds_nothing(&there.pages).await;
+}
+
+#[tokio::test]
+async fn an_order_that_is_given_up_leaves_nothing_behind() {
+    let there = prefill_host().await;
+    let (member, _stop) = serve(there.routes.clone()).await;
+    let here = decode_host(&member);
+    drop(here.prefill(order(&there.server.engine, 0, PATIENCE)).expect("nothing else is fetched"));
+    let until = Instant::now() + PATIENCE;
+    while there.server.engine.stats().prompt_tokens == 0 {
+        assert!(Instant::now() < until, "the order does not arrive");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    holds_nothing(&there.pages).await;
+    assert!(here.prefill_view("tiny").is_some(), "the host did nothing wrong");
+}
+
+#[tokio::test]
+async fn a_host_with_another_layout_or_without_the_model_refuses_and_rests() {
+    let there = prefill_host().await;
+    let (member, _stop) = serve(there.routes.clone()).await;
+    let mut other_layout = order(&there.server.engine, 0, PATIENCE);
+    other_layout.question.layout.0[0] ^= 1;
+    let mut other_size = order(&there.server.engine, 0, PATIENCE);
+    other_size.question.payload_bytes += 1;
+    let other_model = PrefillOrder { model: "other".into(), ..order(&there.server.engine, 0, PATIENCE) };
+    for wrong in [other_layout, other_size] {
+        let here = decode_host(&member);
+        assert!(fetch(&here, wrong).await.is_empty());
+        assert!(here.prefill_view("tiny").is_none(), "it is not asked again for a while");
+    }
+    assert!(fetch(&decode_host(&member), other_model).await.is_empty());
+    holds_nothing(&there.pages).await;
+}
+
+#[tokio::test]
+async fn a_host_that_is_gone_or_silent_is_not_waited_for() {
+    let engine = crate::tests::fixture::tiny_engine("tiny");
+    let gone = decode_host(&ended().await);
+    assert!(fetch(&gone, order(&engine, 0, PATIENCE)).await.is_empty());
+    assert!(gone.prefill_view("tiny").is_none());
+    // One that takes the order, says that it begins, and then says nothing.
+    let answer = |request: Request<Body>| async move {
+        let (parts, _) = request.into_parts();
+        let signed = key().verify(&parts.method, &parts.uri, &parts.headers).unwrap().unwrap();
+        let begun = json!({ "started": { "reused_tokens": 0 } }).to_string() + "\n";
+        let lines = stream::iter([Ok::<_, Infallible>(Bytes::from(begun))]).chain(stream::pending());
+        let mut response: Response = Body::from_stream(lines).into_response();
+        key().prove(signed.nonce, StatusCode::OK, response.headers_mut());
+        response
+    };
+    let routes = Router::new()
+        .route(routes::PREFILL, post(answer))
+        .route(routes::PREFILL_PAGES, post(std::future::pending::<()>));
+    let (member, _stop): (Member, watch::Sender<bool>) = serve(routes).await;
+    let silent = decode_host(&member);
+    let begun = Instant::now();
+    assert!(fetch(&silent, order(&engine, 0, Duration::from_millis(300))).await.is_empty());
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+}
+
+#[tokio::test]
+async fn a_prefill_host_answers_clients_only_about_itself() {
+    let there = prefill_host().await;
+    let get = |path: &str| Request::get(path).body(Body::empty()).unwrap();
+    assert_eq!(ask(&there.routes, get("/healthz")).await.status, 200);
+    assert_eq!(ask(&there.routes, get("/v1/cluster")).await.status, 200);
+    let chat = Request::post("/v1/chat/completions").header("content-type", "application/json");
+    let answer = ask(&there.routes, chat.body(Body::from("{}")).unwrap()).await;
+    assert_eq!((answer.status.as_u16(), &answer.error()["code"]), (421, &json!("prefill_host")));
+    assert_eq!(ask(&there.routes, get("/v1/models")).await.status, 421);
+}
+
+#[tokio::test]
+async fn a_balancer_passes_requests_to_a_host_that_answers_and_streams_its_answer() {
+    let (one, two) = (Server::start().await, Server::start().await);
+    let serving = gateway(&two.host, GatewayOptions::default(), THERE, Script::new(vec![None]));
+    let (there, _stop) = serve(routes_of(serving)).await;
+    let gone = Member { number: 3, ..ended().await };
+    let balancer = of_role(&one, HostRole::Balancer, None, vec![Some(gone.clone()), Some(there)]);
+    let before = two.engine.stats().prompt_tokens;
+    for is_streamed in [false, true] {
+        let body = json!({
+            "messages": [{ "role": "user", "content": "hi" }], "max_tokens": 3, "stream": is_streamed,
+        });
+        let request = Request::post("/v1/chat/completions").header("content-type", "application/json");
+        let answer = ask(&balancer, request.body(Body::from(body.to_string())).unwrap()).await;
+        assert_eq!((answer.status.as_u16(), answered_by(&answer)), (200, "2"), "{}", answer.text);
+        assert_eq!(answer.text.contains("data: [DONE]"), is_streamed);
+    }
+    assert!(two.engine.stats().prompt_tokens > before);
+    assert_eq!(one.engine.stats().prompt_tokens, 0, "the balancer computes nothing");
+    let own = ask(&balancer, Request::get("/healthz").body(Body::empty()).unwrap()).await;
+    assert_eq!(own.status, 200);
+    let nobody = of_role(&one, HostRole::Balancer, None, vec![Some(gone)]);
+    let answer = ask(&nobody, Request::get("/v1/models").body(Body::empty()).unwrap()).await;
+    assert_eq!((answer.status.as_u16(), &answer.error()["code"]), (503, &json!("host_gone")));
+}
