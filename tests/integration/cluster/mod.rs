@@ -23,6 +23,8 @@ mod pages;
 mod rates;
 /// Hosts that are restarted one after the other.
 mod rolling;
+/// Prompts that one host computes for another one, and a balancer in front.
+mod split;
 /// Hosts of different versions.
 mod versions;
 

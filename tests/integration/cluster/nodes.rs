@@ -116,6 +116,18 @@ impl Site {
         self.joined(command, &self.path("cluster.key")).await
     }
 
+    /// Starts a host with this role and these further arguments. Unless it is a balancer, it has the model, or one of another folder.
+    pub async fn node_as(&self, role: &str, model: Option<&Path>, arguments: &[&str]) -> Node {
+        let mut command = self.command_without_model();
+        match (role, model) {
+            ("balancer", _) => {}
+            (_, Some(folder)) => drop(command.arg("--model").arg(format!("tiny={}", folder.display()))),
+            (_, None) => drop(command.arg("--model").arg(self.model())),
+        }
+        command.args(["--role", role]).args(arguments);
+        self.joined(command, &self.path("cluster.key")).await
+    }
+
     /// Starts a host of the cluster.
     async fn joined(&self, mut command: Command, cluster_key: &Path) -> Node {
         command.arg("--cluster").arg("--cluster-key-file").arg(cluster_key);

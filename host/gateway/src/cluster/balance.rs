@@ -12,7 +12,7 @@ use super::{
     link::LinkError,
     proxy::{self, Passing},
 };
-use crate::{ApiError, access::requester, client_address::ClientAddress};
+use crate::{ApiError, access::requester, client_address::ClientAddress, mcp::Mcp};
 use axum::{
     body::{Body, HttpBody},
     extract::{MatchedPath, Request},
@@ -177,13 +177,14 @@ pub(super) fn is_about_balancer(path: &str) -> bool {
 /// Passes a request on.
 pub(super) async fn relay(
     cluster: &Arc<Cluster>,
+    mcp: &Mcp,
     balancer: &Balancer,
     request: Request,
     next: Next,
 ) -> Response {
     // The tenant is part of the name of a session. Any host refuses a caller that is not known.
     let is_known = requester(request.extensions()).0.is_some();
-    let (subject, request) = proxy::subject_of(request).await;
+    let (subject, request) = proxy::subject_of(mcp, request).await;
     if let Some(subject) = subject.filter(|_| is_known && request.method() != Method::OPTIONS)
         && let Ok(SessionPlace::There(owner)) = cluster.owners.place(&subject).await
     {

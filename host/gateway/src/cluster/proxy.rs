@@ -78,7 +78,7 @@ pub(crate) async fn forward(State(gateway): State<Gateway>, request: Request, ne
     if let Some(balancer) =
         cluster.balancer.as_ref().filter(|_| !is_here && !balance::is_about_balancer(path))
     {
-        return balance::relay(&cluster, balancer, request, next).await;
+        return balance::relay(&cluster, &gateway.mcp, balancer, request, next).await;
     }
     if cluster.role == HostRole::Prefill && !prefill_host::is_about_host(path) {
         return prefill_host::refused().into_response();
