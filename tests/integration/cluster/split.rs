@@ -101,16 +101,27 @@ async fn long_prompts_are_computed_by_a_prefill_host_with_the_same_tokens() {
     knows(&decode, &prefill, "prefill").await;
     let (text, usage) = chat(&decode, 0).await;
     let (prompt, prefilled, cached) = prompt_tokens(&usage);
-    assert_eq!((text.as_str(), prefilled, cached), (expected[0].as_str(), (prompt - 1) / 16 * 16, 0), "{usage}");
+    assert_eq!(
+        (text.as_str(), prefilled, cached),
+        (expected[0].as_str(), (prompt - 1) / 16 * 16, 0),
+        "{usage}"
+    );
     let (text, usage, _) = streamed(&decode, 1).await;
     let (prompt, prefilled, cached) = prompt_tokens(&usage);
-    assert_eq!((text.as_str(), prefilled, cached), (expected[1].as_str(), (prompt - 1) / 16 * 16, 0), "{usage}");
+    assert_eq!(
+        (text.as_str(), prefilled, cached),
+        (expected[1].as_str(), (prompt - 1) / 16 * 16, 0),
+        "{usage}"
+    );
     // The prompt is in memory now, so the same question is not ordered again.
     let (text, usage) = chat(&decode, 1).await;
     assert_eq!((text.as_str(), prompt_tokens(&usage).1), (expected[1].as_str(), 0), "{usage}");
     assert_eq!(used(&decode).await, 2);
     let served = metric(&prefill, "skep_cluster_prefills_served_total{", "outcome=\"accepted\"").await;
-    assert_eq!((served, metric(&prefill, "skep_cluster_prefill_served_tokens_total", "").await > 1_000), (2, true));
+    assert_eq!(
+        (served, metric(&prefill, "skep_cluster_prefill_served_tokens_total", "").await > 1_000),
+        (2, true)
+    );
     assert_eq!(prefill.get("/v1/models").await.0, 421, "it answers no clients");
     until(async || metric(&prefill, "skep_cluster_prefill_tokens_in_flight", "").await == 0).await;
 

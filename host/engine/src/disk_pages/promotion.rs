@@ -39,7 +39,7 @@ pub(super) struct Reading {
     /// The pages in order.
     pub names: Vec<Digest>,
     pub pages: PageStream,
-    /// What the host reports that computes the pages for this one, if one does.
+    /// The report of the host that computes the pages for this one, if one does.
     pub report: Option<Arc<PrefillReport>>,
 }
 

@@ -27,7 +27,7 @@ pub(super) struct DiskView {
     pub held: HashSet<SequenceId>,
     /// Sequences whose client's pages were forgotten since they were submitted.
     pub forgotten: HashSet<SequenceId>,
-    /// What another host has computed for waiting sequences.
+    /// The parts of prompts that another host has computed for waiting sequences.
     pub prefilled: HashMap<SequenceId, Prefilled>,
     ended: Vec<EndedPrefix>,
 }

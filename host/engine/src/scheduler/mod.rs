@@ -490,7 +490,7 @@ fn charge_tokens(sequence: &mut Sequence, waiting: &mut Waiting, meter: Option<&
         return;
     }
     waiting.charge(sequence, service);
-    // What is computed for another host is counted there.
+    // The host that has asked counts what is computed for it.
     if let Some(meter) = meter.filter(|_| !is_background(sequence) && sequence.request.pages.is_none()) {
         meter.count(&sequence.request.affinity.tenant, service.tokens());
     }

@@ -1,4 +1,4 @@
-//! What a prefill host answers to clients: only what is about the host itself. Its models are for other hosts.
+//! A prefill host answers clients only about itself. Its models are for other hosts.
 
 use crate::ApiError;
 use axum::http::StatusCode;

@@ -20,6 +20,8 @@ mod proxy;
 mod routing;
 mod runtime;
 mod soak;
+#[cfg(unix)]
+mod split;
 mod stand;
 #[cfg(unix)]
 mod store;
@@ -65,6 +67,8 @@ pub enum Command {
     Cluster(cluster::Args),
     #[cfg(unix)]
     Store(store::Args),
+    #[cfg(unix)]
+    Split(split::Args),
 }
 
 /// Runs the chosen benchmark.
@@ -93,6 +97,8 @@ pub async fn run(command: Command) -> Result<()> {
         Command::Cluster(args) => cluster::run(args).await,
         #[cfg(unix)]
         Command::Store(args) => store::run(args).await,
+        #[cfg(unix)]
+        Command::Split(args) => split::run(args).await,
     }
 }
 

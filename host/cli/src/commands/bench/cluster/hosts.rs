@@ -96,15 +96,6 @@ pub struct Site {
 }
 
 impl Site {
-    /// Writes the key of the cluster and the key that secrets are sealed with.
-    pub fn write_keys(&self) -> Result<()> {
-        let mut draws = rand::rng();
-        let cluster: String = (0..KEY_BYTES).map(|_| format!("{:02x}", draws.random::<u8>())).collect();
-        let secrets: [u8; KEY_BYTES] = draws.random();
-        write_private(&self.folder.join("cluster.key"), cluster.as_bytes())?;
-        write_private(&self.folder.join("secrets.key"), &secrets)
-    }
-
     /// Writes the configuration of the hosts at a place, and returns its file.
     fn configure(&self, place: usize, ways: &Ways) -> Result<PathBuf> {
         let (database, outside) = (toml::Value::from(ways.to_database(&self.database)?), &self.outside);
@@ -137,8 +128,17 @@ impl Site {
     }
 }
 
+/// Writes the key of a cluster, `cluster.key`, and the key that secrets are sealed with, `secrets.key`.
+pub fn write_keys(folder: &Path) -> Result<()> {
+    let mut draws = rand::rng();
+    let cluster: String = (0..KEY_BYTES).map(|_| format!("{:02x}", draws.random::<u8>())).collect();
+    let secrets: [u8; KEY_BYTES] = draws.random();
+    write_private(&folder.join("cluster.key"), cluster.as_bytes())?;
+    write_private(&folder.join("secrets.key"), &secrets)
+}
+
 /// Writes a file that only its owner can read.
-fn write_private(path: &Path, bytes: &[u8]) -> Result<()> {
+pub fn write_private(path: &Path, bytes: &[u8]) -> Result<()> {
     let file = std::fs::File::options().write(true).create(true).truncate(true).mode(0o600).open(path);
     let written = file.and_then(|mut file| file.write_all(bytes));
     written.with_context(|| format!("cannot write {}", path.display()))

@@ -34,6 +34,7 @@ use crate::progress::{Progress as _, Terminal};
 use faults::{Counts, Faults};
 use history::{Batch, BatchOutcome, Decision, Fault, History, Kind, Outcome, Verdict};
 use hosts::{Hosts, Site};
+pub use hosts::{write_keys, write_private};
 use takeovers::{Cause, Times};
 use world::{ANSWER, World};
 
@@ -192,7 +193,7 @@ async fn measure(args: &Args, database: &str, folder: PathBuf) -> Result<Report>
     let run = format!("r{:x}", rand::rng().random::<u32>());
     let world = World::new(run).await?;
     let site = Site { folder, model, database: database.to_owned(), outside: world.outside.url.clone() };
-    site.write_keys()?;
+    hosts::write_keys(&site.folder)?;
     let began = Instant::now();
     let mut hosts = Hosts::new(site.clone(), Arc::clone(&world.addresses), world.http.clone());
     hosts.add().await?;

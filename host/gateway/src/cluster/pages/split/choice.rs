@@ -12,7 +12,7 @@ const MAX_REMEMBERED: usize = 1 << 16;
 /// Weight of the newest order in the moving average of a host's rate.
 const NEWEST: f64 = 0.25;
 
-/// What this host has learned of prefill hosts.
+/// The rates of prefill hosts, and the pages and tokens that each of them has, as far as this host has seen.
 #[derive(Default)]
 pub(super) struct Known {
     /// The host that has computed a page lately.
@@ -55,7 +55,7 @@ impl Known {
 
     /// Returns the tokens that a host has to compute before a new order.
     pub(super) fn ahead(&self, host: &WorkingHost) -> u64 {
-        // What this host has sent is part of what the other one reports, once it has reported again.
+        // The tokens that this host has sent are part of what the other one reports, once it has reported again.
         self.sent.get(&host.member.number).copied().unwrap_or_default().max(host.tokens.prefill)
     }
 

@@ -1,7 +1,7 @@
 //! The way of a transfer's pages from one host to the other: sealed images in the body of an answer, in order, as they become
 //! ready.
 //!
-//! Nothing else of a transfer knows how bytes move. Another lane has two parts as well: one that takes pages from a [`Transfer`] as
+//! No other part of a transfer knows how bytes move. Another lane has two parts as well: one that takes pages from a [`Transfer`] as
 //! they are put, and one that returns what has arrived, unchecked.
 
 use super::{

@@ -1,4 +1,4 @@
-//! What a decode host and a prefill host say to each other, as JSON.
+//! The messages between a decode host and a prefill host, as JSON.
 
 use serde::{Deserialize, Serialize};
 use skep_engine::{Affinity, Digest, PrefillOrder};
