@@ -23,7 +23,7 @@ use crate::stream::{self, EventReceiver, SpentTokens, TokenStream};
 use crate::submission::Submission;
 use crate::{
     Affinity, Constraint, EngineError, EngineOptions, EngineStats, EngineTimes, EraseScope, GenerateRequest,
-    LayerLoad, ModelInfo, PageOwner, Priority, RankTime, ReplicaMemory, Warmed,
+    LayerLoad, ModelInfo, PageOwner, PageSink, Priority, RankTime, ReplicaMemory, Warmed,
 };
 
 /// Replaces default deadlines that are too far away to be a point in time.
@@ -138,10 +138,28 @@ impl Engine {
 
     /// Queues a generation. A new constraint is compiled here, on the caller's thread, which takes milliseconds
     /// (it is bounded); everything else is quick.
-    pub fn generate(&self, mut request: GenerateRequest) -> Result<TokenStream, EngineError> {
+    pub fn generate(&self, request: GenerateRequest) -> Result<TokenStream, EngineError> {
+        self.start_request(request, None)
+    }
+
+    /// Computes the prompt of a request for another host, which gets its whole pages as they are computed. Nothing is drawn. That
+    /// host counts the tokens, so the token meter of this engine does not.
+    pub fn prefill(
+        &self,
+        request: GenerateRequest,
+        pages: Arc<dyn PageSink>,
+    ) -> Result<TokenStream, EngineError> {
+        self.start_request(GenerateRequest { max_tokens: Some(0), ..request }, Some(pages))
+    }
+
+    fn start_request(
+        &self,
+        mut request: GenerateRequest,
+        pages: Option<Arc<dyn PageSink>>,
+    ) -> Result<TokenStream, EngineError> {
         let mut span = GenerationSpan::new(&self.shared.info.name, &request);
         let mut observed = request.observer.take().map(|observer| self.observed(&*observer, &request.prompt));
-        match self.queue(request) {
+        match self.queue(request, pages) {
             Ok(Queued { events, spent, warnings }) => {
                 Ok(TokenStream::new(events, (span, observed), spent, warnings))
             }
@@ -160,7 +178,11 @@ impl Engine {
         Observed::begin(observer, &self.shared.info.name, &mut said, Attempts::default())
     }
 
-    fn queue(&self, request: GenerateRequest) -> Result<Queued, EngineError> {
+    fn queue(
+        &self,
+        request: GenerateRequest,
+        pages: Option<Arc<dyn PageSink>>,
+    ) -> Result<Queued, EngineError> {
         let shared = &self.shared;
         if shared.draining.load(Ordering::Acquire) {
             return Err(EngineError::ShuttingDown);
@@ -194,6 +216,7 @@ impl Engine {
             matcher,
             drafter,
             checks,
+            pages,
             events,
             spent: spent.clone(),
             submitted,

@@ -9,7 +9,7 @@ use crate::scheduler::Scheduler;
 use crate::sequence::Sequence;
 use crate::sequence_id::SequenceId;
 
-/// Gives the pages that a sequence has computed since the last step to its request's page sink, if it has one.
+/// Gives the pages that a sequence has computed since the last step to the page sink of its request, if there is one.
 pub(crate) fn give(id: SequenceId, scheduler: &mut Scheduler, executor: &mut dyn Executor) {
     let Some((sink, first, pages)) = scheduler.sequence_mut(id).and_then(Sequence::take_given) else {
         return;

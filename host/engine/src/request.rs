@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use skep_model::Sampling;
 
-use crate::{EngineError, ModelInfo, Observer, PageSink, RolledBack};
+use crate::{EngineError, ModelInfo, Observer, RolledBack};
 
 /// Maximum number of stop strings in a request.
 const MAX_STOP_STRINGS: usize = 16;
@@ -272,9 +272,6 @@ pub struct GenerateRequest {
     pub deadline: Option<Instant>,
     /// Follows the request.
     pub observer: Option<Arc<dyn Observer>>,
-    /// Gets the whole pages of the prompt as they are computed, for another host. That host counts the tokens of the request,
-    /// so the token meter of this one does not.
-    pub pages: Option<Arc<dyn PageSink>>,
 }
 
 impl GenerateRequest {
@@ -297,7 +294,6 @@ impl GenerateRequest {
             priority: Priority::default(),
             deadline: None,
             observer: None,
-            pages: None,
         }
     }
 

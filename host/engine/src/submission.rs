@@ -6,13 +6,13 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::GenerateRequest;
 use crate::constraint::OutputConstraint;
 use crate::draft::GrammarDrafter;
 use crate::rollback::Checks;
 use crate::router::LoadShare;
 use crate::stream::{EventSender, SpentTokens};
 use crate::telemetry::QueueSlot;
+use crate::{GenerateRequest, PageSink};
 
 /// A checked request with its constraint compiled.
 pub(crate) struct Submission {
@@ -22,6 +22,8 @@ pub(crate) struct Submission {
     /// Drafter for the constraint of `matcher`.
     pub drafter: Option<GrammarDrafter>,
     pub checks: Option<Arc<Checks>>,
+    /// Gets the pages of the prompt.
+    pub pages: Option<Arc<dyn PageSink>>,
     pub events: EventSender,
     pub spent: SpentTokens,
     pub submitted: Instant,

@@ -491,7 +491,7 @@ fn charge_tokens(sequence: &mut Sequence, waiting: &mut Waiting, meter: Option<&
     }
     waiting.charge(sequence, service);
     // The host that has asked counts what is computed for it.
-    if let Some(meter) = meter.filter(|_| !is_background(sequence) && sequence.request.pages.is_none()) {
+    if let Some(meter) = meter.filter(|_| !is_background(sequence) && !sequence.is_for_other_host()) {
         meter.count(&sequence.request.affinity.tenant, service.tokens());
     }
 }

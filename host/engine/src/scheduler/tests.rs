@@ -85,6 +85,7 @@ impl Harness {
             matcher: None,
             drafter: None,
             checks: None,
+            pages: None,
             spent: SpentTokens::default(),
             events,
             submitted: self.now,

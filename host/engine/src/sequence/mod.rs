@@ -67,6 +67,7 @@ impl Sequence {
             matcher,
             drafter,
             checks,
+            pages,
             events,
             spent,
             submitted,
@@ -87,7 +88,8 @@ impl Sequence {
             events,
             spent,
             scores: request.prompt_logprobs.map(|_| vec![None]),
-            given_pages: request.pages.as_ref().map_or(0, |sink| sink.first_page()),
+            given_pages: pages.as_ref().map_or(0, |sink| sink.first_page()),
+            pages,
         };
         Sequence {
             id,
@@ -209,10 +211,15 @@ impl Sequence {
         self.times.prefill = prefilled.spent;
     }
 
+    /// Returns whether the sequence is computed for another host, which counts its tokens.
+    pub fn is_for_other_host(&self) -> bool {
+        self.delivery.pages.is_some()
+    }
+
     /// Returns the pages of the prompt that were computed since the last call, if somebody gets them, with the number of the
     /// first one.
     pub fn take_given(&mut self) -> Option<(Arc<dyn PageSink>, usize, Vec<PageId>)> {
-        let sink = self.request.pages.as_ref()?;
+        let sink = self.delivery.pages.as_ref()?;
         let whole = self.settled().min(self.prompt_len) / PAGE_TOKENS;
         let first = self.delivery.given_pages;
         let pages = self.computed.pages.pages().get(first..whole).filter(|pages| !pages.is_empty())?;

@@ -2,6 +2,7 @@
 //!
 //! The parts hold values and decide nothing; the sequence around them keeps them consistent.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::thinking::ThinkingState;
@@ -14,7 +15,7 @@ use crate::router::LoadShare;
 use crate::service::Service;
 use crate::stream::{EventSender, SpentTokens};
 use crate::telemetry::QueueSlot;
-use crate::{Timing, TokenLogprob};
+use crate::{PageSink, Timing, TokenLogprob};
 
 /// The keys and values of a sequence that have been computed.
 #[derive(Default)]
@@ -54,7 +55,9 @@ pub(super) struct Delivery {
     pub spent: SpentTokens,
     /// Scores of the prompt so far, if they were requested. The first entry exists from the start.
     pub scores: Option<Vec<Option<TokenLogprob>>>,
-    /// Number of pages that the request's page sink has got, or did not want.
+    /// Gets the pages of the prompt, for another host.
+    pub pages: Option<Arc<dyn PageSink>>,
+    /// Number of pages that it has got, or did not want.
     pub given_pages: usize,
 }
 

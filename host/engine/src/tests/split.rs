@@ -11,7 +11,7 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
 use super::disk_pages::{bare, cached, prompt};
-use super::fixture::{executor_options, generate, greedy, model_with};
+use super::fixture::{Generated, collect, executor_options, generate, greedy, model_with};
 use crate::{
     Engine, EngineOptions, GenerateRequest, PagePeers, PageSink, PrefillOrder, PrefillReport, PrefillView,
     PrefilledPages, TokenEvent, TokenMeter,
@@ -58,9 +58,9 @@ fn engine(options: EngineOptions) -> Engine {
     Engine::start(model, options).unwrap()
 }
 
-/// Returns the request that only computes these tokens, for a sink.
-fn prefill(tokens: Vec<u32>, sink: Arc<dyn PageSink>) -> GenerateRequest {
-    GenerateRequest { max_tokens: Some(0), pages: Some(sink), ..GenerateRequest::new(tokens) }
+/// Computes a prompt for a sink.
+async fn prefill(engine: &Engine, tokens: Vec<u32>, sink: Arc<dyn PageSink>) -> Generated {
+    collect(engine.prefill(GenerateRequest::new(tokens), sink).unwrap()).await.unwrap()
 }
 
 #[tokio::test]
@@ -70,18 +70,18 @@ async fn pages_are_given_as_they_are_computed_and_from_the_cache() {
     tokens.truncate(tokens.len() / 16 * 16);
     let pages = tokens.len() / 16;
     let all = Kept::new(0, usize::MAX);
-    let first = generate(&engine, prefill(tokens.clone(), all.clone())).await.unwrap();
+    let first = prefill(&engine, tokens.clone(), all.clone()).await;
     assert_eq!((first.finished.usage.completion_tokens, cached(&first)), (0, 0));
     assert_eq!(all.numbers(), (0..pages).collect::<Vec<_>>());
     let (_, page_bytes) = engine.page_layout(&PageNamer::new(KEY)).unwrap();
     assert!(all.pages.lock().unwrap().iter().all(|(_, bytes)| bytes.len() == page_bytes));
     // All but the last page come from the prefix tree now, and a sink gets no page that it does not want.
     let rest = Kept::new(3, usize::MAX);
-    let again = generate(&engine, prefill(tokens.clone(), rest.clone())).await.unwrap();
+    let again = prefill(&engine, tokens.clone(), rest.clone()).await;
     assert_eq!((cached(&again), rest.numbers()), ((pages - 1) * 16, (3..pages).collect()));
     assert_eq!(rest.pages.lock().unwrap()[..pages - 4], all.pages.lock().unwrap()[3..pages - 1]);
     let few = Kept::new(0, 2);
-    generate(&engine, prefill(tokens, few.clone())).await.unwrap();
+    prefill(&engine, tokens, few.clone()).await;
     assert_eq!(few.numbers(), [0, 1], "nothing comes after the sink refuses");
 }
 
@@ -167,8 +167,8 @@ impl PagePeers for Other {
         });
         let (pages, mut computed) = unbounded_channel();
         let sink = Arc::new(Passing { first: order.first, pages });
-        let request = GenerateRequest { affinity: order.affinity, ..prefill(order.tokens, sink) };
-        let mut running = self.engine.generate(request).ok()?;
+        let request = GenerateRequest { affinity: order.affinity, ..GenerateRequest::new(order.tokens) };
+        let mut running = self.engine.prefill(request, sink).ok()?;
         let (sender, pages) = PageStream::bounded(ALL_PAGES);
         let report = Arc::<PrefillReport>::default();
         let (reported, lives_for) = (report.clone(), self.lives_for);

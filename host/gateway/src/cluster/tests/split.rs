@@ -114,8 +114,7 @@ impl PageSink for Kept {
 async fn computed(engine: &Engine, tokens: Vec<u32>) -> Vec<Vec<u8>> {
     let kept = Arc::<Kept>::default();
     let sink: Arc<dyn PageSink> = kept.clone();
-    let request = GenerateRequest { max_tokens: Some(0), pages: Some(sink), ..GenerateRequest::new(tokens) };
-    let mut running = engine.generate(request).unwrap();
+    let mut running = engine.prefill(GenerateRequest::new(tokens), sink).unwrap();
     while let Some(event) = running.next().await {
         event.unwrap();
     }

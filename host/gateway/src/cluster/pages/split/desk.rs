@@ -153,13 +153,11 @@ impl PrefillDesk {
         let lease =
             Lease { transfers: self.transfers.clone(), name: order.transfer, transfer, is_computed: false };
         let request = GenerateRequest {
-            max_tokens: Some(0),
             affinity: order.affinity,
             deadline: Some(Instant::now() + within),
-            pages: Some(sink),
             ..GenerateRequest::new(order.tokens)
         };
-        let tokens = engine.generate(request)?;
+        let tokens = engine.prefill(request, sink)?;
         Ok(Work { tokens, lease, _in_flight: in_flight })
     }
 
