@@ -78,7 +78,7 @@ async fn pages_are_given_as_they_are_computed_and_from_the_cache() {
     // All but the last page come from the prefix tree now, and a sink gets no page that it does not want.
     let rest = Kept::new(3, usize::MAX);
     let again = prefill(&engine, tokens.clone(), rest.clone()).await;
-    assert_eq!((cached(&again), rest.numbers()), ((pages - 1) * 16, (3..pages).collect()));
+    assert_eq!((cached(&again), rest.numbers()), ((pages - 1) * 16, (3..pages).collect::<Vec<_>>()));
     assert_eq!(rest.pages.lock().unwrap()[..pages - 4], all.pages.lock().unwrap()[3..pages - 1]);
     let few = Kept::new(0, 2);
     prefill(&engine, tokens, few.clone()).await;

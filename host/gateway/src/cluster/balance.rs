@@ -75,13 +75,9 @@ impl State {
         tokens: Tokens,
     ) -> Vec<WorkingHost> {
         self.avoided.retain(|_, since| since.elapsed() < AVOIDED_FOR);
-        let measured = |time: fn(&TokensInFlight) -> u64, assumed: u64| {
-            let known = || hosts.iter().map(|host| time(&host.tokens)).filter(|ns| *ns > 0);
-            known().sum::<u64>().checked_div(known().count() as u64).unwrap_or(assumed)
-        };
         let usual = (
-            measured(|tokens| tokens.prefill_token_ns, ASSUMED_NS.0),
-            measured(|tokens| tokens.decode_token_ns, ASSUMED_NS.1),
+            mean_ns(&hosts, |tokens| tokens.prefill_token_ns, ASSUMED_NS.0),
+            mean_ns(&hosts, |tokens| tokens.decode_token_ns, ASSUMED_NS.1),
         );
         let preferred =
             affinity.and_then(|hash| placement::chosen(hash, hosts.iter().map(|host| host.member.number)));
@@ -120,6 +116,12 @@ impl State {
             self.sent.remove(&host);
         }
     }
+}
+
+/// Returns the mean of a time over the hosts that were measured, or the assumed one.
+fn mean_ns(hosts: &[WorkingHost], time: impl Fn(&TokensInFlight) -> u64, assumed: u64) -> u64 {
+    let known: Vec<u64> = hosts.iter().map(|host| time(&host.tokens)).filter(|ns| *ns > 0).collect();
+    known.iter().sum::<u64>().checked_div(known.len() as u64).unwrap_or(assumed)
 }
 
 /// Returns the time after which a host would be done with a request. What was sent there is a part of what it reports, once it

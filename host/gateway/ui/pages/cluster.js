@@ -12,7 +12,7 @@ const AGAIN_MS = 2000;
 const LEASE_MS = 10_000;
 const STATES = { serving: ['ok', 'Serving'], draining: ['warn', 'Draining'] };
 /** The roles of hosts; one that has none does everything. */
-const ROLES = { all: ['Everything', 'Runs agents and computes models'], gateway: ['Gateway', 'Runs agents and takes requests; other hosts compute its models'] };
+const ROLES = { all: ['Everything', 'Runs agents and computes models'], gateway: ['Gateway', 'Runs agents and takes requests; other hosts compute its models'], prefill: ['Prefill', 'Computes prompts for decode hosts'], decode: ['Decode', 'Runs agents and computes models; prefill hosts compute long prompts'], balancer: ['Balancer', 'Passes all requests on to other hosts'] };
 
 const sum = (hosts, member) => hosts.reduce((all, host) => all + host[member], 0);
 

@@ -233,7 +233,9 @@ impl AgentHost {
             Dispatch { host: Arc::new(host), admission, sessions: sessions.clone() }
         });
         let host = &dispatch.host;
-        host.deployments.restore().await?;
+        if host.cluster.role().runs_agents() {
+            host.deployments.restore().await?;
+        }
         dispatch.hold_sessions().await?;
         let expiry = Expiry::new(host, &sessions, &options);
         expiry.resume_clock().await?;

@@ -75,6 +75,9 @@ impl Inner {
     /// Starts the versions that other hosts have made active, and removes the agents that they have deleted.
     async fn reload_agents(&self) -> Result<(), RuntimeError> {
         let host = &self.dispatch.host;
+        if !host.cluster.role().runs_agents() {
+            return Ok(());
+        }
         // A deployment of this host is complete, or has not begun.
         let _one = self.deploying.lock().await;
         // A change after this one has another version.
