@@ -211,7 +211,7 @@ async fn a_prompt_that_another_engine_computes_gives_the_same_tokens_without_a_d
     assert_eq!(own.0.load(SeqCst), request.prompt.len() + 12, "each token counts here, and once");
     // The second answer finds the pages in memory, and the prompt after them is too short.
     let again = generate(&here, request).await.unwrap();
-    assert_eq!((again.ids, cached(&again)), (expected.ids, whole));
+    assert_eq!((cached(&again), again.ids), (whole, expected.ids));
     assert_eq!((again.finished.usage.prefilled_tokens, other.orders.load(SeqCst)), (0, 1));
     here.drain(Duration::from_secs(60)).await;
     assert_eq!(here.stats().pages_free, here.stats().pages_total);
