@@ -3,6 +3,7 @@
 use crate::marker;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::collections::BTreeMap;
 use utoipa::ToSchema;
 
 /// The agents of a host.
@@ -70,6 +71,11 @@ pub struct AgentDetail {
     /// The limits in effect, by name.
     #[schema(value_type = BTreeMap<String, u32>)]
     pub limits: serde_json::Map<String, Value>,
+    /// How far the limits over all sessions are used on the host that answers, by the names of `limits`. Only an admin gets it, because
+    /// other tenants use the same limits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub used: Option<BTreeMap<String, u64>>,
 }
 
 /// A tool that an agent offers to its model.

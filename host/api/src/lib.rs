@@ -25,6 +25,7 @@ mod health;
 mod held;
 mod key;
 mod kv_disk;
+mod limits;
 mod log;
 mod mcp_server;
 mod message;
@@ -82,6 +83,7 @@ pub use key::{CallerInfo, Key, NewKey, Role, SignIn};
 pub use kv_disk::{
     KvDisk, KvDiskTotals, KvPeers, KvPin, KvPurged, SessionPin, WarmedConversation, WarmedSession,
 };
+pub use limits::{MoneyLimit, TenantLimits};
 pub use log::{LogLevel, LogLine};
 pub use mcp_server::{McpServer, McpState, McpTool};
 pub use message::{Message, MessagePage, NumberedMessage, SendMessage};

@@ -121,6 +121,7 @@ pub mod marker {
         Held = "held",
         KvDisk = "kv_disk",
         KvPageOwners = "kv_pages",
+        Limits = "limits",
         List = "list",
         McpServer = "mcp_server",
         Message = "message",

@@ -259,7 +259,7 @@ fn routes_of(gateway: Gateway) -> Router {
 fn routes(options: &GatewayOptions) -> OpenApiRouter<Gateway> {
     use routes::{
         agents, ai_batches, ai_run, anthropic_messages, approvals, batches, caller, chat_completions,
-        clusters, completions, config, engine, events, files, health, held, keys, kv, listings, logs,
+        clusters, completions, config, engine, events, files, health, held, keys, kv, limits, listings, logs,
         mcp_servers, messages, model_changes, models, openapi_document, requests, responses, schedules,
         schemas, secrets, session_exports, session_pages, sessions, status, stored_responses, tenants,
         timelines, tokenize, turns, usage, versions, webhooks,
@@ -335,6 +335,7 @@ fn routes(options: &GatewayOptions) -> OpenApiRouter<Gateway> {
         .routes(routes!(caller::show))
         .routes(routes!(console::sign_in::sign_in, console::sign_in::sign_out))
         .routes(routes!(usage::report))
+        .routes(routes!(limits::show))
         .routes(routes!(requests::list))
         .routes(routes!(requests::show))
         .routes(routes!(held::show, held::decide))

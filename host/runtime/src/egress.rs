@@ -43,6 +43,11 @@ impl Egress {
         self.request_permits.take(tenant).await
     }
 
+    /// Returns how many requests of turns are under way, and how many may be.
+    pub(crate) fn running_requests(&self) -> (usize, usize) {
+        self.request_permits.taken()
+    }
+
     /// Waits for a slot for a call to a tool server.
     pub(crate) async fn tool_call_permit(&self, tenant: &str) -> TenantPermit {
         self.tool_call_permits.take(tenant).await

@@ -81,7 +81,7 @@ mod webhook;
 pub use access::{ApiKey, KeyRing, NewApiKey, Role};
 pub use agent_host::{
     AgentHost, ClientFile, DeletedTenant, FoundMessage, FoundSession, FoundSessions, HostLoad, HostParts,
-    LimitUse, ModelMismatch, NewClientFile, SecretReader, StatePage, TenantUsage,
+    LimitUse, ModelMismatch, NewClientFile, SecretReader, StatePage, TenantLoad, TenantUsage,
 };
 pub use agent_log::LogFollower;
 pub use approvals::Approval;

@@ -10,7 +10,7 @@ use crate::{
     error::Budget,
     name::setting_of,
     options::Rules,
-    usage::{BudgetRefusal, ModelUse, MoneyBudgets, MoneyShare, ReservedCost, Source},
+    usage::{Amount, BudgetRefusal, ModelUse, Money, MoneyBudgets, MoneyShare, ReservedCost, Source},
 };
 use skep_engine::InForce;
 use skep_store::{Store, TokenUse, UsageRow};
@@ -179,6 +179,26 @@ impl TokenBudgets {
         DayShare { budgets: self.clone(), agent, tenant, accounts, money, held: Mutex::default() }
     }
 
+    /// Returns the tokens that an agent has used today, with those of its open turns.
+    pub(crate) fn used_by_agent(&self, agent: &str) -> u64 {
+        self.today().tally(&Account::Agent(agent.to_owned())).spent()
+    }
+
+    /// Returns the tokens that a tenant has used today, with those of its open turns, and how many it may use; `None` without such a limit.
+    pub(crate) fn tokens_of_tenant(&self, tenant: &str) -> Option<(u64, u64)> {
+        let limit = setting_of(&self.0.rules.now().tenant_tokens_per_day, tenant).copied()?;
+        let spent = self.today().tally(&Account::Tenant(tenant.to_owned())).spent();
+        Some((spent, limit.into()))
+    }
+
+    /// Returns the money that a tenant has spent today, with that of its open turns, and its budget; `None` if it has none.
+    pub(crate) fn money_of_tenant(&self, tenant: &str) -> Option<(Amount, Money)> {
+        let rules = self.0.rules.now();
+        let limit = setting_of(&rules.tenant_money_per_day, tenant).copied()?;
+        let share = self.0.money.share(tenant, Some(limit), rules.prices.clone());
+        Some((share.spent(), limit))
+    }
+
     /// Returns the current day's state, resetting it if the day has changed.
     fn today(&self) -> MutexGuard<'_, Today> {
         let day = day_of(self.0.clock.now_ms());
@@ -192,6 +212,13 @@ impl TokenBudgets {
             });
         }
         today
+    }
+}
+
+impl Tally {
+    /// Returns the tokens that were produced today, whether their turns have ended or not.
+    fn spent(self) -> u64 {
+        self.used + self.held.produced
     }
 }
 
@@ -220,7 +247,7 @@ impl DayShare {
 
     fn check_tokens(&self) -> Result<(), BudgetUsedUp> {
         let today = self.budgets.today();
-        let is_used_up = |tally: Tally, limit| tally.used + tally.held.produced >= limit;
+        let is_used_up = |tally: Tally, limit| tally.spent() >= limit;
         match self.accounts.iter().find(|(account, limit)| is_used_up(today.tally(account), *limit)) {
             Some((account, limit)) => Err(self.used_up(account, *limit)),
             None => Ok(()),

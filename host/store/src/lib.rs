@@ -126,7 +126,7 @@ pub use logs::{LogEntry, LogFilter, LogRow};
 pub use mcp_sessions::{McpSessionKey, TakenMcpSession};
 pub use moving::{RowProgress, TableRows};
 pub use notices::{NoticeKind, Notices};
-pub use open_work::{DiskUse, OpenWork, QueuedWork};
+pub use open_work::{DiskUse, KeptSizes, OpenWork, QueuedWork};
 pub use owners::Claim;
 pub use page_erasures::{PageErasure, PageErasures};
 pub use requests::{RequestBody, RequestFilter, RequestPage, RequestRange, RequestRow};

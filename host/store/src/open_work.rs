@@ -39,6 +39,18 @@ pub struct QueuedWork {
     pub batch_requests: u64,
 }
 
+/// Numbers and sizes of what is kept for clients for a while.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KeptSizes {
+    /// Number of batches, ended ones included.
+    pub batches: u64,
+    /// Size of their requests and results.
+    pub batch_bytes: u64,
+    pub files: u64,
+    pub file_bytes: u64,
+    pub response_bytes: u64,
+}
+
 /// Disk usage in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskUse {
@@ -113,6 +125,29 @@ impl Store {
         })
     }
 
+    /// Counts what is kept for clients.
+    pub async fn kept_sizes(&self) -> Result<KeptSizes, StoreError> {
+        let (batches, batch_bytes, files, file_bytes, response_bytes): (i64, i64, i64, i64, i64) = query_as(
+            "SELECT
+                (SELECT COUNT(*) FROM batches),
+                (SELECT CAST(COALESCE(SUM(bytes), 0) AS BIGINT) FROM batches),
+                (SELECT COUNT(*) FROM files),
+                (SELECT CAST(COALESCE(SUM(bytes), 0) AS BIGINT) FROM files),
+                (SELECT CAST(COALESCE(SUM(bytes), 0) AS BIGINT) FROM response_sizes)",
+        )
+        .fetch_one(&self.readers)
+        .await
+        .map_err(StoreError::while_it("counted what it keeps for clients"))?;
+        let count = |count: i64| count.max(0) as u64;
+        Ok(KeptSizes {
+            batches: count(batches),
+            batch_bytes: count(batch_bytes),
+            files: count(files),
+            file_bytes: count(file_bytes),
+            response_bytes: count(response_bytes),
+        })
+    }
+
     /// Returns the disk usage, or `None` if the database is not in a folder of this machine.
     pub fn disk_use(&self) -> Option<DiskUse> {
         let path = self.path.as_ref()?;
@@ -127,7 +162,8 @@ impl Store {
 mod tests {
     use super::*;
     use crate::{
-        AgentRow, Durability, NewDelivery, NewEvent, NewSchedule, NewTurn, Target, TurnCommit, WebhookRow,
+        AgentRow, BatchRoom, Durability, NewDelivery, NewEvent, NewFile, NewSchedule, NewTurn, Queued,
+        Target, TurnCommit, WebhookRow,
     };
 
     #[tokio::test]
@@ -141,6 +177,27 @@ mod tests {
         assert!(after.free > Some(0) || cfg!(not(unix)));
         assert_eq!(store.open_work().await.unwrap(), OpenWork { turns: 0, approvals: 0, dead_letters: 0 });
         assert_eq!(Store::for_tests().await.unwrap().disk_use(), None);
+    }
+
+    #[tokio::test]
+    async fn what_is_kept_for_clients_is_counted() {
+        let store = Store::for_tests().await.unwrap();
+        assert_eq!(store.kept_sizes().await.unwrap(), KeptSizes::default());
+        let file = |id: &str, body: &[u8]| NewFile {
+            id: id.into(),
+            principal: "p".into(),
+            name: "f".into(),
+            purpose: "batch".into(),
+            at_ms: 1,
+            expires_at_ms: 2,
+            body: body.to_vec().into(),
+        };
+        let room = BatchRoom { bytes: 1_000, batches: 10, share: None };
+        for (id, body) in [("one", &b"12345"[..]), ("two", b"678")] {
+            assert_eq!(store.store_file(file(id, body), room).await.unwrap(), Queued::New);
+        }
+        let expected = KeptSizes { files: 2, file_bytes: 8, ..KeptSizes::default() };
+        assert_eq!(store.kept_sizes().await.unwrap(), expected);
     }
 
     #[tokio::test]

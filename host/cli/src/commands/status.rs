@@ -117,9 +117,10 @@ fn lines(status: &HostStatus, paint: Painter) -> Vec<String> {
     if near.is_empty() {
         screen.line("limits", &paint.green("none nearly used up"));
     }
-    for (index, LimitStatus { name, used, limit }) in near.into_iter().enumerate() {
+    for (index, LimitStatus { name, of, used, limit }) in near.into_iter().enumerate() {
         let label = if index == 0 { "limits" } else { "" };
-        screen.line(label, &paint.yellow(&format!("{name}: {used} of {limit} used")));
+        let of = of.as_ref().map_or_else(String::new, |of| format!(" of {of}"));
+        screen.line(label, &paint.yellow(&format!("{name}{of}: {used} of {limit} used")));
     }
     screen.lines
 }

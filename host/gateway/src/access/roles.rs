@@ -95,6 +95,7 @@ const ROUTES: &[(Method, &str, Role)] = &[
     (Method::DELETE, "/v1/secrets/{name}", Admin),
     (Method::GET, "/v1/logs", Read),
     (Method::GET, "/v1/usage", Read),
+    (Method::GET, "/v1/limits", Read),
     (Method::GET, "/v1/requests", Read),
     (Method::GET, "/v1/requests/{id}", Read),
     (Method::GET, "/v1/models", Read),

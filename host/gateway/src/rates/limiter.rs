@@ -35,6 +35,18 @@ const MAX_ACCOUNTS: usize = 65_536;
 /// Minimum time between two removals of full buckets when there are too many accounts.
 const TIDY_EVERY: Duration = Duration::from_secs(1);
 
+/// How far one rate is used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct RateUse {
+    /// The setting under `[tenants.NAME]` in skep.toml, or of a key.
+    pub name: &'static str,
+    /// The key that the rate is of, unless it is one of a tenant.
+    pub key: Option<String>,
+    pub used: u32,
+    /// How many can be used at once.
+    pub limit: u32,
+}
+
 #[derive(Default)]
 struct Accounts {
     buckets: HashMap<Account, Bucket>,
@@ -123,6 +135,30 @@ impl RateLimiter {
                 Err(Refusal { message: account.refusal(caller, *rate, retry_after), retry_after, status })
             }
         }
+    }
+
+    /// Returns how far the rates of a tenant are used, and that of the caller's key if the tenant is its own.
+    pub(crate) fn used(&self, tenant: &str, caller: &Caller, address: Option<IpAddr>) -> Vec<RateUse> {
+        let now = (self.clock)();
+        let rates = match tenant == caller.tenant.as_str() {
+            true => self.requests_of(caller, address),
+            false => {
+                let rate = self.options.now().of(tenant).requests();
+                rate.map(|rate| (Account::Tenant(tenant.to_owned()), rate)).into_iter().collect()
+            }
+        };
+        let mut accounts = self.accounts();
+        let used = |(account, rate): (Account, Rate)| {
+            let name = account.setting(rate);
+            let key = match &account {
+                Account::Key(key) => Some(key.clone()),
+                _ => None,
+            };
+            let account = accounts.account_slot(account, self.max_accounts, now);
+            let (limit, left) = (rate.burst.get(), accounts.get(&account, now).window(rate, now).remaining);
+            RateUse { name, key, used: limit.saturating_sub(left), limit }
+        };
+        rates.into_iter().chain(self.tokens_of(tenant)).map(used).collect()
     }
 
     fn requests_of(&self, caller: &Caller, address: Option<IpAddr>) -> Vec<(Account, Rate)> {
@@ -255,6 +291,15 @@ impl Account {
             Account::Address(_) | Account::Crowd => options.of(Tenant::local().as_str()).requests(),
             Account::Tokens(tenant) => options.of(tenant).tokens(),
             Account::Key(_) => None,
+        }
+    }
+
+    /// Returns the setting that limits how many can be used at once.
+    fn setting(&self, rate: Rate) -> &'static str {
+        match self {
+            Account::Tokens(_) => "tokens_per_minute",
+            _ if rate.burst != rate.per_minute => "request_burst",
+            _ => "requests_per_minute",
         }
     }
 

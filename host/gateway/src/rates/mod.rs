@@ -13,6 +13,7 @@ mod status;
 #[cfg(test)]
 pub(crate) use limiter::Clock;
 pub use limiter::RateLimiter;
+pub(crate) use limiter::RateUse;
 pub(crate) use status::{RateStatus, Refusal};
 
 use bucket::Rate;

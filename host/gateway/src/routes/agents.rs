@@ -119,9 +119,13 @@ async fn read(mut form: Multipart) -> Result<(Manifest, Bytes), ApiError> {
     ))]
 pub(crate) async fn show(
     State(gateway): State<Gateway>,
+    caller: Caller,
     Path(agent): Path<String>,
 ) -> Result<Json<AgentDetail>, ApiError> {
-    Ok(Json(in_detail(gateway.host.find_agent(&agent).await?)))
+    let detail = in_detail(gateway.host.find_agent(&agent).await?);
+    let used = caller.is_admin().then(|| gateway.host.agent_load(&agent));
+    let used = used.map(|used| used.map(|(name, count)| (name.to_owned(), count)).into());
+    Ok(Json(AgentDetail { used, ..detail }))
 }
 
 /// Deletes an agent with its sessions and everything else that belongs to it.
@@ -177,6 +181,7 @@ fn in_detail(agent: skep_runtime::AgentDetail) -> AgentDetail {
         routes,
         manifest: agent.manifest_toml,
         limits: limits.collect(),
+        used: None,
     }
 }
 

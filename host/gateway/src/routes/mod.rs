@@ -21,6 +21,7 @@ pub(crate) mod health;
 pub(crate) mod held;
 pub(crate) mod keys;
 pub(crate) mod kv;
+pub(crate) mod limits;
 pub(crate) mod listings;
 pub(crate) mod logs;
 pub(crate) mod mcp_servers;

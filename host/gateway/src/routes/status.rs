@@ -20,11 +20,10 @@ pub(crate) async fn show(State(gateway): State<Gateway>) -> Result<Json<HostStat
     let host = &gateway.host;
     let report = host.load().await?;
     let held = host.held().await?;
-    let HostLoad { work, waiting_messages, dead_letters, data, disk, is_disk_low, mut limits } = report;
+    let HostLoad { work, waiting_messages, dead_letters, data, disk, is_disk_low, limits } = report;
     let models = host.models().engines().map(|engine| model_status(&engine)).collect();
-    for engine in host.models().engines() {
-        limits.extend(limits_of(&engine));
-    }
+    let mut limits: Vec<LimitStatus> = limits.into_iter().map(limit_status).collect();
+    limits.extend(host.models().engines().flat_map(|engine| limits_of(&engine)));
     Ok(Json(HostStatus {
         object: marker::Status,
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -54,12 +53,12 @@ pub(crate) async fn show(State(gateway): State<Gateway>) -> Result<Json<HostStat
             skep_runtime::DataPlace::Memory => DataPlace::Memory,
         },
         disk: disk.map(|disk| disk_status(disk, is_disk_low)),
-        limits: limits.into_iter().map(limit_status).collect(),
+        limits,
     }))
 }
 
-fn limit_status(LimitUse { name, used, limit }: LimitUse) -> LimitStatus {
-    LimitStatus { name: name.to_owned(), used, limit }
+pub(super) fn limit_status(LimitUse { name, used, limit }: LimitUse) -> LimitStatus {
+    LimitStatus { name: name.to_owned(), of: None, used, limit }
 }
 
 fn model_status(engine: &Engine) -> ModelStatus {
@@ -85,9 +84,14 @@ fn used_pages(stats: &EngineStats) -> usize {
     stats.pages_total.saturating_sub(stats.pages_free)
 }
 
-fn limits_of(engine: &Engine) -> [LimitUse; 2] {
-    let stats = engine.stats();
-    let limit = |name, used: usize, limit: usize| LimitUse { name, used: used as u64, limit: limit as u64 };
+fn limits_of(engine: &Engine) -> [LimitStatus; 2] {
+    let (info, stats) = (engine.info(), engine.stats());
+    let limit = |name: &str, used: usize, limit: usize| LimitStatus {
+        name: name.to_owned(),
+        of: Some(info.name.clone()),
+        used: used as u64,
+        limit: limit as u64,
+    };
     [
         limit("max_queue", stats.waiting, engine.queue_limit()),
         limit("kv_pages", used_pages(&stats), stats.pages_total),

@@ -149,6 +149,60 @@ async fn requests_over_the_burst_are_refused_with_a_retry_delay() {
     assert_eq!(told(&host.say(from).await).0, 429, "only answered requests count");
 }
 
+/// Returns how many are used of each rate with this name, and how many can be, and whether it is a key's own.
+fn used(limits: &Value, name: &str) -> Vec<(u64, u64, bool)> {
+    let number = |limit: &Value, field: &str| limit[field].as_u64().unwrap();
+    let named = limits["data"].as_array().unwrap().iter().filter(|limit| limit["name"] == name);
+    named.map(|limit| (number(limit, "used"), number(limit, "limit"), limit["of"].is_string())).collect()
+}
+
+#[tokio::test]
+async fn a_caller_reads_how_far_the_rates_of_its_tenant_are_used() {
+    let mut options = everyone(requests(20, 2));
+    let paced = TenantRates { tokens_per_minute: NonZeroU32::new(100), ..TenantRates::default() };
+    options.tenants.insert("paced".to_owned(), paced);
+    let host = Limited::start(true, options, 100).await;
+    let (key, paced) = (host.key("acme", Some(5)).await, host.key("paced", None).await);
+    let read = async |key: &str, path: &str| host.ask(From::Key(key), Method::GET, path, Value::Null).await;
+    assert_eq!(host.say(From::Key(&key)).await.status, 200);
+    host.rates.count("paced", 40);
+    let own = read(&key, "/v1/limits").await.json();
+    assert_eq!(own["tenant"], "acme");
+    assert_eq!(used(&own, "request_burst"), [(1, 2, false)], "{own}");
+    assert_eq!(used(&own, "requests_per_minute"), [(1, 5, true)], "{own}");
+    host.pass(Duration::from_secs(60));
+    let later = read(&key, "/v1/limits").await.json();
+    assert_eq!(used(&later, "request_burst"), [(0, 2, false)], "{later}");
+    // Nobody but an admin reads the limits of another tenant, or what all tenants use of an agent.
+    host.rates.count("paced", 40);
+    assert_eq!(read(&key, "/v1/limits?tenant=paced").await.status, 403);
+    assert_eq!(read(&key, "/v1/agents/echo").await.json().get("used"), None);
+    let of_paced = read(&paced, "/v1/limits").await.json();
+    assert_eq!(used(&of_paced, "tokens_per_minute"), [(40, 100, false)], "{of_paced}");
+    let admin = NewApiKey {
+        tenant: Tenant::local(),
+        role: Role::Admin,
+        agents: None,
+        name: String::new(),
+        expires_in: None,
+        requests_per_minute: None,
+        bodies: false,
+    };
+    let admin = host.server.host.keys().create(admin).await.unwrap().1;
+    assert_eq!(read(&admin, "/v1/limits?tenant=paced").await.json(), of_paced);
+}
+
+#[tokio::test]
+async fn without_keys_each_address_reads_its_own_use() {
+    let host = Limited::start(false, everyone(requests(20, 20)), 100).await;
+    let (one, other) = (From::Address("198.51.100.1:1"), From::Address("198.51.100.2:1"));
+    assert_eq!(host.say(one).await.status, 200);
+    for (from, expected) in [(one, 1), (other, 0)] {
+        let limits = host.ask(from, Method::GET, "/v1/limits", Value::Null).await.json();
+        assert_eq!(used(&limits, "requests_per_minute"), [(expected, 20, false)], "{limits}");
+    }
+}
+
 #[tokio::test]
 async fn clients_behind_a_trusted_proxy_have_separate_limits() {
     let rates = Arc::new(RateLimiter::new(everyone(requests(20, 1))));

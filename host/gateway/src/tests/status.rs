@@ -35,7 +35,17 @@ async fn the_status_shows_the_work_of_the_host_and_its_limits() {
     assert!(status["data"] == "memory" || status["data"] == "postgres", "{status}");
     let limits = status["limits"].as_array().unwrap();
     assert!(limits.contains(&json!({"name": "max_agents", "used": 1, "limit": 1})), "{status}");
-    assert!(limits.contains(&json!({"name": "max_queue", "used": 0, "limit": 256})), "{status}");
+    assert!(
+        limits.contains(&json!({"name": "max_queue", "of": "tiny", "used": 0, "limit": 256})),
+        "{status}"
+    );
+    assert!(limits.contains(&json!({"name": "max_sessions_loaded", "used": 1, "limit": 10_000})), "{status}");
+    for name in ["batches", "file_bytes", "response_bytes", "request_log_bytes", "outbound_requests"] {
+        let unused = limits.iter().find(|limit| limit["name"] == name && limit["used"] == 0);
+        assert!(unused.is_some_and(|limit| limit["limit"].as_u64() > Some(0)), "{name} in {status}");
+    }
+    let agent = server.get("/v1/agents/echo").await.json();
+    assert_eq!(agent["used"], json!({"concurrent_turns": 0, "tokens_per_day": 0}));
 }
 
 #[tokio::test]

@@ -60,6 +60,9 @@ async fn all_routes_share_a_tenants_daily_token_budget() {
     }
     let server = with_tokens(4).await;
     server.ok("/v1/completions", &completion).await;
+    let limits = server.get("/v1/limits").await.json();
+    let used_up = json!({"name": "tokens_per_day", "used": 4, "limit": 4});
+    assert!(limits["data"].as_array().unwrap().contains(&used_up), "{limits}");
     let error = server.post("/v1/completions", &completion).await.error();
     assert_eq!((&error["code"], &error["type"]), (&json!("tokens_used_up"), &json!("rate_limit_error")));
     let server = with_tokens(4).await;

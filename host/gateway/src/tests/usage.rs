@@ -123,6 +123,18 @@ async fn a_stream_that_the_client_leaves_is_an_estimate() {
 }
 
 #[tokio::test]
+async fn what_is_spent_of_a_budget_is_shown() {
+    let server = priced(Some("0.50 USD"), prices()).await;
+    server.ok("/v1/completions", &completion(4)).await;
+    let spent = report(&server, "by=tenant", 1).await["total"]["cost"][0]["amount"].clone();
+    let limits = server.get("/v1/limits").await.json();
+    assert_eq!(limits["tenant"], "local");
+    assert_eq!(limits["money_per_day"], json!({"currency": "USD", "used": spent, "limit": "0.50"}));
+    let free = priced(None, prices()).await.get("/v1/limits").await.json();
+    assert_eq!(free["money_per_day"], Value::Null);
+}
+
+#[tokio::test]
 async fn a_budget_in_money_is_reserved_and_settled() {
     let free = priced(None, prices()).await.ok("/v1/completions", &completion(4)).await.json();
     // In millionths: the prompt's tokens, and four of output. The budget lacks one millionth for a third request.

@@ -18,6 +18,10 @@ impl ActiveTurns {
     pub(super) fn total(&self) -> usize {
         self.total
     }
+
+    pub(super) fn of_agent(&self, agent: &str) -> usize {
+        self.of_agent.get(agent).map_or(0, Shares::all)
+    }
 }
 
 /// An accepted turn. Dropped when the turn has ended.

@@ -91,6 +91,11 @@ impl Intake {
         (self.lock().host, self.limits.host)
     }
 
+    /// Returns how many bytes are reserved for a tenant, and how many it may have.
+    pub(crate) fn taken_of(&self, tenant: &str) -> (usize, usize) {
+        (self.lock().tenants.get(tenant).copied().unwrap_or_default(), self.limits.tenant)
+    }
+
     /// Counts a message that was accepted earlier, regardless of the limits.
     pub(crate) fn take_again(self: &Arc<Self>, tenant: String, session: SessionKey, bytes: usize) -> Held {
         self.hold(&mut self.lock(), tenant, session, bytes)

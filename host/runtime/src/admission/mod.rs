@@ -66,9 +66,19 @@ impl Admission {
         self.active.borrow().total()
     }
 
+    /// Returns the number of accepted turns of an agent that have not ended.
+    pub(crate) fn open_turns_of(&self, agent: &str) -> usize {
+        self.active.borrow().of_agent(agent)
+    }
+
     /// Returns how many bytes of messages are waiting or running, and how many may be.
     pub(crate) fn taken_bytes(&self) -> (usize, usize) {
         self.intake.taken()
+    }
+
+    /// Returns what [`Admission::taken_bytes`] does, for one tenant.
+    pub(crate) fn taken_bytes_of(&self, tenant: &str) -> (usize, usize) {
+        self.intake.taken_of(tenant)
     }
 
     #[cfg(test)]

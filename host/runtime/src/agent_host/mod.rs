@@ -36,7 +36,7 @@ pub use listings::StatePage;
 
 pub use files::{ClientFile, NewClientFile};
 pub use model_use::ModelMismatch;
-pub use monitoring::{HostLoad, LimitUse};
+pub use monitoring::{HostLoad, LimitUse, TenantLoad};
 pub use parts::HostParts;
 pub use secrets::SecretReader;
 pub use session_search::{FoundMessage, FoundSession, FoundSessions};

@@ -34,7 +34,7 @@ use std::{
     fmt,
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
 };
 use tokio::sync::{mpsc, oneshot, watch};
@@ -60,6 +60,8 @@ struct Inner {
     queue: mpsc::Sender<Command>,
     /// Size of the messages and answers in the queue.
     waiting_bytes: Arc<AtomicUsize>,
+    /// Size of the stored records, as of the last sweep and the writes since.
+    stored_bytes: AtomicU64,
     grown: watch::Sender<()>,
 }
 
@@ -97,6 +99,7 @@ impl RequestLog {
             shutdown,
             queue,
             waiting_bytes: Arc::default(),
+            stored_bytes: AtomicU64::new(0),
             grown: watch::Sender::new(()),
         };
         let log = RequestLog { inner: Arc::new(inner) };
@@ -112,6 +115,11 @@ impl RequestLog {
 
     fn options(&self) -> Arc<RequestLogOptions> {
         self.inner.options.now()
+    }
+
+    /// Returns the size of the stored records, and how large all of them may become before the oldest are removed.
+    pub(crate) fn kept_bytes(&self) -> (u64, u64) {
+        (self.inner.stored_bytes.load(Relaxed), self.options().max_bytes)
     }
 
     /// Returns the observer of requests from this origin, unless the tenant's are not logged.

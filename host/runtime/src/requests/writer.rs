@@ -32,8 +32,6 @@ pub(super) struct Writer {
     vault: Arc<Vault>,
     commands: mpsc::Receiver<Command>,
     forgotten: VecDeque<Forgotten>,
-    /// Size of the stored records, as of the last sweep and the writes since.
-    stored_bytes: u64,
 }
 
 /// A session, an agent or a tenant that is being deleted.
@@ -44,7 +42,7 @@ struct Forgotten {
 
 impl Writer {
     pub(super) fn new(log: &RequestLog, vault: Arc<Vault>, commands: mpsc::Receiver<Command>) -> Self {
-        Writer { log: log.clone(), vault, commands, forgotten: VecDeque::new(), stored_bytes: 0 }
+        Writer { log: log.clone(), vault, commands, forgotten: VecDeque::new() }
     }
 
     pub(super) async fn run(mut self) {
@@ -99,7 +97,9 @@ impl Writer {
             // A log that drops nothing says so.
             [Reason::Full, Reason::Store].into_iter().for_each(|reason| count_dropped(reason, 0));
             match self.write(records).await {
-                Ok(bytes) => self.stored_bytes += bytes,
+                Ok(bytes) => {
+                    self.log.inner.stored_bytes.fetch_add(bytes, Relaxed);
+                }
                 Err(error) => {
                     count_dropped(Reason::Store, count);
                     tracing::warn!(count, "records of requests were lost: {error}");
@@ -108,7 +108,8 @@ impl Writer {
             self.log.inner.grown.send_replace(());
         }
         self.log.inner.waiting_bytes.fetch_sub(bytes, Relaxed);
-        if self.stored_bytes > self.log.options().max_bytes {
+        let (stored, most) = self.log.kept_bytes();
+        if stored > most {
             self.sweep().await;
         }
     }
@@ -147,7 +148,7 @@ impl Writer {
     async fn sweep(&mut self) {
         self.forgotten.retain(|forgotten| forgotten.at.elapsed() < SWEEP);
         match self.remove_surplus().await {
-            Ok(bytes) => self.stored_bytes = bytes,
+            Ok(bytes) => self.log.inner.stored_bytes.store(bytes, Relaxed),
             Err(error) => tracing::warn!("cannot remove old records of requests: {error}"),
         }
     }

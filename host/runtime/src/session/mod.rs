@@ -167,6 +167,16 @@ impl Sessions {
         self.lock().len()
     }
 
+    /// Returns how many sessions are loaded, and how many may be.
+    pub(crate) fn loaded(&self) -> (usize, usize) {
+        (self.count(), self.max_loaded)
+    }
+
+    /// Returns how many bytes loaded sessions keep in memory, and how many they may.
+    pub(crate) fn kept_bytes(&self) -> (usize, usize) {
+        (self.bytes.load(Ordering::Acquire), self.max_bytes)
+    }
+
     async fn end(&self, which: impl Fn(&SessionKey) -> bool) {
         let ended: Vec<Loaded> =
             self.lock().extract_if(|key, _| which(key)).map(|(_, session)| session).collect();

@@ -116,6 +116,13 @@ impl MoneyShare {
         }
     }
 
+    /// Returns what the tenant has spent of its budget today, with what its open turns have spent.
+    pub(crate) fn spent(&self) -> Amount {
+        let today = self.budgets.today();
+        let held = self.limit.map_or(Amount::ZERO, |limit| self.all_held(&today, limit).spent);
+        self.used(&today) + held
+    }
+
     /// Reserves the maximum cost of a request. If that is more than is left, a request that accepts `least` output
     /// tokens gets as many tokens as the remaining budget covers. Each of the `models` may answer, and all need a price.
     pub(crate) fn reserve(
