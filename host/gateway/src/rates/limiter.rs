@@ -16,6 +16,7 @@ use std::{
     collections::{BTreeMap, HashMap},
     fmt,
     net::IpAddr,
+    num::NonZeroU32,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -137,16 +138,24 @@ impl RateLimiter {
         }
     }
 
-    /// Returns how far the rates of a tenant are used, and that of the caller's key if the tenant is its own.
-    pub(crate) fn used(&self, tenant: &str, caller: &Caller, address: Option<IpAddr>) -> Vec<RateUse> {
+    /// Returns how far the rates of a tenant are used, and those of the caller's key, if the tenant is its own, and of these keys.
+    pub(crate) fn used(
+        &self,
+        tenant: &str,
+        keys: Vec<(String, NonZeroU32)>,
+        caller: &Caller,
+        address: Option<IpAddr>,
+    ) -> Vec<RateUse> {
         let now = (self.clock)();
-        let rates = match tenant == caller.tenant.as_str() {
+        let mut rates = match tenant == caller.tenant.as_str() {
             true => self.requests_of(caller, address),
             false => {
                 let rate = self.options.now().of(tenant).requests();
                 rate.map(|rate| (Account::Tenant(tenant.to_owned()), rate)).into_iter().collect()
             }
         };
+        let others = keys.into_iter().filter(|(key, _)| caller.key() != Some(key.as_str()));
+        rates.extend(others.map(|(key, rate)| (Account::Key(key), Rate::per_minute(rate))));
         let mut accounts = self.accounts();
         let used = |(account, rate): (Account, Rate)| {
             let name = account.setting(rate);

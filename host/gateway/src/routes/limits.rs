@@ -8,7 +8,8 @@ use axum::{
 };
 use serde::Deserialize;
 use skep_api::{LimitStatus, MoneyLimit, TenantLimits, marker};
-use skep_runtime::TenantLoad;
+use skep_runtime::{Tenant, TenantLoad};
+use std::num::NonZeroU32;
 use utoipa::IntoParams;
 
 #[derive(Deserialize, IntoParams)]
@@ -22,7 +23,8 @@ pub(crate) struct LimitsQuery {
 /// Shows the limits of a tenant that are in force, and how far each is used on the host that answers.
 ///
 /// `request_burst` takes the place of `requests_per_minute` where the operator has set it. A host that asks for no key counts the
-/// requests of each client address separately, and shows those of the caller's. What `of` a limit names a key is that key's own.
+/// requests of each client address separately, and shows those of the caller's. A limit whose `of` is a key is that key's own: the
+/// caller's, and for an admin each key of the tenant that has one.
 #[utoipa::path(get, path = "/v1/limits", tag = "usage", operation_id = "get_limits", params(LimitsQuery), responses(
     (status = 200, description = "The limits.", body = TenantLimits),
 ))]
@@ -34,7 +36,8 @@ pub(crate) async fn show(
 ) -> Result<Json<TenantLimits>, ApiError> {
     let tenant = caller.tenant(query.tenant.as_deref())?;
     let address = address.map(|Extension(ClientAddress(address))| address);
-    let rates = gateway.options.rates.used(tenant.as_str(), &caller, address);
+    let keys = if caller.is_admin() { keys_of(&gateway, &tenant).await? } else { Vec::new() };
+    let rates = gateway.options.rates.used(tenant.as_str(), keys, &caller, address);
     let TenantLoad { limits, money } = gateway.host.tenant_load(&tenant);
     let money_per_day = money.map(|(used, limit)| MoneyLimit {
         currency: limit.currency.to_string(),
@@ -47,6 +50,13 @@ pub(crate) async fn show(
         data: rates.into_iter().map(rate_status).chain(limits.into_iter().map(limit_status)).collect(),
         money_per_day,
     }))
+}
+
+/// Returns the valid keys of a tenant that have a rate of their own.
+async fn keys_of(gateway: &Gateway, tenant: &Tenant) -> Result<Vec<(String, NonZeroU32)>, ApiError> {
+    let keys = gateway.host.keys().list().await?;
+    let valid = keys.into_iter().filter(|key| key.tenant == *tenant && key.revoked_at_ms.is_none());
+    Ok(valid.filter_map(|key| Some((key.id, key.requests_per_minute?))).collect())
 }
 
 fn rate_status(RateUse { name, key, used, limit }: RateUse) -> LimitStatus {

@@ -190,6 +190,8 @@ async fn a_caller_reads_how_far_the_rates_of_its_tenant_are_used() {
     };
     let admin = host.server.host.keys().create(admin).await.unwrap().1;
     assert_eq!(read(&admin, "/v1/limits?tenant=paced").await.json(), of_paced);
+    let of_keys = read(&admin, "/v1/limits?tenant=acme").await.json();
+    assert_eq!(used(&of_keys, "requests_per_minute"), [(0, 5, true)], "{of_keys}");
 }
 
 #[tokio::test]
