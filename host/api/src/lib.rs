@@ -116,7 +116,9 @@ pub use status::{
 pub use tenant::{DeletedTenant, Tenant};
 pub use timeline::{Timeline, TimelineCall, TurnSummary};
 pub use tokens::{Detokenize, Detokenized, Tokens};
-pub use turn::{AcceptedTurn, ToolCall, TotalTime, Turn, TurnError, TurnState, TurnStatus, TurnTiming};
+pub use turn::{
+    AcceptedTurn, ToolCall, TotalTime, Turn, TurnError, TurnMessage, TurnState, TurnStatus, TurnTiming,
+};
 pub use turn_event::{
     ApprovalDecided, ApprovalRequired, Delta, Generation, GenerationRestarted, ModelChanged, ModelChosen,
     Thinking, Timing, ToolResult, TurnEvent, TurnStarted,

@@ -73,9 +73,24 @@ pub struct TurnStatus<J = Value> {
     pub turn_id: String,
     pub session: String,
     pub accepted_at_ms: u64,
+    /// The message of the turn.
+    #[serde(default = "none", skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = TurnMessage, required = false)]
+    pub message: Option<TurnMessage<J>>,
     #[serde(flatten)]
     #[schema(value_type = TurnState)]
     pub state: TurnState<J>,
+}
+
+/// The message of a turn.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[schema(bound = "")]
+pub struct TurnMessage<J = Value> {
+    /// Empty for turns that a schedule or an event began.
+    pub text: String,
+    /// The data of the message, exactly as it was sent.
+    #[schema(value_type = Value, required)]
+    pub data: Option<J>,
 }
 
 /// State of a turn.

@@ -136,7 +136,7 @@ pub use skep_store::{
 };
 pub use summary::{
     AgentDetail, AgentSummary, AgentVersion, ConversationSummary, FailedAgent, LogLine, MessagePage,
-    SessionDetail, SessionSummary, ToolDefinition, TurnDetail, TurnPhase,
+    SessionDetail, SessionSummary, ToolDefinition, TurnDetail, TurnMessage, TurnPhase,
 };
 pub use tenancy::TENANT_SHARE;
 pub use tenant_tokens::{TenantBudget, TenantTokens};

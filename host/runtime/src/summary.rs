@@ -1,6 +1,7 @@
 //! Descriptions of agents, sessions and turns for users of the host.
 
-use crate::{Limits, McpToml, Outcome};
+use crate::{Json, Limits, McpToml, Outcome};
+use serde::Deserialize;
 use serde_json::Value;
 use skep_engine::{Usage, chat::ChatMessage};
 use skep_outbound::ToolHints;
@@ -131,7 +132,16 @@ pub struct TurnDetail {
     pub id: String,
     pub session: String,
     pub accepted_at_ms: u64,
+    /// The message of the turn. Listings and timelines leave it out.
+    pub message: Option<TurnMessage>,
     pub phase: TurnPhase,
+}
+
+/// The message of a turn.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub struct TurnMessage {
+    pub text: String,
+    pub data: Option<Json>,
 }
 
 /// The progress of a turn.

@@ -11,7 +11,7 @@ use axum::{
 };
 use futures::StreamExt;
 use skep_api::{AcceptedTurn, TotalTime, TurnError, TurnState, TurnStatus, marker};
-use skep_runtime::{Json as RawJson, Outcome, TurnDetail, TurnPhase, plain_session};
+use skep_runtime::{Json as RawJson, Outcome, TurnDetail, TurnMessage, TurnPhase, plain_session};
 
 type TurnPath = Path<(String, String, String)>;
 
@@ -112,7 +112,7 @@ pub(crate) async fn cancel(
 }
 
 fn described(detail: TurnDetail, session: String) -> TurnStatus<RawJson> {
-    let TurnDetail { id, accepted_at_ms, phase, .. } = detail;
+    let TurnDetail { id, accepted_at_ms, message, phase, .. } = detail;
     let state = match phase {
         TurnPhase::Waiting => TurnState::Waiting,
         TurnPhase::Running { turn } => TurnState::Running { turn },
@@ -125,5 +125,6 @@ fn described(detail: TurnDetail, session: String) -> TurnStatus<RawJson> {
             TurnState::Failed { ended_at_ms, error: TurnError { code, message } }
         }
     };
-    TurnStatus { object: marker::Turn, turn_id: id, session, accepted_at_ms, state }
+    let message = message.map(|TurnMessage { text, data }| skep_api::TurnMessage { text, data });
+    TurnStatus { object: marker::Turn, turn_id: id, session, accepted_at_ms, message, state }
 }

@@ -91,6 +91,7 @@ async fn an_asynchronous_turn_is_accepted_and_can_be_read_later() {
         let turn = server.get(&url).await.json();
         assert_eq!((&turn["state"], &turn["text"]), (&json!("done"), &json!("hello")));
         assert_eq!(turn["turn_id"], accepted.json()["turn_id"]);
+        assert_eq!(turn["message"], json!({"text": "hello", "data": null}));
     }
 }
 
@@ -152,6 +153,7 @@ async fn a_failed_turn_reports_why_and_an_unknown_turn_is_404() {
     assert!(events.text.contains("agent_trapped"), "{}", events.text);
     let turn = server.get(url).await.json();
     assert_eq!((&turn["state"], &turn["error"]["code"]), (&json!("failed"), &json!("agent_trapped")));
+    assert_eq!(turn["message"]["text"], "!", "whoever looks for the reason sees what was said");
     let missing = server.get("/v1/agents/echo/sessions/s/turns/nothing").await;
     assert_eq!((missing.status.as_u16(), &missing.error()["code"]), (404, &json!("turn_not_found")));
 }

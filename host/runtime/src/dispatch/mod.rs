@@ -221,8 +221,8 @@ impl Dispatch {
         session: &str,
         turn: &str,
     ) -> Result<TurnDetail, RuntimeError> {
-        let TurnRow { id, accepted_at_ms, state, .. } = self.row(agent, session, turn).await?;
-        detail(session, id, accepted_at_ms, state)
+        let TurnRow { id, accepted_at_ms, state, input, .. } = self.row(agent, session, turn).await?;
+        Ok(TurnDetail { message: Input::message(&input), ..detail(session, id, accepted_at_ms, state)? })
     }
 
     /// Returns whether the row of a turn says that it is open, so that it ends later, whatever this host knows about it. One whose
@@ -452,7 +452,7 @@ fn detail(
             TurnPhase::Failed { code, message, ended_at_ms }
         }
     };
-    Ok(TurnDetail { id, session: plain_session(session).to_owned(), accepted_at_ms, phase })
+    Ok(TurnDetail { id, session: plain_session(session).to_owned(), accepted_at_ms, message: None, phase })
 }
 
 fn session_key(invocation: &Invocation) -> SessionKey {

@@ -1,6 +1,6 @@
 //! Accepted messages: where the message of a turn is, and what the store holds of it.
 
-use crate::{Invocation, Json, Origin, RuntimeError, json::equal_ignoring_whitespace};
+use crate::{Invocation, Json, Origin, RuntimeError, TurnMessage, json::equal_ignoring_whitespace};
 use serde::{Deserialize, Serialize};
 use skep_engine::Priority;
 use skep_store::{TurnKey, TurnRow, TurnState};
@@ -119,6 +119,11 @@ impl Input {
         // Early versions stored numbers and characters in a different spelling, so values are
         // compared too.
         stored == sent || equal_ignoring_whitespace(stored, &sent) || values(stored) == values(&sent)
+    }
+
+    /// Decodes what was said to a turn. It leaves out a message that it cannot read.
+    pub(crate) fn message(stored: &[u8]) -> Option<TurnMessage> {
+        serde_json::from_slice(stored).ok()
     }
 
     /// Decodes the invocation of a turn that runs without its caller.
