@@ -135,8 +135,18 @@ async fn two_models_are_served_and_one_is_loaded_and_unloaded_while_the_host_run
     let both = up.memory_mib();
     up.skep(&["model", "alias", "smart", "small"]);
     assert_eq!(up.chat("smart").await["model"], "small");
+    let metrics =
+        async || client().get(format!("{}/metrics", up.url)).send().await.unwrap().text().await.unwrap();
+    let pages =
+        async |name: &str, model: &str| metric(&metrics().await, name, &[&format!("model=\"{model}\"")]);
+    assert!(pages("skep_engine_kv_pages_total", "big").await > 0.0);
     let unloaded = up.skep(&["model", "unload", "big"]);
     assert!(unloaded.contains("big  unloaded"), "{unloaded}");
+    for name in ["total", "used", "cached"] {
+        let left = pages(&format!("skep_engine_kv_pages_{name}"), "big").await;
+        assert_eq!(left, 0.0, "{name}: a model that is not loaded has no pages");
+    }
+    assert!(pages("skep_engine_kv_pages_total", "small").await > 0.0);
     let after = up.memory_mib();
     println!("memory without files: one model {alone} MiB, two {both} MiB, after the unload {after} MiB");
     assert_eq!(up.engines(), 1);

@@ -288,6 +288,11 @@ impl Engine {
         self.shared.replicas.iter().map(|replica| replica.view().max_sequences).sum()
     }
 
+    /// Sets the gauges of the load again, before metrics are read.
+    pub fn set_gauges(&self) {
+        self.shared.replicas.iter().for_each(Replica::set_gauges);
+    }
+
     /// Returns the statistics of all replicas together.
     pub fn stats(&self) -> EngineStats {
         self.replica_stats().into_iter().fold(EngineStats::default(), EngineStats::plus)

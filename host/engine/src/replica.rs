@@ -89,6 +89,11 @@ impl Replica {
         self.view.telemetry.stats()
     }
 
+    /// Sets the gauges of its load again.
+    pub fn set_gauges(&self) {
+        self.view.telemetry.set_gauges();
+    }
+
     /// Returns the distributions of times since the start, without waiting for the loop.
     pub fn times(&self) -> EngineTimes {
         self.view.telemetry.times()

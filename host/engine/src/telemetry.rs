@@ -227,11 +227,18 @@ impl Telemetry {
         self.current.waiting.store(waiting, Relaxed);
         self.current.pages_free.store(pages_free, Relaxed);
         self.current.pages_cached.store(pages_cached, Relaxed);
-        let metrics = self.step_metrics();
-        metrics.running.set(running as f64);
-        metrics.waiting.set(waiting as f64);
-        metrics.pages_used.set((self.current.pages_total.load(Relaxed) - pages_free) as f64);
-        metrics.pages_cached.set(pages_cached as f64);
+        self.set_gauges();
+    }
+
+    /// Sets the gauges to the current load. An engine of the same name that was replaced may have cleared them when it ended.
+    pub fn set_gauges(&self) {
+        let (current, metrics) = (&self.current, self.step_metrics());
+        let total = current.pages_total.load(Relaxed);
+        metrics.running.set(current.running.load(Relaxed) as f64);
+        metrics.waiting.set(current.waiting.load(Relaxed) as f64);
+        metrics.pages_total.set(total as f64);
+        metrics.pages_used.set(total.saturating_sub(current.pages_free.load(Relaxed)) as f64);
+        metrics.pages_cached.set(current.pages_cached.load(Relaxed) as f64);
     }
 
     /// Counts a step with its rows and its sequences.
@@ -301,8 +308,6 @@ impl Telemetry {
     fn step_metrics(&self) -> &StepMetrics {
         self.steps_metrics.get_or_init(|| {
             let labels = [("model", self.model.clone()), ("replica", self.replica.clone())];
-            let pages_total = gauge!(metric::PAGES_TOTAL, &labels);
-            pages_total.set(self.current.pages_total.load(Relaxed) as f64);
             let continuations = |outcome: &'static str| {
                 let (model, replica) = (self.model.clone(), self.replica.clone());
                 counter!(metric::CONTINUATIONS, "model" => model, "replica" => replica, "outcome" => outcome)
@@ -312,7 +317,7 @@ impl Telemetry {
                 counter!(name, "model" => model, "replica" => replica, "outcome" => outcome)
             };
             StepMetrics {
-                pages_total,
+                pages_total: gauge!(metric::PAGES_TOTAL, &labels),
                 batch_tokens: histogram!(metric::BATCH_TOKEN_COUNT, &labels),
                 batch_sequences: histogram!(metric::BATCH_SEQUENCE_COUNT, &labels),
                 step: histogram!(metric::STEP, &labels),
@@ -408,6 +413,58 @@ impl RequestTelemetry {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use metrics::{Key, KeyName, Metadata, Recorder, SharedString, Unit, with_local_recorder};
+    use std::collections::BTreeMap;
+
+    /// The gauges of one thread by name.
+    #[derive(Default)]
+    struct Gauges(Mutex<BTreeMap<String, Arc<AtomicU64>>>);
+
+    impl Gauges {
+        fn values(&self) -> BTreeMap<String, f64> {
+            let gauges = self.0.lock().expect("not poisoned");
+            gauges.iter().map(|(name, bits)| (name.clone(), f64::from_bits(bits.load(Relaxed)))).collect()
+        }
+    }
+
+    impl Recorder for Gauges {
+        fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+        fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+        fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+        fn register_counter(&self, _: &Key, _: &Metadata<'_>) -> Counter {
+            Counter::noop()
+        }
+
+        fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
+            let mut gauges = self.0.lock().expect("not poisoned");
+            Gauge::from_arc(gauges.entry(key.name().to_owned()).or_default().clone())
+        }
+
+        fn register_histogram(&self, _: &Key, _: &Metadata<'_>) -> Histogram {
+            Histogram::noop()
+        }
+    }
+
+    #[test]
+    fn a_replica_that_has_ended_has_no_load() {
+        let gauges = Gauges::default();
+        with_local_recorder(&gauges, || {
+            let (old, new) = (Telemetry::new("tiny", 0, 10), Telemetry::new("tiny", 0, 20));
+            old.record_load(3, 2, 4, 1);
+            let loaded = gauges.values();
+            assert_eq!((loaded[metric::RUNNING], loaded[metric::PAGES_USED]), (3.0, 6.0));
+            assert_eq!(loaded[metric::PAGES_TOTAL], 10.0);
+            new.record_load(1, 0, 19, 0);
+            old.record_end();
+            assert_eq!(gauges.values().len(), 5);
+            assert!(gauges.values().values().all(|value| *value == 0.0), "{:?}", gauges.values());
+            // The engine that has replaced it says what it does when the metrics are read.
+            new.set_gauges();
+            let replaced = gauges.values();
+            assert_eq!((replaced[metric::RUNNING], replaced[metric::PAGES_TOTAL]), (1.0, 20.0));
+        });
+    }
 
     #[test]
     fn agents_past_the_bound_share_one_label() {

@@ -41,6 +41,7 @@ mod workers_ai;
 use axum::{Router, body::Bytes, extract::DefaultBodyLimit, middleware};
 use figures::Figures;
 use ipnet::IpNet;
+use load_figures::LoadFigures;
 use serde_json::Value;
 use skep_engine::InForce;
 use skep_runtime::AgentHost;
@@ -142,6 +143,7 @@ struct Gateway {
     mcp: Arc<mcp::Mcp>,
     started: Instant,
     figures: Arc<Figures>,
+    load: Arc<LoadFigures>,
     reads: Arc<access::LoggedReads>,
     cluster: Option<Arc<cluster::Cluster>>,
     /// The address that the server listens on. `None` if the routes are served by another program.
@@ -163,6 +165,7 @@ impl Gateway {
             mcp,
             started: Instant::now(),
             figures: Arc::default(),
+            load: Arc::default(),
             reads: Arc::default(),
             address: None,
             openapi: Arc::default(),

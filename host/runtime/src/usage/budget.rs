@@ -109,8 +109,7 @@ impl MoneyShare {
     /// Fails if the budget is used up.
     pub(crate) fn check(&self) -> Result<(), BudgetUsedUp> {
         let Some(limit) = self.limit else { return Ok(()) };
-        let today = self.budgets.today();
-        match self.used(&today) + self.all_held(&today, limit).spent >= limit.amount {
+        match self.spent() >= limit.amount {
             true => Err(self.used_up(&format!("tenant {:?} has used its {limit} for today", self.tenant))),
             false => Ok(()),
         }
@@ -276,22 +275,6 @@ impl MoneyShare {
                  this currency can use; hint: add the price under [prices.\"{model}\"] in skep.toml"
             ),
         }
-    }
-}
-
-impl WorstCase {
-    /// Returns the cost with this many output tokens instead of the most.
-    fn cost(&self, price: &Price, output_tokens: u32) -> Amount {
-        let asks = u64::from(self.asks);
-        let input = (self.input_tokens as u64).saturating_mul(asks);
-        price.dearest_input().of(input) + price.output.of(u64::from(output_tokens).saturating_mul(asks))
-    }
-
-    /// Returns the number of output tokens that an amount pays for beside the input, up to the most.
-    fn affordable(&self, price: &Price, room: Amount) -> Option<u32> {
-        let input = self.cost(price, 0);
-        let tokens = (room >= input).then(|| price.output.tokens_for(room - input))?;
-        Some(u32::try_from(tokens / u64::from(self.asks.max(1))).unwrap_or(u32::MAX).min(self.output_tokens))
     }
 }
 

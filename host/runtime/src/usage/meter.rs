@@ -1,6 +1,6 @@
 //! Counts what requests to models use, however they end.
 
-use super::UsageDay;
+use super::{Amount, Price, UsageDay};
 use skep_engine::{
     Model, UnreportedUse, Usage,
     chat::{ChatMessage, ChatOptions},
@@ -57,6 +57,20 @@ impl WorstCase {
     pub fn of_text(prompt: usize, max_tokens: Option<usize>, limit: usize) -> Self {
         let output_tokens = most_output(max_tokens, limit);
         WorstCase { input_tokens: prompt.min(limit), output_tokens, asks: 1 }
+    }
+
+    /// Returns the cost with this many output tokens instead of the most.
+    pub(super) fn cost(&self, price: &Price, output_tokens: u32) -> Amount {
+        let asks = u64::from(self.asks);
+        let input = (self.input_tokens as u64).saturating_mul(asks);
+        price.dearest_input().of(input) + price.output.of(u64::from(output_tokens).saturating_mul(asks))
+    }
+
+    /// Returns the number of output tokens that an amount pays for beside the input, up to the most.
+    pub(super) fn affordable(&self, price: &Price, room: Amount) -> Option<u32> {
+        let input = self.cost(price, 0);
+        let tokens = (room >= input).then(|| price.output.tokens_for(room - input))?;
+        Some(u32::try_from(tokens / u64::from(self.asks.max(1))).unwrap_or(u32::MAX).min(self.output_tokens))
     }
 }
 
