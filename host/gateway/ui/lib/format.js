@@ -39,6 +39,8 @@ export function bytes(value) {
 export function duration(ms) {
   if (!isNumber(ms)) return '–';
   if (ms < 0) return `−${duration(-ms)}`;
+  if (ms === 0) return '0 ms';
+  if (ms < 0.01) return '< 0.01 ms';
   if (ms < 10) return `${decimal(ms, ms < 1 ? 2 : 1)} ms`;
   if (ms < 1000) return `${whole.format(ms)} ms`;
   if (ms < 10_000) return `${decimal(ms / 1000, 2)} s`;

@@ -36,6 +36,9 @@ export function Markdown({ text, resolve, class: name = '' }) {
   }, [text, resolve, name]);
 }
 
+/** Draws one line of Markdown without its links, for headings and buttons. */
+export const Line = ({ text }) => String(text ?? '').split(/`([^`]+)`/).map((part, n) => (n % 2 ? html`<code key=${n}>${part}</code>` : part));
+
 function lex(source) {
   try { return Lexer.lex(String(source ?? ''), { gfm: true }); } catch { return [{ type: 'text', text: String(source) }]; }
 }

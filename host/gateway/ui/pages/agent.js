@@ -1,15 +1,16 @@
 // One agent: what it may do and has used, its tools, what wakes it, its versions and its log.
 import { api, url } from '../lib/api.js';
 import { may } from '../lib/caller.js';
-import { bytes, duration, number } from '../lib/format.js';
-import { useResource } from '../lib/hooks.js';
+import { number, percent } from '../lib/format.js';
+import { usePolled, useResource } from '../lib/hooks.js';
 import { html, useMemo, useState } from '../lib/html.js';
 import { Link, navigate, paths, setQuery } from '../lib/router.js';
 import { remember } from '../lib/store.js';
-import { Badge, Button, Confirm, Copy, Dialog, Empty, ErrorNote, Facts, Field, Loaded, Meter, Page, Section, Skeleton, Tabs, Time, toast } from '../parts/index.js';
+import { Badge, Button, Confirm, Copy, Dialog, Empty, ErrorNote, Facts, Field, Loaded, Page, Section, Skeleton, Tabs, Time, toast } from '../parts/index.js';
 import { Events, Manifest, Routes, Schedules, Tools } from '../parts/agent-triggers.js';
 import { Deploy, DropHere, useDrop } from '../parts/deploy.js';
 import { grantRows, Grants } from '../parts/grants.js';
+import { AgentLimits } from '../parts/limits.js';
 import { LogView } from '../parts/log-view.js';
 import { SessionName } from '../parts/paged.js';
 import { readToml } from '../parts/toml.js';
@@ -45,51 +46,34 @@ export default function AgentPage({ params: { agent: name }, query, caller }) {
   <//>`;
 }
 
-function Overview({ name, data, manifest, caller }) {
+function Overview({ name, path, data, manifest, caller }) {
   const isAdmin = may(caller, 'admin');
+  const now = usePolled((signal) => api.get(path, { signal }), [path], { everyMs: 5000 });
   const rights = useResource(async (signal) => {
     if (!isAdmin) return {};
     const quietly = (path) => api.get(path, { signal }).catch((error) => { if (error.isAway || signal.aborted) throw error; return null; });
     const [config, secrets] = await Promise.all([quietly('/v1/config'), quietly('/v1/secrets')]);
     return { config, secrets: secrets?.data };
   }, [isAdmin, name]);
-  const today = useResource(async (signal) => {
+  const today = usePolled(async (signal) => {
     const { data: lines } = await api.get('/v1/usage', { signal, query: { by: 'agent', since: '1d' } });
     return lines.find((line) => line.name === name) ?? { output_tokens: 0, input_tokens: 0, cached_input_tokens: 0, requests: 0 };
-  }, [name]);
+  }, [name], { everyMs: 10_000 });
   return html`<div class="agent-overview">
     <div class="stack">
       <${Section} title="Active version"><${Facts} rows=${[
         ['Version', number(data.version)], ['Deployed', html`<${Time} ms=${data.deployed_at_ms} relative />`], ['Model', html`<code>${data.model}</code>`],
         ['Component', html`<span class="row"><code title=${`SHA-256 ${data.digest}`}>${data.digest.slice(0, 12)}…</code><${Copy} text=${data.digest} label="Copy the digest" /></span>`]]} /><//>
+      <${Section} title="Used today" about=${isAdmin ? 'By all tenants, in UTC.' : `By the tenant ${caller.tenant}, in UTC.`}>
+        <${Loaded} resource=${today} lines=${2}>${(used) => html`<${Facts} rows=${[['Requests', number(used.requests)], ['Prompt tokens', number(used.input_tokens)], ['From the cache', used.input_tokens ? percent(used.cached_input_tokens / used.input_tokens) : '–'], ['Generated', number(used.output_tokens)]]} />`}<//><//>
       <${Section} title="Grants" about=${isAdmin ? 'What its agent.toml asks for, and whether skep.toml allows it.' : 'What its agent.toml asks for. A key with the role “admin” sees what the host allows.'} flush>
         ${manifest ? html`<${Loaded} resource=${rights}>${({ config, secrets }) => html`<${Grants} rows=${grantRows(manifest, { agent: name, model: data.model, config, secrets })} />`}<//>` : html`<${Empty} title="The manifest cannot be read here">See it below.<//>`}<//>
       <${Section} title="agent.toml" flush><${Manifest} text=${data.manifest} /><//>
     </div>
-    <${Section} title="Limits">
-      <div class="stack">
-        <${Loaded} resource=${today} lines=${2}>${(used) => html`<div class="stack tight"><${Meter} label="Tokens generated today (UTC)" used=${used.output_tokens} limit=${data.limits.tokens_per_day ?? 0} format=${number} />
-          <p class="muted small">${number(used.requests)} requests, ${number(used.input_tokens)} prompt tokens, ${number(used.cached_input_tokens)} of them cached</p></div>`}<//>
-        <${Limits} limits=${data.limits} asked=${manifest?.limits ?? {}} />
-      </div><//>
+    <${Section} title="Limits" about="What is in force, and how much of it is used now.">
+      <div class="stack"><${AgentLimits} limits=${data.limits} asked=${manifest?.limits ?? {}} used=${now.data?.used ?? data.used} today=${today.data?.output_tokens} /></div><//>
   </div>`;
 }
-
-const WORDS = {
-  memory_mb: 'Memory of an instance', cpu_ms: 'CPU time of a turn', turn_ms: 'Duration of a turn', approval_ms: 'Wait for a person', tokens_per_turn: 'Tokens of a turn', tokens_per_day: 'Tokens of a day',
-  state_kb: 'State of a session', session_kb: 'A session in the store', host_calls: 'Calls of the host in a turn', host_call_kb: 'What these pass', fetches: 'HTTP requests of a turn', fetch_kb: 'What these pass in all', log_kb: 'Log of a turn',
-  concurrent_turns: 'Turns at the same time', schedules: 'Schedules of a session', events: 'Events of a turn', tables: 'Tables of the component', table_elements: 'Entries of a table', instances: 'Core instances',
-};
-
-function quantity(name, value) {
-  if (name.endsWith('_ms')) return duration(value);
-  if (name.endsWith('_mb')) return bytes(value * 2 ** 20);
-  return name.endsWith('_kb') ? bytes(value * 2 ** 10) : number(value);
-}
-
-/** `asked` has what the manifest asks for; a limit below it is the host's. */
-const Limits = ({ limits, asked }) => html`<dl class="limits">${Object.entries(limits).map(([name, value]) => html`<div key=${name} title=${name}><dt>${WORDS[name] ?? name}</dt>
-  <dd>${quantity(name, value)}${asked[name] > value && html` <${Badge} tone="warn" title=${`agent.toml asks for ${quantity(name, asked[name])}`}>the host’s<//>`}</dd></div>`)}</dl>`;
 
 const ToolsPanel = ({ data }) => html`<${Tools} tools=${data.tools} />`;
 

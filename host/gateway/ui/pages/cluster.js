@@ -39,7 +39,7 @@ function Hosts({ hosts, isAlone, caller, onDrained }) {
     { key: 'models', label: 'Models', optional: true, render: ({ models }) => (models.length ? html`<span title=${models.join(', ')}>${models.join(', ')}</span>` : html`<span class="muted">none loaded</span>`) },
     { key: 'sessions', label: 'Sessions', width: '24%', render: ({ sessions }) => html`<${Share} value=${sessions} top=${top} />` },
     { key: 'turns', label: 'Turns', align: 'right', width: '5rem', render: ({ running_turns: turns }) => html`<span title="Turns that run">${number(turns)}</span>` },
-    { key: 'heard', label: 'Heard', align: 'right', width: '7rem', optional: mayDrain, render: ({ seen_ms_ago: ms }) => html`<${Heard} ms=${ms} />` },
+    { key: 'heard', label: 'Heard', align: 'right', width: '7rem', optional: mayDrain || isAlone, render: ({ seen_ms_ago: ms }) => html`<${Heard} ms=${ms} />` },
     { key: 'started', label: 'Started', align: 'right', width: '8rem', optional: true, render: ({ started_at: at }) => html`<${Time} ms=${Date.parse(at)} relative />` },
     ...(mayDrain ? [{ key: 'do', label: html`<span class="sr-only">Actions</span>`, align: 'right', width: '6rem', render: (host) => host.state === 'serving' && html`<${Button} small label=${`Drain ${host.name}`} onClick=${() => drain(host)}>Drain<//>` }] : []),
   ];

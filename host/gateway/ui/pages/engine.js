@@ -104,7 +104,7 @@ function Now({ columns }) {
     <${Figure} label="Running" value=${number(last('running') ?? 0)} hint="Sequences" />
     <${Figure} label="Waiting" value=${number(last('waiting') ?? 0)} tone=${last('waiting') > 0 ? 'warn' : ''} hint="Sequences" />
     <${Figure} label="First token, p50" value=${duration(recent(columns, 'first_token_ms_p50'))} hint="Mean of the last minute" />
-    <${Figure} label="Between tokens, p50" value=${duration(recent(columns, 'inter_token_ms_p50'))} hint="Mean of the last minute" />
+    <${Figure} label="Inter-token, p50" value=${duration(recent(columns, 'inter_token_ms_p50'))} hint="Mean of the last minute" />
     <${Figure} label="Cache hits" value=${percent(recent(columns, 'cache_hit'), 0)} hint="Mean of the last minute" />
     <${Figure} label="KV pages used" value=${percent(share, 0)} tone=${share > 0.95 ? 'bad' : share > 0.8 ? 'warn' : ''} hint=${`${number(last('pages_used'))} of ${number(last('pages_total'))}`} />
   </div>`;

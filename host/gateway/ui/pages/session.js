@@ -36,7 +36,7 @@ export default function SessionPage({ params: { agent, session }, query, caller 
       ${may(caller, 'invoke') && html`<${Button} small icon="trash" onClick=${() => open('delete')}>Delete<//>`}`}>
     <div class="session">
       ${error && !isNew && error.code !== 'session_not_found' && html`<div class="session-error"><${ErrorNote} error=${error} onRetry=${detail.reload} /></div>`}
-      ${data && html`<${Summary} data=${data} limitKb=${owner.data?.limits.state_kb} />`}
+      ${data && html`<${Summary} data=${data} limits=${owner.data?.limits} />`}
       ${!data && !error && html`<div class="session-error"><${Skeleton} lines=${6} /></div>`}
       ${(data || isNew) && html`<${Tabs} label="Parts of the session" active=${tab} onSelect=${(id) => setQuery({ tab: id === 'messages' ? '' : id })}
         tabs=${[{ id: 'messages', label: 'Messages', count: data ? number(messagesOf(data)) : null }, { id: 'state', label: 'State', count: data?.state_keys.length }, { id: 'turns', label: 'Turns', count: data ? number(data.turns) : null }, { id: 'logs', label: 'Logs' }]}>
@@ -50,11 +50,13 @@ export default function SessionPage({ params: { agent, session }, query, caller 
 
 const messagesOf = ({ conversations }) => conversations.reduce((sum, { messages }) => sum + messages, 0);
 
-function Summary({ data, limitKb }) {
+function Summary({ data, limits }) {
   const { usage, created_at_ms: created, updated_at_ms: updated, state_bytes: size, conversations } = data;
   const models = [...new Set(conversations.map(({ model }) => model))];
+  const stored = conversations.reduce((sum, each) => sum + each.bytes, size);
+  const ofAtMost = (kb) => kb > 0 && `, at most ${bytes(kb * 1024)}`;
   return html`<div class="session-summary">
-    <p class="session-words"><span>Begun <${Time} ms=${created} relative /></span><span>last turn <${Time} ms=${updated} relative /></span>${models.length > 0 && html`<span>${models.join(', ')}</span>`}<span title="The limit is state_kb of the agent">${bytes(size)} of state${limitKb > 0 && `, at most ${bytes(limitKb * 1024)}`}</span></p>
+    <p class="session-words"><span>Begun <${Time} ms=${created} relative /></span><span>last turn <${Time} ms=${updated} relative /></span>${models.length > 0 && html`<span>${models.join(', ')}</span>`}<span title="The limit is state_kb of the agent">${bytes(size)} of state${ofAtMost(limits?.state_kb)}</span><span title="State and conversations in the store; the limit is session_kb of the agent">${bytes(stored)} in all${ofAtMost(limits?.session_kb)}</span></p>
     <${TokenBar} compact prompt=${usage.prompt_tokens} cached=${usage.prompt_tokens_details.cached_tokens} completion=${usage.completion_tokens} />
   </div>`;
 }
@@ -63,11 +65,17 @@ function Summary({ data, limitKb }) {
 function useLive(path, agent, session, detail) {
   const [open, setOpen] = useState([]);
   const add = (turn) => setOpen((was) => (was.some(({ id }) => id === turn.id) ? was : [...was, turn]));
+  /** Shows a turn that somebody else began; what was said to it comes with its status. */
+  const begin = (id, signal) => {
+    const sent = recall(sentKey(id), null);
+    add({ id, ...sent });
+    if (!sent) api.get(`${path}/turns/${encodeURIComponent(id)}`, { signal }).then(({ message }) => { if (message) setOpen((was) => was.map((turn) => (turn.id === id ? { ...turn, text: message.text, data: message.data ?? undefined } : turn))); }, () => {});
+  };
   useEffect(() => {
     const stop = new AbortController();
     setOpen([]);
     api.get(`${path}/turns`, { signal: stop.signal, query: { limit: 10 } }).then(({ data }) => {
-      for (const turn of [...data].reverse()) if (turn.state === 'waiting' || turn.state === 'running') add({ id: turn.turn_id, ...recall(sentKey(turn.turn_id), { text: null }) });
+      for (const { turn_id: id, state } of [...data].reverse()) if (state === 'waiting' || state === 'running') begin(id, stop.signal);
     }, () => { /* The page shows a running turn only if the host lists turns. */ });
     return () => stop.abort();
   }, [path]);
@@ -107,7 +115,7 @@ function Messages({ agent, session, path, caller, data, isNew, live, query }) {
 function LiveTurn({ agent, session, turn, caller, onEnd }) {
   const feed = useTurnFeed(agent, session, turn.id, { onEnd: ({ end }) => { if (end === 'done') onEnd(turn.id); } });
   const [stopping, stop] = useState(false);
-  const state = feed.end === 'error' ? stateOf('failed', feed.error.code) : feed.turn === null ? 'waiting' : 'running';
+  const state = feed.end === 'error' ? stateOf('failed', feed.error.code) : feed.turn === null ? 'waiting' : stateOf('running', null, feed);
   return html`<div class="live-turn" aria-live="polite" aria-busy=${feed.end ? 'false' : 'true'}>
     ${turn.text && html`<${MessageFrame} role="user"><p class="pre">${turn.text}</p>${turn.data !== undefined && html`<${JsonTree} value=${turn.data} label="Data" />`}<//>`}
     <${MessageFrame} role="assistant">

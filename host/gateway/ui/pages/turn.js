@@ -28,8 +28,10 @@ export default function TurnPage({ params: { agent, session, turn }, caller }) {
   const [cancel, cancelling] = useAction(() => cancelTurn(agent, session, turn));
   const n = timeline.data?.turn ?? status.data?.turn ?? feed.turn;
   const approval = openApproval(feed);
+  const { message } = status.data ?? {};
+  const said = message && (message.text || message.data !== null) ? message : null;
   const failure = status.data?.error ?? feed.error;
-  const shown = stateOf(state, failure?.code);
+  const shown = stateOf(state, failure?.code, feed);
   const gone = status.error?.status === 404 && timeline.error ? status.error : null;
 
   return html`<${Page} wide name=${`Turn ${n ?? ''} of ${session}`} trail=${[['Sessions', paths.sessions()], [agent, paths.agent(agent)], [session, `${paths.session(agent, session)}?tab=turns`]]}
@@ -46,12 +48,14 @@ export default function TurnPage({ params: { agent, session, turn }, caller }) {
         ${timeline.data ? html`<${Waterfall} timeline=${timeline.data} running=${running} />` : timeline.error ? html`<${ErrorNote} error=${timeline.error} onRetry=${timeline.reload} />` : html`<${Skeleton} lines=${6} />`}
       <//>
       <div class="turn-columns">
+        <div class="stack wide-gap">
+        ${said && html`<${Section} title="Message">${said.text && html`<p class="pre">${said.text}</p>`}${said.data !== null && said.data !== undefined && html`<${JsonTree} value=${said.data} label="Data of the message" />`}<//>`}
         <${Section} title="Output" id="output">
           <div aria-live="polite" aria-busy=${running ? 'true' : 'false'}><${TurnOutput} feed=${feed} caller=${caller} />
             ${!feed.parts.length && html`<${Empty} title=${running ? 'Nothing yet' : 'This turn said nothing'}>${running ? 'Text and calls show up here as they come.' : null}<//>`}
             ${feed.status.state === 'failed' && html`<${ErrorNote} error=${feed.status.error} />`}</div>
           ${feed.done?.data !== undefined && feed.done?.data !== null && html`<div class="turn-data"><h3>Data</h3><${JsonTree} value=${feed.done.data} label="Data of the answer" open=${2} /></div>`}
-        <//>
+        <//></div>
         <${Section} title="Log" flush>${n ? html`<${LogView} agent=${agent} session=${session} turn=${n} compact />` : html`<${Empty} title="Not begun">The log of a turn begins with it.<//>`}<//>
       </div>`}
     ${known && html`<p class="muted small">Accepted <${Time} ms=${known.accepted_at_ms} />${known.ended_at_ms && html`, ended <${Time} ms=${known.ended_at_ms} />`} · <${SessionName} id=${session} /></p>`}

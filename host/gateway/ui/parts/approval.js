@@ -14,8 +14,8 @@ import { SessionName } from './paged.js';
 /** Letters of a reason that a toast shows. */
 const SHOWN_REASON = 160;
 
-/** `approval` is one of `/v1/approvals` or of a turn's events. `onDecided(id, decision)` is called after the host has taken the decision. */
-export function ApprovalCard({ approval, caller, onDecided }) {
+/** `approval` is one of `/v1/approvals` or of a turn's events. `onDecided(id, decision)` is called after the host has taken the decision. `isShown` leaves out the arguments. */
+export function ApprovalCard({ approval, caller, onDecided, isShown }) {
   const { id, agent, session, turn_id: turn, tool, arguments: args, created_at_ms: created, expires_at_ms: expires } = approval;
   const now = useNow(10_000);
   const [reason, setReason] = useState('');
@@ -33,7 +33,7 @@ export function ApprovalCard({ approval, caller, onDecided }) {
       <span class="muted small">${expires > now ? html`refused <${Time} ms=${expires} relative /> if nobody decides` : 'the time for it is over'}</span></header>
     ${agent && html`<p class="approval-from muted small"><${Link} href=${paths.agent(agent)}>${agent}<//> · <${Link} href=${paths.session(agent, session)}><${SessionName} id=${session} /><//>
       ${turn && html` · <${Link} href=${paths.turn(agent, session, turn)}>turn<//>`}${created && html` · asked <${Time} ms=${created} relative />`}</p>`}
-    <div class="approval-args"><${Value} value=${args} label=${`Arguments of ${tool}`} open=${2} /></div>
+    ${!isShown && html`<div class="approval-args"><${Value} value=${args} label=${`Arguments of ${tool}`} open=${2} /></div>`}
     ${may(caller, 'admin') ? (!done && html`<div class="approval-decide">
       <${Field} label="Reason" class="grow" hideLabel>${(field) => html`<input id=${field} value=${reason} placeholder="Reason (optional)" maxlength="1000" onInput=${(event) => setReason(event.currentTarget.value)} />`}<//>
       <div class="row"><${Button} kind="primary" icon="check" busy=${busy} onClick=${() => decide('approve')}>Approve<//>

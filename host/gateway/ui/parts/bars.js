@@ -1,4 +1,5 @@
 // Stacked bars, one for each day, drawn as elements: few of them, sharp at any width, and readable without sight.
+import { useMedia } from '../lib/hooks.js';
 import { html, cx, useId, useState } from '../lib/html.js';
 
 /**
@@ -9,7 +10,8 @@ export function Bars({ title, bars, series, format, axis = format, height = 180 
   const id = useId();
   const totals = bars.map(({ values }) => values.reduce((sum, value) => sum + value, 0));
   const top = nice(Math.max(0, ...totals));
-  const every = Math.max(1, Math.ceil(bars.length / 10));
+  const isNarrow = useMedia('(max-width: 640px)');
+  const every = Math.max(1, Math.ceil(bars.length / (isNarrow ? 4 : 10)));
   const shown = chosen === null ? null : bars[chosen];
   const sum = (n) => bars.reduce((all, { values }) => all + values[n], 0);
   return html`<figure class="bars" aria-labelledby=${id}>

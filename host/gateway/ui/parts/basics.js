@@ -47,7 +47,7 @@ export const Badge = ({ tone, dot, children, title }) =>
   html`<span class=${cx('badge', tone)} title=${title}>${dot && html`<span class="dot" aria-hidden="true"></span>`}${children}</span>`;
 
 const STATES = {
-  waiting: ['info', 'Waiting'], running: ['accent', 'Running'], done: ['ok', 'Done'], failed: ['bad', 'Failed'], loaded: ['ok', 'Loaded'],
+  waiting: ['info', 'Waiting'], asking: ['warn', 'Waits for a person'], running: ['accent', 'Running'], done: ['ok', 'Done'], failed: ['bad', 'Failed'], loaded: ['ok', 'Loaded'],
   loading: ['accent', 'Loading'], unloaded: [null, 'Not loaded'], unloading: ['accent', 'Unloading'], remote: ['info', 'Remote'],
   completed: ['ok', 'Completed'], cancelled: [null, 'Cancelled'], expired: ['warn', 'Expired'], pending: ['info', 'Pending'],
 };

@@ -24,7 +24,7 @@ export function Keys({ caller }) {
   const [made, show] = useState(null);
   const [doomed, revoke] = useState(null);
   const columns = [
-    { key: 'name', label: 'Key', render: ({ name, id }) => html`${name || html`<span class="muted">no name</span>`} <code class="muted small">${id}</code>` },
+    { key: 'name', label: 'Key', render: ({ name, id }) => html`${name || html`<span class="muted">no name</span>`} <code class="muted small optional">${id}</code>` },
     { key: 'tenant', label: 'Tenant', optional: true },
     { key: 'role', label: 'Role', render: ({ role, agents, bodies }) => html`<${Badge}>${role}<//>${agents && html` <span class="muted small" title=${agents.join(', ')}>${agents.length === 1 ? agents[0] : `${agents.length} agents`}</span>`}${bodies && html` <span class="muted small" title="May read what was said in requests to models">+ texts</span>`}` },
     { key: 'state', label: 'State', render: (row) => html`<${KeyState} row=${row} />` },

@@ -2,6 +2,7 @@
 import { returned } from '../lib/connection.js';
 import { ago, iso, time } from '../lib/format.js';
 import { html, useCallback, useEffect, useRef, useState } from '../lib/html.js';
+import { useSearchField } from '../lib/keys.js';
 import { Icon } from './icon.js';
 
 /**
@@ -59,8 +60,11 @@ export function Live({ status, word = 'Live' }) {
 }
 
 /** A search field for a bar of filters. */
-export const Search = ({ label, value, onInput, placeholder }) => html`<div class="filter-search"><${Icon} name="search" />
-  <input type="search" aria-label=${label} placeholder=${placeholder ?? label} value=${value} autocomplete="off" spellcheck=${false} onInput=${(event) => onInput(event.currentTarget.value)} /></div>`;
+export function Search({ label, value, onInput, placeholder }) {
+  const field = useSearchField();
+  return html`<div class="filter-search"><${Icon} name="search" />
+    <input ref=${field} type="search" aria-label=${label} placeholder=${placeholder ?? label} value=${value} autocomplete="off" spellcheck=${false} onInput=${(event) => onInput(event.currentTarget.value)} /></div>`;
+}
 
 /** A choice for a bar of filters; `options` is `[[value, text], …]`. */
 export const Choice = ({ label, value, options, onChange }) => html`<select class="filter-choice" aria-label=${label} value=${value} onChange=${(event) => onChange(event.currentTarget.value)}>

@@ -34,7 +34,7 @@ function Detail({ request, caller }) {
       ['Agent', agent && html`<${Link} href=${paths.agent(agent.name)}>${agent.name}<//>`], ['Session', agent && html`<${Link} href=${paths.session(agent.name, agent.session)}><${SessionName} id=${agent.session} /><//>`],
       ['Turn', agent && html`<${Link} href=${paths.turn(agent.name, agent.session, agent.turn)}>Timeline of the turn<//>`], ['Cost', costOf(request)]]} /><//>
     <${Section} title="Time"><${TimeBar} timing=${timing} />
-      <${Facts} rows=${[['Queue', timing.queue_ms !== null ? duration(timing.queue_ms) : null], ['First token', timing.first_token_ms !== null ? duration(timing.first_token_ms) : null], ['In all', duration(timing.total_ms)], ['Speed', speed && `${number(speed)} tokens/s`]]} />
+      <${Facts} rows=${[...partsOf(timing).map(([name, ms]) => [html`<span class=${`wf-swatch k-${name}`} aria-hidden="true"></span> ${PARTS[name]}`, duration(ms)]), ['First token', timing.first_token_ms !== null && duration(timing.first_token_ms)], ['In all', duration(timing.total_ms)], ['Speed', speed && `${number(speed)} tokens/s`]]} />
       ${usage && html`<${TokenBar} prompt=${usage.prompt_tokens} cached=${usage.cached_tokens} completion=${usage.completion_tokens} />`}
       ${usage?.estimated && html`<p class="muted small">The tokens are an estimate, because the request was cut off.</p>`}<//>
     ${attempts.length > 0 && html`<${Section} title="Attempts" flush><${Table} label="Attempts" rows=${attempts.map((attempt, n) => ({ ...attempt, n }))} rowKey=${({ n }) => n} columns=${[
@@ -44,13 +44,21 @@ function Detail({ request, caller }) {
       : html`The texts were not stored. <code>log = "full"</code> under <code>[requests]</code> in skep.toml stores them.`}<//></div>`}<//>`;
 }
 
+const PARTS = { queue: 'Queue', prefill: 'Prefill', decode: 'Decode', other: 'Until it ended' };
+
+/** Returns the parts of a request’s time: `[[name, ms], …]`. One without a first token has no prefill and no decoding. */
+function partsOf({ queue_ms: queue, first_token_ms: first, total_ms: total }) {
+  const waited = queue ?? 0;
+  const rest = first === null ? [['other', total - waited]] : [['prefill', first - waited], ['decode', total - first]];
+  return [...(queue === null ? [] : [['queue', queue]]), ...rest].map(([name, ms]) => [name, Math.max(0, ms)]);
+}
+
 /** Queue, time to the first token and decoding as parts of one bar. */
-export function TimeBar({ timing: { queue_ms: queue, first_token_ms: first, total_ms: total }, small }) {
-  const all = Math.max(1, total);
-  const parts = [['queue', queue ?? 0], ['prefill', first === null ? 0 : Math.max(0, first - (queue ?? 0))], ['decode', first === null ? 0 : Math.max(0, total - first)], ['other', first === null ? Math.max(0, total - (queue ?? 0)) : 0]];
-  const names = { queue: 'Queue', prefill: 'Prefill', decode: 'Decode', other: 'Until it ended' };
-  return html`<div class=${small ? 'time-bar small' : 'time-bar'} role="img" aria-label=${parts.filter(([, ms]) => ms > 0).map(([name, ms]) => `${names[name]} ${duration(ms)}`).join(', ')}>
-    ${parts.map(([name, ms]) => ms > 0 && html`<span key=${name} class=${`wf-swatch k-${name}`} title=${`${names[name]} ${duration(ms)}`} style=${{ width: `${(ms / all) * 100}%` }}></span>`)}</div>`;
+export function TimeBar({ timing, small }) {
+  const all = Math.max(1, timing.total_ms);
+  const parts = partsOf(timing).filter(([, ms]) => ms > 0);
+  return html`<div class=${small ? 'time-bar small' : 'time-bar'} role="img" aria-label=${parts.map(([name, ms]) => `${PARTS[name]} ${duration(ms)}`).join(', ')}>
+    ${parts.map(([name, ms]) => html`<span key=${name} class=${`wf-swatch k-${name}`} title=${`${PARTS[name]} ${duration(ms)}`} style=${{ width: `${(ms / all) * 100}%` }}></span>`)}</div>`;
 }
 
 function Texts({ body }) {

@@ -4,7 +4,7 @@ import { connection, askNow } from '../lib/connection.js';
 import { may, signOut } from '../lib/caller.js';
 import { useHasCluster } from '../lib/cluster.js';
 import { useInboxCount } from '../lib/inbox.js';
-import { pageKeys, useKeys } from '../lib/keys.js';
+import { goToSearch, pageKeys, useKeys } from '../lib/keys.js';
 import { Link, navigate, useRoute } from '../lib/router.js';
 import { setTheme, theme } from '../lib/theme.js';
 import { NAVIGATION } from '../pages.js';
@@ -31,7 +31,7 @@ export function Shell({ caller, page, children }) {
   useKeys(useMemo(() => ({
     ...Object.fromEntries(items.map(({ key, path: to }) => [`g ${key}`, () => navigate(to)])),
     '?': () => setHelps(true),
-    '/': () => document.querySelector('main input[type=search]')?.focus(),
+    '/': goToSearch,
     Escape: () => setOpen(false),
   }), [caller, hasCluster]));
   const count = waiting.approvals + waiting.deadLetters;

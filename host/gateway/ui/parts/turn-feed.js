@@ -81,15 +81,15 @@ export function TurnOutput({ feed, caller }) {
     if (part.kind === 'text') return html`<${Markdown} key=${n} text=${part.text} class=${!feed.end && n === last ? 'growing' : ''} />`;
     if (part.kind === 'thinking') return html`<${Reasoning} key=${n} text=${part.text} isOpen=${!feed.end && n === last} words=${!feed.end && n === last ? 'Thinking…' : 'Reasoning'} />`;
     if (part.kind === 'call') return html`<${Call} key=${n} name=${part.name} args=${part.arguments} result=${part.result} error=${part.error} hasResult=${part.hasResult} waiting=${!part.isOver && !feed.end && (openApproval(feed) ? 'waits for a decision' : 'runs')} />`;
-    if (part.kind === 'approval') return html`<${ApprovalPart} key=${n} part=${part} isOver=${!!feed.end} caller=${caller} />`;
+    if (part.kind === 'approval') return html`<${ApprovalPart} key=${n} part=${part} isOver=${!!feed.end} caller=${caller} isShown=${feed.parts.slice(0, n).some((call) => call.kind === 'call' && !call.isOver && call.name === part.tool && JSON.stringify(call.arguments) === JSON.stringify(part.arguments))} />`;
     return html`<${Note} key=${n}>${part.text}<//>`;
   })}</div>`;
 }
 
-/** The reason of a refusal is the sentence that the agent reads, with the words of the person in it. */
-function ApprovalPart({ part, isOver, caller }) {
+/** The reason of a refusal is the sentence that the agent reads, with the words of the person in it. `isShown`: the call is above it, with its arguments. */
+function ApprovalPart({ part, isOver, caller, isShown }) {
   const { id, tool, arguments: args, expires_at_ms: until, decision, reason } = part;
-  if (!decision && !isOver) return html`<${ApprovalCard} approval=${{ id, tool, arguments: args, expires_at_ms: until }} caller=${caller} />`;
+  if (!decision && !isOver) return html`<${ApprovalCard} approval=${{ id, tool, arguments: args, expires_at_ms: until }} caller=${caller} isShown=${isShown} />`;
   return html`<div class="decided"><${Badge} tone=${decision === 'approve' ? 'ok' : 'bad'} dot>${decision === 'approve' ? 'Approved' : decision === 'deny' ? 'Denied' : 'Not decided'}<//>
     <code>${tool}</code>${reason && html`<span class="muted">${decision === 'approve' ? `“${reason}”` : reason}</span>`}</div>`;
 }
@@ -97,8 +97,11 @@ function ApprovalPart({ part, isOver, caller }) {
 /** The name under which this browser keeps what it sent, until the turn is among the messages. */
 export const sentKey = (turn) => `sent-${turn}`;
 
-/** The state of a turn for people: one that somebody cancelled has not failed by itself. */
-export const stateOf = (state, code) => (state === 'failed' && code === 'cancelled' ? 'cancelled' : state);
+/** The state of a turn for people: one that somebody cancelled has not failed by itself, and one that waits for a person does not compute. */
+export function stateOf(state, code, feed) {
+  if (state === 'failed' && code === 'cancelled') return 'cancelled';
+  return state === 'running' && feed && openApproval(feed) ? 'asking' : state;
+}
 
 /** Asks the host to stop a turn. */
 export const cancelTurn = (agent, session, turn) => api.del(url`/v1/agents/${agent}/sessions/${session}/turns/${turn}`);

@@ -87,7 +87,7 @@ function Groups({ report: { by, data } }) {
   const columns = [
     { key: 'name', label: GROUPS.find(([id]) => id === by)?.[1], render: name },
     { key: 'bar', label: 'Share', width: '22%', optional: true, render: (line) => html`<span class="share" aria-hidden="true"><span class="tone-3" style=${{ width: `${(line.cached_input_tokens / top) * 100}%` }}></span><span class="tone-2" style=${{ width: `${((line.input_tokens - line.cached_input_tokens) / top) * 100}%` }}></span><span class="tone-1" style=${{ width: `${(line.output_tokens / top) * 100}%` }}></span></span>` },
-    { key: 'requests', label: 'Requests', align: 'right', render: ({ requests }) => number(requests) },
+    { key: 'requests', label: 'Requests', align: 'right', optional: true, render: ({ requests }) => number(requests) },
     { key: 'input', label: 'Prompt', align: 'right', render: ({ input_tokens: n }) => html`<span title=${number(n)}>${short(n)}</span>` },
     { key: 'cached', label: 'Cached', align: 'right', optional: true, render: ({ input_tokens: n, cached_input_tokens: k }) => (n ? percent(k / n, 0) : '–') },
     { key: 'output', label: 'Generated', align: 'right', render: ({ output_tokens: n }) => html`<span title=${number(n)}>${short(n)}</span>` },

@@ -2,7 +2,7 @@
 import { callerStore } from '../../lib/caller.js';
 import { html, cx, useEffect, useMemo, useState } from '../../lib/html.js';
 import { count } from '../../lib/format.js';
-import { Markdown } from '../../lib/markdown.js';
+import { Line, Markdown } from '../../lib/markdown.js';
 import { Link, paths, useRoute } from '../../lib/router.js';
 import { Badge, Button, Code, Empty, Icon } from '../../parts/index.js';
 import { childrenOf, curlOf, resolve, tagsOf, typeOf } from './openapi.js';
@@ -39,7 +39,7 @@ function Operation({ openapi, operation, isNamed, startsOpen }) {
   useEffect(() => { if (isNamed) open(true); }, [isNamed]);
   return html`<section class="operation card flush" id=${id} aria-label=${`${method.toUpperCase()} ${path}`}>
     <h2 class="operation-head"><button type="button" aria-expanded=${isOpen ? 'true' : 'false'} onClick=${() => open(!isOpen)}>
-      <${Icon} name=${isOpen ? 'down' : 'right'} size=${14} /><span class=${`verb ${method}`}>${method}</span><code>${path}</code><span class="operation-summary">${summary}</span></button></h2>
+      <${Icon} name=${isOpen ? 'down' : 'right'} size=${14} /><span class=${`verb ${method}`}>${method}</span><code>${path}</code><span class="operation-summary"><${Line} text=${summary} /></span></button></h2>
     ${isOpen && html`<div class="operation-body">
       ${description && html`<${Markdown} text=${description} />`}
       <${Parameters} openapi=${openapi} parameters=${operation.parameters} />
