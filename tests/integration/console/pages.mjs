@@ -47,6 +47,29 @@ async function cluster(windows) {
   }
 }
 
+/** Each limit is shown with what is used of it, which is what the API says. */
+async function limits() {
+  const page = await open();
+  await visit(page, '/ui/agents/approval');
+  // One turn of the agent waits for a person.
+  const turns = page.getByRole('region', { name: 'All sessions together' }).getByRole('meter', { name: 'Turns that run or wait' });
+  await turns.and(page.locator('[aria-valuenow="1"]')).waitFor();
+  const { limits: { concurrent_turns: most }, used } = await api('GET', '/v1/agents/approval');
+  check(used.concurrent_turns === 1 && await turns.getAttribute('aria-valuemax') === String(most), JSON.stringify(used));
+  await visit(page, '/ui/usage?tab=limits');
+  await settled(page);
+  const [tenant, status] = [await api('GET', '/v1/limits'), await api('GET', '/v1/status')];
+  const shown = (name) => page.getByRole('region', { name, exact: true }).getByRole('meter').count();
+  check(await shown(`Limits of the tenant ${tenant.tenant}`) === tenant.data.length + Number(tenant.money_per_day !== null), JSON.stringify(tenant));
+  check(await shown('Limits of the host') === status.limits.filter(({ of }) => !of).length, JSON.stringify(status.limits));
+  for (const { name } of status.models) check(await shown(`Limits of ${name}`) === status.limits.filter(({ of }) => of === name).length, JSON.stringify(status.limits));
+  // A name that has no words of its own is one that nobody has described.
+  const names = await page.locator('.limit-meters .meter-words > span:first-child').allInnerTexts();
+  check(names.every((name) => !name.includes('_')), `${names}`);
+  healthy(page);
+  await page.context().close();
+}
+
 /** The KV pages are a map of squares, and a table that names their owners. */
 async function owners(page) {
   await visit(page, '/ui/engine');
@@ -72,16 +95,42 @@ async function follows(page) {
   await page.locator(`a[href="/ui/requests/${encodeURIComponent(id)}"]`).waitFor();
 }
 
+/** Waits until what has this name or id has the focus. */
+const focuses = (page, name) => page.waitForFunction((wanted) => (document.activeElement.getAttribute('aria-label') ?? document.activeElement.id) === wanted, name);
+
+/** Presses keys one after the other until they have led to an address: on a machine that is busy, more time may pass between them than a person takes. */
+async function pressUntil(page, keys, address) {
+  for (let tries = 1; ; tries += 1) {
+    for (const key of keys) await page.keyboard.press(key);
+    try {
+      await page.waitForURL(address, { timeout: 5_000 });
+      return;
+    } catch (error) {
+      if (tries === 10) throw error;
+    }
+  }
+}
+
 /** The keyboard leads to every page, to the search, to the content and to the list of shortcuts; a theme that a person chose is kept. */
 async function keyboard(page) {
-  await page.keyboard.press('g');
-  await page.keyboard.press('s');
-  await page.waitForURL('**/ui/sessions');
-  await page.getByRole('heading', { level: 1, name: 'Sessions' }).waitFor();
-  await page.getByLabel('Search by id').waitFor();
+  // The search takes the focus as soon as it is there, and keeps it and what is written while the list loads.
+  const waits = {};
+  const held = new Promise((release) => { waits.release = release; });
+  await page.route('**/ui/pages/sessions.js', async (route) => { await held; await route.continue(); });
+  await pressUntil(page, ['g', 's'], '**/ui/sessions');
   await page.keyboard.press('/');
-  const focused = () => page.evaluate(() => document.activeElement.getAttribute('aria-label') ?? document.activeElement.id);
-  check(await focused() === 'Search by id', `“/” leads to ${await focused()}`);
+  check(await page.getByLabel('Search by id').count() === 0, 'the page did not wait for its module');
+  waits.release();
+  await focuses(page, 'Search by id');
+  await page.unroute('**/ui/pages/sessions.js');
+  await page.keyboard.type('guest');
+  await page.getByRole('link', { name: 'guest-7' }).waitFor();
+  await focuses(page, 'Search by id');
+  check(await page.getByLabel('Search by id').inputValue() === 'guest', 'what was written is lost');
+  await page.getByLabel('Search by id').fill('');
+  await page.getByLabel('Search by id').blur();
+  await page.keyboard.press('/');
+  await focuses(page, 'Search by id');
   await page.getByLabel('Search by id').blur();
   await page.keyboard.press('?');
   const help = page.getByRole('dialog', { name: 'Shortcuts' });
@@ -93,11 +142,16 @@ async function keyboard(page) {
   await page.getByRole('heading', { level: 1, name: 'Sessions' }).waitFor();
   await page.keyboard.press('Tab');
   await page.keyboard.press('Enter');
-  check(await focused() === 'main', `the first link leads to ${await focused()}`);
+  await focuses(page, 'main');
   const shown = () => page.evaluate(() => document.documentElement.dataset.theme);
   check(await shown() === 'light', `the theme is ${await shown()}`);
   await page.locator('label[title=Dark]').click();
   check(await shown() === 'dark', `the theme is ${await shown()}`);
+  // Shortcuts count also for whoever has just clicked a choice.
+  await page.keyboard.press('?');
+  await help.waitFor();
+  await page.keyboard.press('Escape');
+  await help.waitFor({ state: 'detached' });
   // The theme is there before anything is drawn.
   await page.goto(page.url(), { waitUntil: 'commit' });
   await page.locator('.sidebar').first().waitFor({ state: 'attached' });
@@ -127,6 +181,12 @@ async function deny() {
   const page = await open();
   await visit(page, `/ui/sessions/approval/c1/turns/${waiting.turn_id}`);
   await page.getByText('This turn waits for a person').waitFor();
+  await page.locator('h1').getByText('Waits for a person').waitFor();
+  // What was said is not among the messages of the session before the turn is committed, and both pages show it.
+  await page.getByRole('region', { name: 'Message' }).getByText('Please refund 20 euros for order 11.').waitFor();
+  const session = await open({ expected: ['404'] });
+  await visit(session, '/ui/sessions/approval/c1');
+  await session.locator('.live-turn').getByText('Please refund 20 euros for order 11.').waitFor();
   const inbox = await open();
   await visit(inbox, '/ui/inbox');
   const approval = inbox.getByRole('article', { name: 'Approval of refund' });
@@ -143,7 +203,7 @@ async function deny() {
   await page.locator('.turn-output').getByText(/may not refund/).first().waitFor();
   const { data: messages } = await api('GET', '/v1/agents/approval/sessions/c1/messages');
   check(messages.some(({ role, content }) => role === 'tool' && content.includes('never paid')), JSON.stringify(messages));
-  for (const each of [page, inbox]) {
+  for (const each of [page, inbox, session]) {
     healthy(each);
     await each.context().close();
   }
@@ -238,6 +298,8 @@ await scenario(async () => {
   // A session says how much of its state it may still write.
   await visit(page, session);
   await page.getByText('of state, at most 64 KiB').waitFor();
+  await page.getByText('in all, at most 32 MiB').waitFor();
+  await limits();
   await owners(page);
   await follows(page);
   await keyboard(page);

@@ -54,6 +54,11 @@ await scenario(async () => {
   });
   check(status === 403, `a key that may read got ${status}`);
   zenith.problems.length = 0;
+  // The limits of its own tenant are its business, those of the host are not.
+  await visit(zenith, '/ui/usage?tab=limits');
+  await zenith.getByRole('region', { name: 'Limits of the tenant zenith' }).getByRole('meter').first().waitFor();
+  check(await zenith.getByText('Limits of the host').count() === 0, 'a key that may read sees the limits of the host');
+  healthy(zenith);
   // An admin sees the sessions of every tenant.
   const admin = await signIn(ADMIN, 'admin');
   await admin.getByText('acme/honey').first().waitFor();
