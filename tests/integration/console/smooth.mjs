@@ -1,11 +1,14 @@
 // Long lists stay smooth: 10,000 sessions and a session of 5,000 messages, scrolled by the wheel from end to end. The number of rows in
-// the document stays bounded. How long the browser was busy is printed; LONGEST_TASK_MS makes more than that a failure.
+// the document stays bounded, and so does the processor time that the page takes for a step of the wheel, which other programs of the machine
+// do not lengthen. How long the browser was busy by the clock is printed; LONGEST_TASK_MS makes more than that a failure.
 import { api, check, healthy, open, scenario, visit } from './browser.mjs';
 
 const { AGENT, LONGEST_TASK_MS } = process.env;
 const SESSIONS = 10_000;
 const MESSAGES = 5_000;
 const AT_ONCE = 24;
+/** What people feel as a jerk is a frame that takes 50 ms. A machine whose processor is half as fast may take twice as long. */
+const MOST_STEP_MS = Number(process.env.MOST_STEP_MS ?? 100);
 
 /** Imports sessions, which is the fastest way through the API to make many of them. */
 async function fill() {
@@ -44,26 +47,30 @@ async function scroll(page, { name, rows, delta, isDone, mostSteps = 2_000 }) {
   await page.mouse.move(box.x + box.width / 2, box.y + box.height / 2);
   const client = await page.context().newCDPSession(page);
   await client.send('Performance.enable');
-  const busyS = async () => (await client.send('Performance.getMetrics')).metrics.find((metric) => metric.name === 'TaskDuration').value;
-  const before = await busyS();
+  const workedMs = async () => (await client.send('Performance.getMetrics')).metrics.find((metric) => metric.name === 'ThreadTime').value * 1000;
   const began = await page.evaluate(() => { window.longTasks.length = 0; window.drawn = 0; return performance.now(); });
   let steps = 0;
   let most = 0;
+  let [longestMs, sumMs] = [0, 0];
   for (; steps < mostSteps; steps += 1) {
+    const before = await workedMs();
     await page.mouse.wheel(0, delta);
     const seen = await page.evaluate((selector) => new Promise((done) => { requestAnimationFrame(() => done(document.querySelectorAll(selector).length)); }), rows);
     most = Math.max(most, seen);
+    const took = await workedMs() - before;
+    [longestMs, sumMs] = [Math.max(longestMs, took), sumMs + took];
     if (await isDone()) break;
   }
   check(steps < mostSteps, `${name} did not come to its end in ${steps} steps`);
   const figures = await page.evaluate((since) => ({ tasks: [...window.longTasks], perSecond: (window.drawn * 1000) / (performance.now() - since) }), began);
-  return { steps, most, stepMs: ((await busyS()) - before) * 1000 / steps, ...figures };
+  return { steps, most, stepMs: sumMs / steps, longestMs, ...figures };
 }
 
-function tell(what, { steps, most, stepMs, tasks, perSecond }) {
+function tell(what, { steps, most, stepMs, longestMs, tasks, perSecond }) {
   const longest = Math.max(0, ...tasks);
-  console.log(`${what}: ${steps} steps of the wheel, ${stepMs.toFixed(1)} ms of work in a step, ${perSecond.toFixed(0)} frames/s, at most ${most} rows in the document, `
+  console.log(`${what}: ${steps} steps of the wheel, ${stepMs.toFixed(1)} ms of processor time in a step, at most ${longestMs.toFixed(0)} ms, ${perSecond.toFixed(0)} frames/s, at most ${most} rows in the document, `
     + `${tasks.length} tasks over 50 ms${tasks.length ? `, the longest ${longest} ms` : ''}`);
+  check(longestMs <= MOST_STEP_MS, `${what}: a step of the wheel took ${longestMs.toFixed(0)} ms of processor time, and not ${MOST_STEP_MS} ms at most`);
   if (LONGEST_TASK_MS) check(longest <= Number(LONGEST_TASK_MS), `${what}: a task took ${longest} ms`);
 }
 
