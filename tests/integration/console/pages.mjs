@@ -8,8 +8,8 @@ const ago = (ms) => new Date(Date.now() - ms).toISOString();
 /** Hosts as a host of a cluster describes them. */
 const CLUSTER = {
   hosts: [
-    { number: 3, name: '10.0.0.2:8080', url: 'http://10.0.0.2:8080', version: '0.2.0', state: 'serving', this: true, started_at: ago(HOUR_MS), seen_ms_ago: 120, models: ['smollm2-135m'], sessions: 12, running_turns: 2, role: 'all' },
-    { number: 4, name: 'hives_of_the_north_rack_17.example.internal:8080', url: 'http://10.0.0.3:8080', version: '0.2.1', state: 'draining', this: false, started_at: ago(90 * HOUR_MS), seen_ms_ago: 900, models: ['smollm2-135m', 'another_model_with_a_long_name'], sessions: 40, running_turns: 0, role: 'gateway' },
+    { number: 3, name: '10.0.0.2:8080', url: 'http://10.0.0.2:8080', version: '0.2.0', state: 'serving', this: true, started_at: ago(HOUR_MS), seen_ms_ago: 120, models: ['smollm2-135m'], sessions: 12, running_turns: 2, role: 'all', load_percent: 64, waiting_requests: 3 },
+    { number: 4, name: 'hives_of_the_north_rack_17.example.internal:8080', url: 'http://10.0.0.3:8080', version: '0.2.1', state: 'draining', this: false, started_at: ago(90 * HOUR_MS), seen_ms_ago: 900, models: ['smollm2-135m', 'another_model_with_a_long_name'], sessions: 40, running_turns: 0, role: 'gateway', load_percent: 115, waiting_requests: 0 },
     { number: 5, name: '10.0.0.4:8080', url: 'http://10.0.0.4:8080', version: '0.2.0', state: 'serving', this: false, started_at: ago(HOUR_MS / 60), seen_ms_ago: 7_500, models: [], sessions: 0, running_turns: 0 },
   ],
 };
@@ -20,15 +20,18 @@ async function cluster(windows) {
     const page = await open(options);
     const answer = structuredClone(CLUSTER);
     await page.route('**/v1/cluster', (route) => route.fulfill({ json: answer }));
+    const peers = { questions: 40, missed: 7, fetched_pages: 1_234, fetched_bytes: 3 * 2 ** 30, given_pages: 1, given_bytes: 2_048 };
+    await page.route('**/v1/kv', (route) => route.fulfill({ json: { peers } }));
     await visit(page, '/ui/cluster');
     await page.getByText('Draining', { exact: true }).waitFor();
     await inspect(page, `cluster-hosts-${name}`);
     // A host of an older version has no role: it does everything.
-    const cells = [['10.0.0.2:8080', 'this host'], ['hives_of_the_north', '40'], ['hives_of_the_north', 'Gateway'], ['10.0.0.4:8080', 'none loaded'], ['10.0.0.4:8080', 'Everything']];
+    const cells = [['10.0.0.2:8080', 'this host'], ['hives_of_the_north', '40'], ['hives_of_the_north', 'Gateway'], ['hives_of_the_north', '115%'], ['10.0.0.2:8080', '64%'], ['10.0.0.4:8080', 'none loaded'], ['10.0.0.4:8080', 'Everything']];
     for (const [row, text] of cells) {
       await page.getByRole('row').filter({ hasText: row }).getByText(text).first().waitFor({ state: 'attached' });
     }
     await page.getByText('The hosts run 2 versions: 0.2.0, 0.2.1.').waitFor();
+    for (const text of ['1,234 pages, 3 GiB', '1 page, 2 KiB']) await page.getByRole('region', { name: 'Transfers of KV pages' }).getByText(text, { exact: true }).waitFor();
     // It is read again by itself.
     answer.hosts[1].state = 'serving';
     await page.getByText('Draining', { exact: true }).waitFor({ state: 'detached' });

@@ -1,12 +1,13 @@
-// The hosts that share a database: what each has loaded, how many sessions it owns, and when it was last heard. An admin drains them.
+// The hosts that share a database: what each has loaded and how busy it is, how many sessions it owns, when it was last heard, and the KV pages that they
+// gave each other. An admin drains them.
 import { api, url } from '../lib/api.js';
 import { may } from '../lib/caller.js';
 import { hasCluster, isCluster } from '../lib/cluster.js';
-import { count, duration, number } from '../lib/format.js';
+import { bytes, count, duration, number, percent } from '../lib/format.js';
 import { usePolled } from '../lib/hooks.js';
 import { html, useEffect, useState } from '../lib/html.js';
-import { paths } from '../lib/router.js';
-import { Badge, Button, Confirm, Empty, Figure, Loaded, Note, Page, Section, Table, Time, toast } from '../parts/index.js';
+import { Link, paths } from '../lib/router.js';
+import { Badge, Button, Confirm, Empty, Facts, Figure, Loaded, Note, Page, Section, Table, Time, toast } from '../parts/index.js';
 
 const AGAIN_MS = 2000;
 const LEASE_MS = 10_000;
@@ -37,8 +38,11 @@ function Hosts({ hosts, isAlone, caller, onDrained }) {
     ...(!isAlone && hosts.some(({ role }) => role) ? [{ key: 'role', label: 'Role', width: '7rem', optional: true, render: ({ role }) => html`<${Role} role=${role} />` }] : []),
     { key: 'version', label: 'Version', width: '6rem', optional: true },
     { key: 'models', label: 'Models', optional: true, render: ({ models }) => (models.length ? html`<span title=${models.join(', ')}>${models.join(', ')}</span>` : html`<span class="muted">none loaded</span>`) },
-    { key: 'sessions', label: 'Sessions', width: '24%', render: ({ sessions }) => html`<${Share} value=${sessions} top=${top} />` },
+    { key: 'sessions', label: 'Sessions', width: '20%', render: ({ sessions }) => html`<${Share} value=${sessions} top=${top} />` },
     { key: 'turns', label: 'Turns', align: 'right', width: '5rem', render: ({ running_turns: turns }) => html`<span title="Turns that run">${number(turns)}</span>` },
+    ...(hosts.some(({ load_percent: load }) => load !== undefined) ? [
+      { key: 'load', label: 'Load', align: 'right', width: '5rem', optional: true, render: ({ load_percent: load }) => html`<span class=${load >= 100 ? 'bad-text' : ''} title="Of its room for turns or of the KV pages of its models, whichever is fuller">${load === undefined ? '–' : percent(load / 100, 0)}</span>` },
+      { key: 'waiting', label: 'Waiting', align: 'right', width: '5rem', optional: true, render: ({ waiting_requests: waiting = 0 }) => html`<span title="Requests that wait for its models">${number(waiting)}</span>` }] : []),
     { key: 'heard', label: 'Heard', align: 'right', width: '7rem', optional: mayDrain || isAlone, render: ({ seen_ms_ago: ms }) => html`<${Heard} ms=${ms} />` },
     { key: 'started', label: 'Started', align: 'right', width: '8rem', optional: true, render: ({ started_at: at }) => html`<${Time} ms=${Date.parse(at)} relative />` },
     ...(mayDrain ? [{ key: 'do', label: html`<span class="sr-only">Actions</span>`, align: 'right', width: '6rem', render: (host) => host.state === 'serving' && html`<${Button} small label=${`Drain ${host.name}`} onClick=${() => drain(host)}>Drain<//>` }] : []),
@@ -52,10 +56,22 @@ function Hosts({ hosts, isAlone, caller, onDrained }) {
     ${versions.length > 1 && html`<${Note} tone="warn">The hosts run ${count(versions.length, 'version')}: ${versions.join(', ')}. That is as it should be only during an upgrade.<//>`}
     <${Section} title="Hosts" flush><${Table} label="Hosts" columns=${columns} rows=${hosts} rowKey=${({ number: id }) => id} height=${44}
       empty=${html`<${Empty} icon="cluster" title="No host is known">A host shows up here once it has written to the database.<//>`} /><//>
+    ${!isAlone && may(caller, 'admin') && html`<${Transfers} />`}
     ${doomed && html`<${Confirm} title=${`Drain ${doomed.name}?`} action="Drain" onClose=${() => drain(null)} confirm=${async () => { await api.post(url`/v1/cluster/hosts/${doomed.number}/drain`); toast(`${doomed.name} drains`); onDrained(); }}>
       <p>It hands its sessions over to the other hosts, waits for turns that run, and then its process ends. Nothing is lost.</p>
       ${doomed.this && html`<p>It is the host that shows you this page: open the console of another one to see the rest.</p>`}
       ${serving < 2 && html`<${Note} tone="warn">No other host serves. Its sessions wait in the database until one does.<//>`}<//>`}`;
+}
+
+/** The KV pages that this host got from the others and gave them. A host whose pages are not shared has none. */
+function Transfers() {
+  const disk = usePolled((signal) => api.get('/v1/kv', { signal }), [], { everyMs: 2 * AGAIN_MS });
+  return html`<${Section} title="Transfers of KV pages" about="Between this host and the others since it started.">
+    <${Loaded} resource=${disk} lines=${2}>${({ peers }) => (peers ? html`<${Facts} rows=${[
+      ['Prompts asked about', number(peers.questions)], ['Not found, or not whole', number(peers.missed)],
+      ['Fetched from others', `${count(peers.fetched_pages, 'page')}, ${bytes(peers.fetched_bytes)}`], ['Given to others', `${count(peers.given_pages, 'page')}, ${bytes(peers.given_bytes)}`]]} />`
+      : html`<p class="muted">This host shares no pages: it keeps none on disk, or <code>peers</code> under <code>[kv]</code> in skep.toml is off. See <${Link} href=${paths.docs('host/kv-on-disk')}>KV pages on disk<//>.</p>`)}<//>
+  <//>`;
 }
 
 const Name = ({ host: { name, url: address, this: isThis } }) => html`${isThis || !isAddress(address) ? html`<strong title=${address}>${name || 'This host'}</strong>`
