@@ -3,7 +3,7 @@
 import { api, url } from '../lib/api.js';
 import { may } from '../lib/caller.js';
 import { hasCluster, isCluster } from '../lib/cluster.js';
-import { bytes, count, duration, number, percent } from '../lib/format.js';
+import { bytes, count, duration, number, percent, time } from '../lib/format.js';
 import { usePolled } from '../lib/hooks.js';
 import { html, useEffect, useState } from '../lib/html.js';
 import { Link, paths } from '../lib/router.js';
@@ -30,21 +30,19 @@ function Hosts({ hosts, isAlone, caller, onDrained }) {
   const [doomed, drain] = useState(null);
   const serving = hosts.filter(({ state }) => state === 'serving').length;
   const versions = [...new Set(hosts.map(({ version }) => version))].sort();
-  const top = Math.max(1, ...hosts.map(({ sessions }) => sessions));
   const mayDrain = !isAlone && may(caller, 'admin');
   const columns = [
     { key: 'name', label: 'Host', render: (host) => html`<${Name} host=${host} />` },
-    { key: 'state', label: 'State', width: '7rem', render: ({ state }) => html`<${State} state=${state} />` },
+    { key: 'state', label: 'State', width: '7rem', render: ({ state, started_at: at }) => html`<${State} state=${state} title=${`started ${time(Date.parse(at))}`} />` },
     ...(!isAlone && hosts.some(({ role }) => role) ? [{ key: 'role', label: 'Role', width: '7rem', optional: true, render: ({ role }) => html`<${Role} role=${role} />` }] : []),
     { key: 'version', label: 'Version', width: '6rem', optional: true },
-    { key: 'models', label: 'Models', optional: true, render: ({ models }) => (models.length ? html`<span title=${models.join(', ')}>${models.join(', ')}</span>` : html`<span class="muted">none loaded</span>`) },
-    { key: 'sessions', label: 'Sessions', width: '20%', render: ({ sessions }) => html`<${Share} value=${sessions} top=${top} />` },
-    { key: 'turns', label: 'Turns', align: 'right', width: '5rem', render: ({ running_turns: turns }) => html`<span title="Turns that run">${number(turns)}</span>` },
+    { key: 'models', label: 'Models', optional: true, render: ({ models }) => (models.length ? html`<span class="host-words" title=${models.join(', ')}>${models.join(', ')}</span>` : html`<span class="muted">none loaded</span>`) },
+    { key: 'sessions', label: 'Sessions', align: 'right', width: '6rem', render: ({ sessions }) => number(sessions) },
+    { key: 'turns', label: 'Turns', align: 'right', width: '5rem', optional: !isAlone, render: ({ running_turns: turns }) => html`<span title="Turns that run">${number(turns)}</span>` },
     ...(hosts.some(({ load_percent: load }) => load !== undefined) ? [
-      { key: 'load', label: 'Load', align: 'right', width: '5rem', optional: true, render: ({ load_percent: load }) => html`<span class=${load >= 100 ? 'bad-text' : ''} title="Of its room for turns or of the KV pages of its models, whichever is fuller">${load === undefined ? '–' : percent(load / 100, 0)}</span>` },
-      { key: 'waiting', label: 'Waiting', align: 'right', width: '5rem', optional: true, render: ({ waiting_requests: waiting = 0 }) => html`<span title="Requests that wait for its models">${number(waiting)}</span>` }] : []),
+      { key: 'load', label: 'Load', align: 'right', optional: true, render: ({ load_percent: load, waiting_requests: waiting }) => html`<span class=${load >= 100 ? 'bad-text' : ''} title="Of its room for turns or of the KV pages of its models, whichever is fuller">${load === undefined ? '–' : percent(load / 100, 0)}</span>${waiting > 0 && html`<span class="muted small" title="Requests that wait for its models"> +${number(waiting)}</span>`}` }] : []),
     { key: 'heard', label: 'Heard', align: 'right', width: '7rem', optional: mayDrain || isAlone, render: ({ seen_ms_ago: ms }) => html`<${Heard} ms=${ms} />` },
-    { key: 'started', label: 'Started', align: 'right', width: '8rem', optional: true, render: ({ started_at: at }) => html`<${Time} ms=${Date.parse(at)} relative />` },
+    ...(isAlone ? [{ key: 'started', label: 'Started', align: 'right', width: '8rem', optional: true, render: ({ started_at: at }) => html`<${Time} ms=${Date.parse(at)} relative />` }] : []),
     ...(mayDrain ? [{ key: 'do', label: html`<span class="sr-only">Actions</span>`, align: 'right', width: '6rem', render: (host) => host.state === 'serving' && html`<${Button} small label=${`Drain ${host.name}`} onClick=${() => drain(host)}>Drain<//>` }] : []),
   ];
   return html`<div class="figures">
@@ -74,15 +72,15 @@ function Transfers() {
   <//>`;
 }
 
-const Name = ({ host: { name, url: address, this: isThis } }) => html`${isThis || !isAddress(address) ? html`<strong title=${address}>${name || 'This host'}</strong>`
-  : html`<a href=${`${address.replace(/\/+$/, '')}/ui/cluster`} target="_blank" rel="noreferrer" title=${`Open the console of ${name}`}>${name}</a>`}
+const Name = ({ host: { name, url: address, this: isThis } }) => html`${isThis || !isAddress(address) ? html`<strong class="host-words" title=${address}>${name || 'This host'}</strong>`
+  : html`<a class="host-words" href=${`${address.replace(/\/+$/, '')}/ui/cluster`} target="_blank" rel="noreferrer" title=${`Open the console of ${name}, ${address}`}>${name}</a>`}
   ${isThis && name && html` <${Badge} tone="accent">this host<//>`}`;
 
 const isAddress = (text) => /^https?:\/\//.test(text);
 
-function State({ state }) {
+function State({ state, title }) {
   const [tone, text] = STATES[state] ?? [null, state];
-  return html`<${Badge} tone=${tone} dot>${text}<//>`;
+  return html`<${Badge} tone=${tone} title=${title} dot>${text}<//>`;
 }
 
 /** A host renews its lease with each word to the database. */
@@ -92,6 +90,3 @@ function Role({ role }) {
   const [text, about] = ROLES[role ?? 'all'] ?? [role, ''];
   return html`<span title=${about}>${text}</span>`;
 }
-
-/** A number with a bar, whose whole length is the largest number of all hosts. */
-const Share = ({ value, top }) => html`<span class="host-share"><span class="host-track" aria-hidden="true"><span style=${{ width: `${(value / top) * 100}%` }}></span></span><span class="num">${number(value)}</span></span>`;
