@@ -47,7 +47,7 @@ async function grants(page) {
   await api('PUT', '/v1/secrets/SHOP_KEY', { value: 'a value of the shop', hosts: ['https://api.example.com'] });
   await page.reload();
   await grant('SHOP_KEY', 'Granted');
-  const used = await page.getByRole('meter', { name: 'Tokens generated today (UTC)' }).getAttribute('aria-valuetext');
+  const used = await page.getByRole('meter', { name: 'Tokens today (UTC)' }).getAttribute('aria-valuetext');
   check(used === '0 of 1,000', used);
 }
 
