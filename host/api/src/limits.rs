@@ -4,7 +4,7 @@ use crate::{LimitStatus, marker};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// The limits of a tenant that are in force, and how far each is used.
+/// The active limits of a tenant, and how far each is used.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TenantLimits {
     #[schema(inline)]

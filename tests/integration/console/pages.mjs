@@ -185,7 +185,7 @@ async function deny() {
   await visit(page, `/ui/sessions/approval/c1/turns/${waiting.turn_id}`);
   await page.getByText('This turn waits for a person').waitFor();
   await page.locator('h1').getByText('Waits for a person').waitFor();
-  // What was said is not among the messages of the session before the turn is committed, and both pages show it.
+  // The message is not among those of the session before the turn is committed, and both pages show it.
   await page.getByRole('region', { name: 'Message' }).getByText('Please refund 20 euros for order 11.').waitFor();
   const session = await open({ expected: ['404'] });
   await visit(session, '/ui/sessions/approval/c1');

@@ -7,7 +7,7 @@ const { AGENT, LONGEST_TASK_MS } = process.env;
 const SESSIONS = 10_000;
 const MESSAGES = 5_000;
 const AT_ONCE = 24;
-/** What people feel as a jerk is a frame that takes 50 ms. A machine whose processor is half as fast may take twice as long. */
+/** People feel a frame that takes 50 ms as a jerk. A machine whose processor is half as fast may take twice as long. */
 const MOST_STEP_MS = Number(process.env.MOST_STEP_MS ?? 100);
 
 /** Imports sessions, which is the fastest way through the API to make many of them. */

@@ -20,7 +20,7 @@ pub(crate) struct LimitsQuery {
     tenant: Option<String>,
 }
 
-/// Shows the limits of a tenant that are in force, and how far each is used on the host that answers.
+/// Shows the active limits of a tenant, and how far each is used on the host that answers.
 ///
 /// `request_burst` takes the place of `requests_per_minute` where the operator has set it. A host that asks for no key counts the
 /// requests of each client address separately, and shows those of the caller's. A limit whose `of` is a key is that key's own: the

@@ -37,7 +37,7 @@ pub struct LimitUse {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TenantLoad {
     pub limits: Vec<LimitUse>,
-    /// What was spent today, and the budget, if the tenant has one in money.
+    /// The amount that was spent today, and the budget, if the tenant has one in money.
     pub money: Option<(Amount, Money)>,
 }
 
