@@ -300,8 +300,12 @@ await scenario(async () => {
   }
   // A session says how much of its state it may still write.
   await visit(page, session);
-  await page.getByText('of state, at most 64 KiB').waitFor();
-  await page.getByText('in all, at most 32 MiB').waitFor();
+  await page.getByText('of 64 KiB of state').waitFor();
+  await visit(page, `${session}?tab=state`);
+  const stored = page.getByRole('meter', { name: 'State and conversations, stored' });
+  await stored.waitFor();
+  check(Number(await stored.getAttribute('aria-valuenow')) > 0 && await stored.getAttribute('aria-valuemax') === String(32 * 2 ** 20), 'the size of the session is not shown');
+  await visit(page, session);
   await limits();
   await owners(page);
   await follows(page);

@@ -70,7 +70,7 @@ function Overview({ name, path, data, manifest, caller }) {
         ${manifest ? html`<${Loaded} resource=${rights}>${({ config, secrets }) => html`<${Grants} rows=${grantRows(manifest, { agent: name, model: data.model, config, secrets })} />`}<//>` : html`<${Empty} title="The manifest cannot be read here">See it below.<//>`}<//>
       <${Section} title="agent.toml" flush><${Manifest} text=${data.manifest} /><//>
     </div>
-    <${Section} title="Limits" about="The smaller of its agent.toml and of skep.toml, and what is used now.">
+    <${Section} title="Limits" about="What applies, and how much of it is used now.">
       <div class="stack"><${AgentLimits} limits=${data.limits} asked=${manifest?.limits ?? {}} used=${now.data?.used ?? data.used} today=${today.data?.output_tokens} /></div><//>
   </div>`;
 }

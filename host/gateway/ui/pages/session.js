@@ -6,7 +6,7 @@ import { usePolled, useResource } from '../lib/hooks.js';
 import { html, useCallback, useEffect, useMemo, useRef, useState } from '../lib/html.js';
 import { Link, navigate, paths, setQuery } from '../lib/router.js';
 import { recall, remember } from '../lib/store.js';
-import { Button, Confirm, Copy, Dialog, Empty, ErrorNote, Field, JsonTree, Loaded, More, Page, Skeleton, StateBadge, Table, Tabs, Time, toast } from '../parts/index.js';
+import { Button, Confirm, Copy, Dialog, Empty, ErrorNote, Field, JsonTree, Loaded, Meter, More, Page, Skeleton, StateBadge, Table, Tabs, Time, toast } from '../parts/index.js';
 import { Composer } from '../parts/composer.js';
 import { LogView } from '../parts/log-view.js';
 import { MessageFrame, StoredMessage, TokenBar, Value } from '../parts/message.js';
@@ -28,7 +28,7 @@ export default function SessionPage({ params: { agent, session }, query, caller 
   const exports = async () => {
     try { await save(`${agent}-${session}.json`, await api.raw('GET', `${path}/export`)); } catch (cause) { toast(cause.message, { tone: 'bad' }); }
   };
-  const shown = { id: tab, agent, session, path, caller, data, isNew, live, query };
+  const shown = { id: tab, agent, session, path, caller, data, isNew, live, query, limits: owner.data?.limits };
   return html`<${Page} fill name=${session} trail=${[['Sessions', paths.sessions()], [agent, paths.agent(agent)]]} title=${html`<${SessionName} id=${session} />`}
     actions=${data && html`
       ${may(caller, 'invoke') && html`<${Button} small icon="fork" onClick=${() => open('fork')}>Fork<//>`}
@@ -53,10 +53,8 @@ const messagesOf = ({ conversations }) => conversations.reduce((sum, { messages 
 function Summary({ data, limits }) {
   const { usage, created_at_ms: created, updated_at_ms: updated, state_bytes: size, conversations } = data;
   const models = [...new Set(conversations.map(({ model }) => model))];
-  const stored = conversations.reduce((sum, each) => sum + each.bytes, size);
-  const ofAtMost = (kb) => kb > 0 && `, at most ${bytes(kb * 1024)}`;
   return html`<div class="session-summary">
-    <p class="session-words"><span>Begun <${Time} ms=${created} relative /></span><span>last turn <${Time} ms=${updated} relative /></span>${models.length > 0 && html`<span>${models.join(', ')}</span>`}<span title="The limit is state_kb of the agent">${bytes(size)} of state${ofAtMost(limits?.state_kb)}</span><span title="State and conversations in the store; the limit is session_kb of the agent">${bytes(stored)} in all${ofAtMost(limits?.session_kb)}</span></p>
+    <p class="session-words"><span>Begun <${Time} ms=${created} relative /></span><span>last turn <${Time} ms=${updated} relative /></span>${models.length > 0 && html`<span>${models.join(', ')}</span>`}<span title="The limit is state_kb of the agent">${bytes(size)}${limits?.state_kb > 0 && ` of ${bytes(limits.state_kb * 1024)}`} of state</span></p>
     <${TokenBar} compact prompt=${usage.prompt_tokens} cached=${usage.prompt_tokens_details.cached_tokens} completion=${usage.completion_tokens} />
   </div>`;
 }
@@ -131,9 +129,13 @@ function LiveTurn({ agent, session, turn, caller, onEnd }) {
   </div>`;
 }
 
-function State({ path, isNew }) {
+function State({ path, isNew, data, limits }) {
   const state = usePaged(({ signal, last }) => (isNew ? { data: [], has_more: false } : api.get(`${path}/state`, { signal, query: { after: last?.key, limit: 100 } })), [path, isNew]);
-  return html`<div class="session-panel"><${Loaded} resource=${state}>${(rows) => (rows.length ? html`<ul class="state-list">
+  const stored = data && data.conversations.reduce((sum, each) => sum + each.bytes, data.state_bytes);
+  return html`<div class="session-panel">
+    ${data && limits && html`<div class="limit-meters"><${Meter} label="State" used=${data.state_bytes} limit=${limits.state_kb * 1024} format=${bytes} />
+      <${Meter} label="State and conversations, stored" used=${stored} limit=${limits.session_kb * 1024} format=${bytes} /></div>`}
+    <${Loaded} resource=${state}>${(rows) => (rows.length ? html`<ul class="state-list">
       ${rows.map((row) => html`<${Entry} key=${row.key} row=${row} />`)}</ul>
       ${state.hasMore && html`<${More} shown=${rows.length} noun="key" busy=${state.loading} onMore=${state.more} />`}`
     : html`<${Empty} icon="table" title="No state">What the agent keeps for this session under a key shows up here.<//>`)}<//></div>`;
