@@ -18,8 +18,8 @@ pub use digest::{Digest, Owner, PageNamer, TenantTag};
 #[cfg(any(test, feature = "faults"))]
 pub use disk_tier::Faults;
 pub use disk_tier::{
-    Acceptance, DiskTier, EraseFilter, LayoutId, PageRead, PageStream, PageWrite, Pin, PinError, PinStatus,
-    SealingSecret, TierError, TierOptions, TierShares, TierStatus,
+    Acceptance, DiskTier, EraseFilter, ErasedPages, LayoutId, PageRead, PageStream, PageWrite, Pin, PinError,
+    PinStatus, SealingSecret, TierError, TierOptions, TierShares, TierStatus,
 };
 pub use image::{HEADER_BYTES, Header, ImageError, MAX_PAYLOAD_BYTES};
 pub use rate::TransferRate;

@@ -1,4 +1,4 @@
-//! The names of the metrics of the tier on disk. The engine describes them with its own.
+//! The names of the metrics of the tier on disk and of a cache that hosts share. The engine describes them with its own.
 
 /// Counter of the bytes of pages that were written.
 pub const WRITTEN_BYTES: &str = "skep_kv_written_bytes_total";
@@ -21,6 +21,25 @@ pub const PROMOTED_PAGES: &str = "skep_kv_promoted_pages_total";
 
 /// Counter of the promoted pages that were read before a request needed them.
 pub const WARMED_PAGES: &str = "skep_kv_warmed_pages_total";
+
+/// Counter of the questions to the cluster cache for the pages of a prompt, by outcome.
+pub const CLUSTER_FETCHES: &str = "skep_kv_cluster_fetches_total";
+/// Histogram of the time of such a question, with the pages that came.
+pub const CLUSTER_FETCH_TIME: &str = "skep_kv_cluster_fetch_seconds";
+/// Counter of the pages that came from the cluster cache and were not computed.
+pub const CLUSTER_FETCHED_PAGES: &str = "skep_kv_cluster_fetched_pages_total";
+/// Counter of the bytes of these pages.
+pub const CLUSTER_FETCHED_BYTES: &str = "skep_kv_cluster_fetched_bytes_total";
+/// Counter of the pages that this host put into the cluster cache.
+pub const CLUSTER_PUT_PAGES: &str = "skep_kv_cluster_put_pages_total";
+/// Counter of the bytes of these pages.
+pub const CLUSTER_PUT_BYTES: &str = "skep_kv_cluster_put_bytes_total";
+/// Counter of the pages that were not put, because the cluster cache was away, full or slow.
+pub const CLUSTER_DROPPED_PAGES: &str = "skep_kv_cluster_dropped_pages_total";
+/// Counter of the pages that left the cluster cache because this host erased them.
+pub const CLUSTER_REMOVED_PAGES: &str = "skep_kv_cluster_removed_pages_total";
+/// Gauge that is 1 while the cluster cache can be used.
+pub const CLUSTER_UP: &str = "skep_kv_cluster_up";
 
 /// Makes all counters visible before anything has happened.
 pub(crate) fn begin() {

@@ -97,7 +97,12 @@ impl PageQuestion {
 
     /// Returns the number of bytes of the image of each page.
     pub fn image_bytes(&self) -> usize {
-        HEADER_BYTES + self.payload_bytes + OVERHEAD
+        PageQuestion::image_bytes_of(self.payload_bytes)
+    }
+
+    /// Returns the number of bytes of the image of a page with this many bytes.
+    pub fn image_bytes_of(payload_bytes: usize) -> usize {
+        HEADER_BYTES + payload_bytes + OVERHEAD
     }
 }
 

@@ -8,8 +8,9 @@ use std::sync::mpsc::Sender;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::index::EraseFilter;
-use crate::{Owner, TenantTag};
+use super::Shared;
+use super::index::{EraseFilter, PageKey};
+use crate::{Digest, Owner, TenantTag};
 
 /// The erasures that are wanted, and those that commands in the queue have still to heed.
 #[derive(Default)]
@@ -27,6 +28,31 @@ struct State {
     wanted: VecDeque<Erasure>,
     /// Filters of finished erasures, with the tickets before which they count.
     done: Vec<(EraseFilter, u64)>,
+}
+
+/// Pages that were erased, for somebody who has copies of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ErasedPages {
+    All,
+    /// The layouts and the names of the pages.
+    Pages(Vec<(Digest, Digest)>),
+}
+
+/// Somebody who has copies of pages.
+pub(super) type ErasureListener = Box<dyn Fn(ErasedPages) + Send + Sync>;
+
+impl Shared {
+    /// Tells the listener about pages that were erased. It must not wait.
+    pub(super) fn tell_erased(&self, which: EraseFilter, pages: Vec<PageKey>) {
+        let Some(listener) = self.erasure_listener.get() else { return };
+        if which == EraseFilter::All {
+            return listener(ErasedPages::All);
+        }
+        let layouts: Vec<Digest> =
+            self.state().layouts.iter().map(|layout| layout.files.head.layout).collect();
+        let named = pages.into_iter().filter_map(|key| Some((*layouts.get(key.layout.0)?, key.prefix)));
+        listener(ErasedPages::Pages(named.collect()));
+    }
 }
 
 /// Pages to erase.

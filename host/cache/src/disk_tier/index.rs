@@ -60,6 +60,8 @@ impl EraseFilter {
 pub(super) struct Changes {
     /// Slots whose page was removed.
     pub removed: Vec<Slot>,
+    /// The pages that these slots had, in the same order.
+    pub removed_pages: Vec<PageKey>,
     /// Pages whose record has changed.
     pub rewritten: Vec<PageKey>,
 }
@@ -344,6 +346,7 @@ impl Index {
         let parent = self.parent(key);
         let Some(entry) = self.entries.remove(&key) else { return };
         changes.removed.push(Slot { layout: key.layout, number: entry.slot });
+        changes.removed_pages.push(key);
         changes.rewritten.retain(|rewritten| *rewritten != key);
         for owner in &entry.owners {
             self.unlist(key, *owner);

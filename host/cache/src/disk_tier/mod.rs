@@ -30,13 +30,14 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, channel, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::{Digest, Owner, PageNamer, TenantTag, TransferRate};
 
-use erasures::Erasures;
+pub use erasures::ErasedPages;
+use erasures::{ErasureListener, Erasures};
 #[cfg(any(test, feature = "faults"))]
 pub use faults::Faults;
 pub use index::{EraseFilter, LayoutId};
@@ -160,6 +161,7 @@ struct Shared {
     state: Mutex<State>,
     rate: TransferRate,
     erasures: Erasures,
+    erasure_listener: OnceLock<ErasureListener>,
     queued_write_bytes: AtomicU64,
     queued_read_bytes: AtomicU64,
     failed: Mutex<Option<Instant>>,
@@ -332,6 +334,13 @@ impl DiskTier {
                 Err(_) => return 0,
             }
         }
+    }
+
+    /// Calls `listener` with the pages that are erased from now on, those of evictions and damages not included. A second
+    /// listener is not called. It must not wait.
+    pub fn when_erased(&self, listener: impl Fn(ErasedPages) + Send + Sync + 'static) {
+        // A tier belongs to one host, which has copies in one place.
+        let _ = self.shared.erasure_listener.set(Box::new(listener));
     }
 
     /// Waits until everything that is queued has been written.

@@ -54,6 +54,7 @@ pub(super) fn open(options: TierOptions) -> Result<Shared, TierError> {
         state: Mutex::new(state),
         rate: TransferRate::assumed(READ_LATENCY_S, READ_BYTES_PER_S),
         erasures: super::Erasures::default(),
+        erasure_listener: std::sync::OnceLock::new(),
         queued_write_bytes: AtomicU64::new(0),
         queued_read_bytes: AtomicU64::new(0),
         failed: Mutex::new(None),

@@ -269,10 +269,11 @@ fn has_free_disk(shared: &Shared, bytes: u64) -> bool {
 }
 
 fn forget(shared: &Shared, which: EraseFilter) -> io::Result<u64> {
-    let changes = change(shared, |state| {
+    let mut changes = change(shared, |state| {
         let State { index, layouts, .. } = state;
         Some(index.forget(which, State::slot_bytes(layouts)))
     });
+    shared.tell_erased(which, std::mem::take(&mut changes.removed_pages));
     let mut touched: Vec<_> = changes.removed.iter().map(|slot| slot.layout).collect();
     touched.sort_unstable();
     touched.dedup();
