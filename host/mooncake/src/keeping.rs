@@ -1,0 +1,137 @@
+//! The thread that puts pages into the cache, removes those that this host erases, and connects to the store.
+//!
+//! Pages are put from the disk, where they are within seconds after the end of a turn: nothing of it runs between the steps of
+//! the engine, and a page that was erased is not put.
+//!
+//! Invariant: a page that is erased while it is put is removed afterwards, because one thread does both, in this order.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use skep_cache::{Digest, LayoutId, PageQuestion, PageRead};
+
+use crate::arena::Lane;
+use crate::objects::Objects;
+use crate::state::{NAMES_AT_ONCE, Shared, batch_len};
+use crate::work::{KeptPages, Task};
+
+/// Interval at which the thread looks whether it has to connect.
+const LOOK_INTERVAL: Duration = Duration::from_millis(if cfg!(test) { 20 } else { 200 });
+/// Time within which pages that wait for the disk are written.
+const WRITE_TIME: Duration = Duration::from_secs(10);
+const WRITE_INTERVAL: Duration = Duration::from_millis(10);
+/// Time that the disk may take for a page.
+const READ_TIME: Duration = Duration::from_secs(5);
+/// Time for which nothing is put after the store has refused a batch, for example because it is full.
+const REFUSED_FOR: Duration = Duration::from_secs(5);
+/// Maximum rate at which pages are put.
+const PUT_BYTES_PER_S: f64 = 500e6;
+
+/// Puts and removes pages until the cache is closed.
+pub(crate) fn run(shared: &Shared, mut lane: Lane) {
+    let mut refused: Option<Instant> = None;
+    while !shared.is_closing.load(Relaxed) {
+        shared.connection.connect_if_due();
+        let Some(task) = shared.work.next(LOOK_INTERVAL) else { continue };
+        let Some(objects) = shared.connection.objects() else {
+            match task {
+                Task::Put(pages) => shared.figures.record_dropped(pages.names.len() as u64),
+                // A removal is made once the cache is back, which it may not have left.
+                removal => {
+                    shared.work.remove_later(removal);
+                    std::thread::sleep(LOOK_INTERVAL);
+                }
+            }
+            continue;
+        };
+        match task {
+            Task::Put(pages) => {
+                let count = pages.names.len();
+                let rests = refused.is_some_and(|at| at.elapsed() < REFUSED_FOR);
+                let put = if rests { None } else { put(shared, &*objects, pages, &mut lane) };
+                if put.is_none() {
+                    shared.figures.record_dropped(count as u64);
+                    refused = if rests { refused } else { Some(Instant::now()) };
+                }
+            }
+            removal => remove(shared, &*objects, removal),
+        }
+    }
+}
+
+/// Puts the pages that the cache lacks, as far as they are on the disk. Returns `None` if the cache did not take them.
+fn put(shared: &Shared, objects: &dyn Objects, pages: KeptPages, lane: &mut Lane) -> Option<()> {
+    let KeptPages { layout: layout_name, payload_bytes, names, asked } = pages;
+    let Some(layout) = shared.tier.find_layout(layout_name, payload_bytes) else { return Some(()) };
+    let names = on_disk(shared, layout, &names, asked);
+    let mut missing = Vec::new();
+    for chunk in names.chunks(NAMES_AT_ONCE) {
+        let exist = shared.timed(|| objects.exist(&shared.names.all(layout_name, chunk))).ok()?;
+        missing.extend(chunk.iter().zip(exist).filter(|(_, exists)| !exists).map(|(name, _)| *name));
+    }
+    if missing.is_empty() {
+        return Some(());
+    }
+    let at_once = batch_len(lane, PageQuestion::image_bytes_of(payload_bytes));
+    if at_once == 0 {
+        tracing::warn!(
+            payload_bytes,
+            "KV pages are larger than buffer_mb under [kv.cluster] allows; they are not put"
+        );
+        return None;
+    }
+    let mut reading = shared.tier.read(layout, missing.clone())?;
+    for batch in missing.chunks(at_once) {
+        let (began, mut images) = (Instant::now(), Vec::with_capacity(batch.len()));
+        for name in batch {
+            let PageRead::Page(page) = reading.next_within(READ_TIME) else { break };
+            images.push(shared.seal.seal(layout_name, *name, &page).ok()?);
+        }
+        if images.is_empty() || shared.is_closing.load(Relaxed) {
+            return Some(());
+        }
+        let bytes: u64 = images.iter().map(|image| image.len() as u64).sum();
+        let object_names = shared.names.all(layout_name, &batch[..images.len()]);
+        let stored = match objects.put(lane, &object_names, &images) {
+            Ok(stored) => stored as u64,
+            Err(error) => {
+                tracing::debug!(%error, "the cluster cache takes no pages");
+                return None;
+            }
+        };
+        shared.figures.record_put(stored, bytes / images.len() as u64 * stored);
+        if images.len() < batch.len() || stored < images.len() as u64 {
+            return Some(());
+        }
+        let least = Duration::from_secs_f64(bytes as f64 / PUT_BYTES_PER_S);
+        std::thread::sleep(least.saturating_sub(began.elapsed()));
+    }
+    Some(())
+}
+
+/// Waits until pages that are queued for the disk are written. Returns those that are there, from the first on.
+fn on_disk<'n>(shared: &Shared, layout: LayoutId, names: &'n [Digest], asked: Instant) -> &'n [Digest] {
+    loop {
+        let found = shared.tier.leading(layout, names);
+        let comes = names.get(found).is_some_and(|next| shared.tier.has(layout, *next));
+        if !comes || asked.elapsed() >= WRITE_TIME || shared.is_closing.load(Relaxed) {
+            return &names[..found];
+        }
+        std::thread::sleep(WRITE_INTERVAL);
+    }
+}
+
+fn remove(shared: &Shared, objects: &dyn Objects, removal: Task) {
+    let removed = shared.timed(|| match &removal {
+        Task::RemoveAll => objects.remove_beginning(shared.names.prefix()),
+        Task::Remove(pages) => {
+            pages.iter().try_for_each(|(layout, name)| objects.remove(&shared.names.of(*layout, *name)))?;
+            Ok(pages.len() as u64)
+        }
+        Task::Put(_) => Ok(0),
+    });
+    match removed {
+        Ok(pages) => shared.figures.record_removed(pages),
+        Err(_) => shared.work.remove_later(removal),
+    }
+}
