@@ -48,6 +48,17 @@ impl Process {
 
     /// Starts a process with additional arguments.
     pub fn with(log: Stdio, arguments: &[&str], model: &Path, data: &Path) -> Process {
+        Process::in_environment(&[], log, arguments, model, data)
+    }
+
+    /// Starts a process with additional variables and arguments.
+    pub fn in_environment(
+        variables: &[(&str, &str)],
+        log: Stdio,
+        arguments: &[&str],
+        model: &Path,
+        data: &Path,
+    ) -> Process {
         let listen: &[&str] =
             if arguments.contains(&"--listen") { &[] } else { &["--listen", "127.0.0.1:0"] };
         let mut child = Command::new(env!("CARGO_BIN_EXE_skep"))
@@ -58,6 +69,7 @@ impl Process {
             .arg("--data")
             .arg(data)
             .args(arguments)
+            .envs(variables.iter().copied())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(log)

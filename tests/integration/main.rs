@@ -99,6 +99,8 @@ mod model_plan;
 mod model_set;
 /// Pulls of models, and the cache that they fill.
 mod models;
+/// KV pages in Mooncake Store, and hosts whose owners or masters are killed.
+mod mooncake;
 /// OpenAI-compatible routes: shapes, streaming, batching, prefix reuse.
 mod openai_routes;
 /// The service manager, a machine without compilers, and what a release consists of.

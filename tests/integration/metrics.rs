@@ -12,6 +12,8 @@ use std::num::NonZeroU32;
 
 /// The names of metrics that only a host in a cluster has begin so.
 const OF_CLUSTERS: &str = "skep_cluster_";
+/// The names of metrics that only a host with a cluster cache has begin so.
+const OF_CLUSTER_CACHES: &str = "skep_kv_cluster_";
 /// The names of metrics that only a model with experts or several ranks has begin with one of these.
 const OF_EXPERTS_AND_RANKS: [&str; 2] = ["skep_engine_expert_", "skep_engine_rank_"];
 
@@ -115,7 +117,8 @@ async fn every_documented_metric_exists_with_its_labels() {
 
     let (_, metrics) = host.get("/metrics").await;
     let metrics = metrics.as_str().unwrap();
-    check(metrics, |name| !name.starts_with(OF_CLUSTERS) && !is_of_experts_or_ranks(name));
+    let is_special = |name: &str| name.starts_with(OF_CLUSTERS) || name.starts_with(OF_CLUSTER_CACHES);
+    check(metrics, |name| !is_special(name) && !is_of_experts_or_ranks(name));
     assert!(!metrics.contains("never-a-label"), "a header became a label");
     check_alerts(metrics);
 }
@@ -147,6 +150,11 @@ async fn a_model_with_experts_and_ranks_has_metrics_of_their_work() {
 /// Checks that the documented metrics of hosts in a cluster exist.
 pub fn check_those_of_clusters(metrics: &str) {
     check(metrics, |name| name.starts_with(OF_CLUSTERS));
+}
+
+/// Checks that the documented metrics of a host with a cluster cache exist.
+pub fn check_those_of_a_cluster_cache(metrics: &str) {
+    check(metrics, |name| name.starts_with(OF_CLUSTER_CACHES));
 }
 
 fn is_of_experts_or_ranks(name: &str) -> bool {

@@ -30,6 +30,39 @@ pub struct KvDisk {
     /// Pages that went to and came from the other hosts of the cluster; none if they are not shared.
     #[schema(required)]
     pub peers: Option<KvPeers>,
+    /// The cache that the hosts share in their memory; none if there is none.
+    #[schema(required)]
+    pub cluster_cache: Option<KvClusterCache>,
+}
+
+/// The state of the cluster cache, and what went to and came from it since this host started.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct KvClusterCache {
+    /// The program that keeps the pages: `mooncake`.
+    pub kind: String,
+    /// The address of its master.
+    pub master: String,
+    /// Bytes of this host's memory for pages of all hosts.
+    pub segment_bytes: u64,
+    /// Whether it can be used now. Otherwise pages are computed.
+    pub is_up: bool,
+    /// The reason that it cannot be used, if it is known.
+    #[schema(required)]
+    pub problem: Option<String>,
+    /// Number of prompts for whose pages it was asked.
+    pub questions: u64,
+    /// Number of these for which not all pages came, or none was there.
+    pub missed: u64,
+    /// Pages that came from it and were not computed.
+    pub fetched_pages: u64,
+    pub fetched_bytes: u64,
+    /// Pages that this host put into it.
+    pub put_pages: u64,
+    pub put_bytes: u64,
+    /// Pages that were not put, because it was away, full or slow.
+    pub dropped_pages: u64,
+    /// Pages that left it because this host erased them.
+    pub removed_pages: u64,
 }
 
 /// KV pages that the hosts of a cluster gave each other since this one started.

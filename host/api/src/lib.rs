@@ -81,7 +81,8 @@ pub use health::{Health, Readiness};
 pub use held::{DecideHeld, Held, HeldDecision};
 pub use key::{CallerInfo, Key, NewKey, Role, SignIn};
 pub use kv_disk::{
-    KvDisk, KvDiskTotals, KvPeers, KvPin, KvPurged, SessionPin, WarmedConversation, WarmedSession,
+    KvClusterCache, KvDisk, KvDiskTotals, KvPeers, KvPin, KvPurged, SessionPin, WarmedConversation,
+    WarmedSession,
 };
 pub use limits::{MoneyLimit, TenantLimits};
 pub use log::{LogLevel, LogLine};

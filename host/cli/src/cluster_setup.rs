@@ -111,11 +111,12 @@ impl ClusterSetup {
         Ok(Some(ClusterPlace { database: database.clone(), url, key, role: self.role }))
     }
 
-    fn key(&self, environment: Option<String>) -> Result<ClusterKey> {
+    /// Returns the key that the hosts share, in a cluster or not. `environment` is the value of [`KEY_VARIABLE`].
+    pub(crate) fn key(&self, environment: Option<String>) -> Result<ClusterKey> {
         let Some(file) = &self.key_file else {
             let Some(secret) = environment.filter(|secret| !secret.is_empty()) else {
                 bail!(
-                    "the hosts of a cluster recognize each other by a key, and there is none\n  hint: make one with `openssl \
+                    "hosts of a cluster, or with a common cache, recognize each other by a key, and there is none\n  hint: make one with `openssl \
                      rand -hex 32 > cluster.key`, copy it to all hosts, and name it with --cluster-key-file or key_file under \
                      [cluster] in skep.toml; or set {KEY_VARIABLE}"
                 );

@@ -13,6 +13,8 @@ use skep_runtime::{HostRole, SealingKey};
 
 use crate::cluster_setup::ClusterSetup;
 
+use crate::cluster_cache::CacheOptions;
+
 /// The purpose of the key that names pages, which is derived from that of the cluster.
 const NAMES: &str = "kv page names";
 /// Number of tokens of a prompt from which on a prefill host may compute them, unless the settings say otherwise.
@@ -45,6 +47,8 @@ pub struct KvDiskOptions {
     pub is_encrypted: bool,
     /// Whether the hosts of a cluster give each other pages.
     pub has_peers: bool,
+    /// The cache that the hosts share in their memory, beside the disk.
+    pub cluster_cache: Option<CacheOptions>,
     /// Percentage of the tier that a tenant's pages may take, by name.
     pub tenant_percent: BTreeMap<String, u8>,
     /// The same for each other tenant; `None` is the whole tier.
@@ -62,6 +66,7 @@ impl Default for KvDiskOptions {
             warm_ahead: Duration::from_secs(2),
             is_encrypted: false,
             has_peers: true,
+            cluster_cache: None,
             tenant_percent: BTreeMap::new(),
             other_tenants_percent: None,
         }
@@ -81,7 +86,8 @@ pub(crate) async fn open(
     }
     let opened = match page_key(options, place).await {
         Ok(key) => {
-            let names = cluster.filter(|_| options.has_peers).map(|key| SealingSecret(key.derived(NAMES)));
+            let is_shared = options.has_peers || options.cluster_cache.is_some();
+            let names = cluster.filter(|_| is_shared).map(|key| SealingSecret(key.derived(NAMES)));
             let options = TierOptions { name_key: names, ..tier_options(options, dir, key) };
             DiskTier::open(options).map_err(anyhow::Error::from)
         }

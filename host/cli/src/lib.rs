@@ -10,6 +10,7 @@ pub mod agent_source;
 pub mod backup;
 pub mod catalog;
 pub mod client;
+pub mod cluster_cache;
 pub mod cluster_setup;
 pub mod commands;
 pub mod compute_flags;

@@ -23,6 +23,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use crate::agent_source::AgentSource;
+use crate::cluster_cache::{self, CachePeers, HostCache};
 use crate::cluster_setup::{ClusterPlace, KEY_VARIABLE};
 use crate::data_lock::DataLock;
 use crate::database_flag::DatabaseAddress;
@@ -50,6 +51,7 @@ pub struct RunningServer {
     pub configuration: Arc<dyn Configuration>,
     /// The host's number in its cluster and the address at which the others reach it, for people.
     pub place: Option<String>,
+    pub(crate) cluster_cache: Option<Arc<HostCache>>,
     drain_requests: DrainRequests,
     store: Store,
     /// Held until everything else is closed.
@@ -92,15 +94,21 @@ pub async fn start_with(
     })?;
     let address = listener.local_addr()?;
     let environment = std::env::var(KEY_VARIABLE).ok();
-    let cluster = options.cluster.place(address, options.database.as_ref(), options.standby, environment)?;
+    let cluster =
+        options.cluster.place(address, options.database.as_ref(), options.standby, environment.clone())?;
+    let shared_key = match &cluster {
+        Some(place) => Some(place.key.clone()),
+        // Hosts with databases of their own can share a cache.
+        None if options.kv_disk.cluster_cache.is_some() => Some(options.cluster.key(environment)?),
+        None => None,
+    };
     let locks = take_locks(&options)?;
     let vault = VaultKeys::default();
     let weights = InForce::new(options.weights.clone());
     let disk = match &options.data {
         DataDir::Path(dir) => {
             let place = sealing_key(&options.data, &options.runtime.sealing_key);
-            let key = cluster.as_ref().map(|place| &place.key);
-            kv_disk::open(&options.kv_disk, dir, &place, key).await
+            kv_disk::open(&options.kv_disk, dir, &place, shared_key.as_ref()).await
         }
         DataDir::InMemory => None,
     };
@@ -109,11 +117,23 @@ pub async fn start_with(
         let options = kv_disk::page_options(&place.key, disk.as_ref(), &options.cluster)?;
         Some(ClusterPages::new(&place.key, options))
     });
+    // A host without a model has no pages.
+    let cache = options.kv_disk.cluster_cache.as_ref().filter(|_| options.cluster.role.computes());
+    let cache = match cache.zip(shared_key.as_ref()) {
+        Some((cache, key)) => {
+            let url = options.cluster.url.as_deref();
+            Some(cluster_cache::open(cache, disk.as_ref(), key, url, address)?)
+        }
+        None => None,
+    };
     let engine = EngineOptions {
         meter: Some(rates.clone()),
         weights: weights.clone(),
         disk: disk.clone(),
-        peers: pages.clone().map(|pages| -> Arc<dyn PagePeers> { Arc::new(pages) }),
+        peers: match cache.clone() {
+            Some(cache) => Some(Arc::new(CachePeers::new(cache, pages.clone()))),
+            None => pages.clone().map(|pages| -> Arc<dyn PagePeers> { Arc::new(pages) }),
+        },
         ..options.engine.clone()
     };
     let budget = Arc::<MemoryBudget>::default();
@@ -199,6 +219,7 @@ pub async fn start_with(
     let (place, cluster) = cluster.unzip();
     let gateway = GatewayOptions {
         cluster,
+        cluster_cache: cache.clone().map(|cache| -> Arc<dyn skep_gateway::ClusterCache> { cache }),
         access,
         rates,
         model_names,
@@ -220,6 +241,7 @@ pub async fn start_with(
         host,
         configuration,
         place,
+        cluster_cache: cache,
         drain_requests,
         store,
         locks,
@@ -341,6 +363,13 @@ impl RunningServer {
             Err(error) => tracing::error!(%error, "serving panicked"),
         }
         self.host.drain(self.drain).await;
+        if let Some(cache) = self.cluster_cache {
+            // It waits for calls of the store, which have other hosts at their ends.
+            let closing = tokio::task::spawn_blocking(move || cache.close());
+            if let Err(error) = closing.await {
+                tracing::error!(%error, "closing the cluster cache panicked");
+            }
+        }
         self.store.close().await;
         drop(self.locks);
     }

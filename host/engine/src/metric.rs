@@ -108,6 +108,26 @@ pub const METRICS: &[MetricSpec] = &[
     gauge(disk::DISK_BYTES, "Bytes of KV pages on the disk"),
     gauge(disk::DISK_PAGES, "KV pages on the disk"),
     gauge(disk::WRITTEN_TODAY_BYTES, "Bytes of KV pages written to the disk on the current UTC day"),
+    counter(disk::CLUSTER_FETCHES, "Questions to the cluster cache for KV pages, by outcome"),
+    histogram(
+        disk::CLUSTER_FETCH_TIME,
+        Unit::Seconds,
+        SECONDS,
+        "Time from a question to the cluster cache to its last page, or to the miss",
+    ),
+    counter(disk::CLUSTER_FETCHED_PAGES, "KV pages that came from the cluster cache and were not computed"),
+    counter(disk::CLUSTER_FETCHED_BYTES, "Bytes of KV pages that came from the cluster cache"),
+    counter(disk::CLUSTER_PUT_PAGES, "KV pages that this host put into the cluster cache"),
+    counter(disk::CLUSTER_PUT_BYTES, "Bytes of KV pages that this host put into the cluster cache"),
+    counter(
+        disk::CLUSTER_DROPPED_PAGES,
+        "KV pages that were not put, because the cluster cache was away, full or slow",
+    ),
+    counter(
+        disk::CLUSTER_REMOVED_PAGES,
+        "KV pages that left the cluster cache because this host erased them",
+    ),
+    gauge(disk::CLUSTER_UP, "Whether the cluster cache can be used"),
 ];
 
 const fn counter(name: &'static str, help: &'static str) -> MetricSpec {

@@ -1,4 +1,5 @@
-//! Other hosts that may have pages which this one lacks, or compute them for it; and those that get the pages of this one.
+//! Other hosts, or a cache that they share, which may have pages that this one lacks, or compute them for it; and those that get
+//! the pages of this one.
 //!
 //! How they are asked is not known here. They are asked only for what is neither in memory nor on the disk of this host, and
 //! what they give is imported as pages of the disk are.
@@ -24,6 +25,10 @@ pub trait PagePeers: fmt::Debug + Send + Sync + 'static {
     /// ends with the last one, or with the first one that is missing, late or not as it should be; dropping it ends the
     /// fetch. Returns `None` if too much is being fetched.
     fn fetch(&self, question: PageQuestion) -> Option<PageStream>;
+
+    /// Learns that a request has ended whose pages follow each other under these names. They are on the disk, or are queued for
+    /// it, as far as it takes them.
+    fn keep(&self, _layout: Digest, _payload_bytes: usize, _names: &[Digest]) {}
 
     /// Returns the names under which all hosts know pages, for an engine without a disk. Without names, it asks nobody.
     fn names(&self) -> Option<&PageNamer> {

@@ -71,6 +71,7 @@ pub use mcp::McpOptions;
 pub use metrics::start as start_metrics;
 pub use rates::{RateLimiter, RateOptions, TenantRates};
 pub use routes::keys::described as describe_key;
+pub use routes::kv::ClusterCache;
 pub use server::ConnectionOptions;
 pub use trace::RemoteParent;
 
@@ -109,6 +110,8 @@ pub struct GatewayOptions {
     pub remote_parent: Option<RemoteParent>,
     /// The cluster that the host is in. The other hosts pass requests on to it, and it to them.
     pub cluster: Option<ClusterOptions>,
+    /// The cache that the hosts share in their memory, to show its state.
+    pub cluster_cache: Option<Arc<dyn ClusterCache>>,
 }
 
 impl Default for GatewayOptions {
@@ -129,6 +132,7 @@ impl Default for GatewayOptions {
             console: ConsoleOptions::default(),
             remote_parent: None,
             cluster: None,
+            cluster_cache: None,
         }
     }
 }

@@ -1,16 +1,21 @@
 //! `skep doctor`: checks this machine.
 
-use std::path::Path;
+use std::net::{TcpStream, ToSocketAddrs as _};
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 use serde::Serialize;
 use skep_kernels::cuda::cubin_cache::{self, CacheSize};
 use skep_kernels::cuda::{architecture::Architecture, blas, nvrtc::Nvrtc, shipped};
 use skep_kernels::gpu::GpuInfo;
+use skep_mooncake::Library;
 
 use super::out;
+use crate::config::{self, Config};
 use crate::guest_build;
+use crate::server_options::ServerOptions;
 use crate::style::{self, Painter};
 use crate::{catalog, machine, paths};
 
@@ -21,12 +26,19 @@ use crate::{catalog, machine, paths};
 #[command(after_help = "\
 Examples:
   skep doctor
+  skep doctor --config skep.toml   # also what these settings need
   skep doctor --json | jq '.[] | select(.state != \"ok\")'")]
 pub struct Args {
+    /// Also check what the settings in this file need: the library and the master of a cluster cache
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
     /// Print as JSON
     #[arg(long)]
     json: bool,
 }
+
+/// Time in which a master accepts a connection.
+const MASTER_TIME: Duration = Duration::from_secs(2);
 
 /// Result of one check.
 #[derive(Debug, Serialize)]
@@ -49,7 +61,7 @@ enum State {
 
 /// Checks the machine, and prints a line for each finding.
 pub fn run(args: &Args) -> Result<()> {
-    let checks = [
+    let mut checks = vec![
         cpu(),
         memory(),
         cache(),
@@ -63,6 +75,9 @@ pub fn run(args: &Args) -> Result<()> {
         dense_products(),
         compiled_kernels(),
     ];
+    if let Some(file) = &args.config {
+        checks.extend(cluster_cache(file)?);
+    }
     let missing = checks.iter().filter(|check| check.state == State::Missing).count();
     if args.json {
         out::json(&checks)?;
@@ -321,6 +336,47 @@ fn is_enough(shipped: &[Architecture], devices: &[GpuInfo]) -> bool {
     !shipped.is_empty() && devices.iter().all(is_shipped)
 }
 
+/// Checks what the cluster cache needs that a file names.
+fn cluster_cache(file: &Path) -> Result<Vec<Check>> {
+    let mut options = ServerOptions::default();
+    Config::read(file)?.apply(&mut options).with_context(|| config::is_invalid(file))?;
+    let Some(cache) = options.kv_disk.cluster_cache else {
+        return Ok(vec![ok("cluster cache", "no Mooncake in [kv.cluster]")]);
+    };
+    Ok(vec![mooncake_library(cache.library.as_deref()), mooncake_master(&cache.master)])
+}
+
+fn mooncake_library(folder: Option<&Path>) -> Check {
+    const NAME: &str = "Mooncake library";
+    match Library::open(folder) {
+        Ok(library) => ok(NAME, library.path().display().to_string()),
+        Err(error) => lacking(
+            NAME,
+            State::Missing,
+            error.to_string().lines().next().unwrap_or_default().to_owned(),
+            "name the folder of libmooncake_store.so with library under [kv.cluster]; `ldd` shows which libraries it lacks",
+        ),
+    }
+}
+
+/// Checks for a master. A host starts without one, and computes pages.
+fn mooncake_master(master: &str) -> Check {
+    const NAME: &str = "Mooncake master";
+    let connected = master
+        .to_socket_addrs()
+        .and_then(|mut found| found.next().ok_or_else(|| std::io::Error::other("it has no address")))
+        .and_then(|address| TcpStream::connect_timeout(&address, MASTER_TIME));
+    match connected {
+        Ok(_) => ok(NAME, master),
+        Err(error) => lacking(
+            NAME,
+            State::Note,
+            format!("{master}: {error}"),
+            "start mooncake_master there; without it, hosts compute what they lack, and look for it again and again",
+        ),
+    }
+}
+
 fn first_line(program: &str, arguments: &[&str]) -> Option<String> {
     let output = Command::new(program).args(arguments).stdin(std::process::Stdio::null()).output().ok()?;
     let text = String::from_utf8_lossy(&output.stdout);
@@ -362,6 +418,27 @@ mod tests {
         assert!(check.state == State::Ok && check.found.starts_with("1 module, 1.5 MiB"), "{check:?}");
         let check = compiled_kernels_in(&cache.join("a.cubin"));
         assert!(check.state == State::Note && check.hint.is_some(), "{check:?}");
+    }
+
+    #[test]
+    fn the_library_and_the_master_of_a_cluster_cache_are_checked() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("skep.toml");
+        std::fs::write(&file, "").expect("a file");
+        assert_eq!(cluster_cache(&file).expect("valid").len(), 1);
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let master = listener.local_addr().expect("an address").to_string();
+        let text = format!("[kv.cluster]\nkind = \"mooncake\"\nlibrary = \".\"\nmaster = \"{master}\"\n");
+        std::fs::write(&file, text).expect("a file");
+        let states = || -> Vec<State> {
+            cluster_cache(&file).expect("valid").into_iter().map(|check| check.state).collect()
+        };
+        assert_eq!(states(), [State::Missing, State::Ok]);
+        drop(listener);
+        assert_eq!(states(), [State::Missing, State::Note]);
+        std::fs::write(&file, "[kv.cluster]\n").expect("a file");
+        let error = format!("{:#}", cluster_cache(&file).expect_err("no kind"));
+        assert!(error.contains("skep.toml") && error.contains("has no kind"), "{error}");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use indicatif::HumanBytes;
-use skep_api::{KvDisk, KvDiskTotals, KvPeers, KvPin};
+use skep_api::{KvClusterCache, KvDisk, KvDiskTotals, KvPeers, KvPin};
 
 use super::{HostArgs, confirmation::confirmed, out};
 
@@ -115,9 +115,32 @@ fn show(status: &KvDisk) -> Result<()> {
             out::count(*questions, "time"),
         ))?;
     }
+    if let Some(cache) = &status.cluster_cache {
+        show_cluster_cache(cache)?;
+    }
     for KvPin { agent, session, bytes, is_protected, .. } in &status.pins {
         let state = if *is_protected { "" } else { ", beyond the share of pins" };
         out::line(&format!("pinned: {agent} {session} ({}{state})", HumanBytes(*bytes)))?;
     }
     Ok(())
+}
+
+fn show_cluster_cache(cache: &KvClusterCache) -> Result<()> {
+    let state = match (&cache.problem, cache.is_up) {
+        (_, true) => "in use".to_owned(),
+        (Some(problem), false) => format!("away, pages are computed ({problem})"),
+        (None, false) => "connecting".to_owned(),
+    };
+    out::line(&format!("cluster cache ({} at {}): {state}", cache.kind, cache.master))?;
+    out::line(&format!(
+        "cluster cache: {} pages fetched ({}), {} put ({}), {} not put, {} removed; asked {}, {} of them in vain or in part",
+        cache.fetched_pages,
+        HumanBytes(cache.fetched_bytes),
+        cache.put_pages,
+        HumanBytes(cache.put_bytes),
+        cache.dropped_pages,
+        cache.removed_pages,
+        out::count(cache.questions, "time"),
+        cache.missed,
+    ))
 }

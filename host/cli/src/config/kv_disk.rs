@@ -1,9 +1,12 @@
 //! `[kv]` in `skep.toml`: KV pages on disk.
 
+use std::path::Path;
 use std::time::Duration;
 
+use anyhow::Result;
 use serde::Deserialize;
 
+use super::kv_cluster::KvClusterConfig;
 use crate::kv_disk::KvDiskOptions;
 use crate::number::number;
 
@@ -32,11 +35,13 @@ pub struct KvDiskConfig {
     pub encrypt: Option<bool>,
     /// Whether the hosts of a cluster give each other pages.
     pub peers: Option<bool>,
+    /// The source of pages that other hosts have.
+    pub cluster: Option<KvClusterConfig>,
 }
 
 impl KvDiskConfig {
     /// Sets the options that the section has.
-    pub(super) fn apply(&self, options: &mut KvDiskOptions) {
+    pub(super) fn apply(&self, options: &mut KvDiskOptions) -> Result<()> {
         super::set(&mut options.gigabytes, &self.disk_gb);
         super::set(&mut options.free_percent, &self.disk_free_percent);
         super::set(&mut options.write_mb_s, &self.write_mb_s);
@@ -46,6 +51,17 @@ impl KvDiskConfig {
         super::set(&mut options.has_peers, &self.peers);
         let warm_ahead = self.warm_ahead_s.map(|seconds| Duration::from_secs(seconds.into()));
         super::set(&mut options.warm_ahead, &warm_ahead);
+        match &self.cluster {
+            Some(cluster) => cluster.apply(options),
+            None => Ok(()),
+        }
+    }
+
+    /// Makes paths in the section relative to the folder of the file.
+    pub(super) fn relative_to(&mut self, dir: &Path) {
+        if let Some(library) = self.cluster.as_mut().and_then(|cluster| cluster.library.as_mut()) {
+            *library = dir.join(&*library);
+        }
     }
 }
 
@@ -75,6 +91,7 @@ mod tests {
             warm_ahead: Duration::ZERO,
             is_encrypted: true,
             has_peers: false,
+            cluster_cache: None,
             tenant_percent: [("acme".to_owned(), 20)].into(),
             other_tenants_percent: Some(60),
         };

@@ -11,6 +11,7 @@ mod cluster;
 mod engine;
 mod grants;
 mod http;
+mod kv_cluster;
 mod kv_disk;
 mod listen;
 mod mcp;
@@ -205,6 +206,7 @@ impl Config {
         }
         config.secrets.relative_to(path.parent().unwrap_or(Path::new(".")));
         config.cluster.relative_to(path.parent().unwrap_or(Path::new(".")));
+        config.kv.relative_to(path.parent().unwrap_or(Path::new(".")));
         Ok(config)
     }
 
@@ -236,7 +238,7 @@ impl Config {
         set(&mut options.executor.deterministic, &self.deterministic);
         options.threads = self.threads.or(options.threads);
         self.engine.apply(options)?;
-        self.kv.apply(&mut options.kv_disk);
+        self.kv.apply(&mut options.kv_disk)?;
         set(&mut options.runtime.max_agents, &self.runtime.max_agents);
         set(&mut options.runtime.max_sessions_loaded, &self.runtime.max_sessions_loaded);
         set(&mut options.runtime.max_session_bytes, &self.runtime.max_session_bytes);

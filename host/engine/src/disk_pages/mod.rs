@@ -234,7 +234,12 @@ impl DiskPages {
         while let Some(spill) = self.spills.front_mut() {
             match spill.copy_next((tier, *layout, self.page_bytes), scheduler, executor) {
                 Copied::Page => {}
-                Copied::Done => drop(self.spills.pop_front()),
+                Copied::Done => {
+                    let done = self.spills.pop_front();
+                    if let Some((peers, spill)) = self.peers.as_ref().zip(done) {
+                        peers.keep(self.layout_name, self.page_bytes, spill.names());
+                    }
+                }
                 Copied::Later => return false,
             }
             if started.elapsed() >= time {

@@ -42,6 +42,11 @@ impl Spill {
         self.names.len() - self.next
     }
 
+    /// Returns the names of all pages, in order.
+    pub fn names(&self) -> &[Digest] {
+        &self.names
+    }
+
     /// Returns whether the pages are among those that are being erased.
     pub fn belongs_to(&self, pages: &EraseScope) -> bool {
         pages.includes(&PrefixOwner::of(&self.affinity))

@@ -6,9 +6,10 @@ use axum::{
     extract::{Query, State},
 };
 use serde::Deserialize;
-use skep_api::{KvDisk, KvDiskTotals, KvPeers, KvPin, KvPurged, marker};
+use skep_api::{KvClusterCache, KvDisk, KvDiskTotals, KvPeers, KvPin, KvPurged, marker};
 use skep_engine::{EraseScope, PinStatus, TierStatus};
 use skep_runtime::{AgentName, Tenant};
+use std::fmt;
 use utoipa::IntoParams;
 
 /// Shows what the disk holds of the KV cache.
@@ -59,7 +60,13 @@ pub(crate) async fn show(State(gateway): State<Gateway>) -> Json<KvDisk> {
         written_yesterday_bytes,
         pins: gateway.host.pinned_sessions().into_iter().map(pinned).collect(),
         peers: peers(&gateway),
+        cluster_cache: gateway.options.cluster_cache.as_ref().map(|cache| cache.status()),
     })
+}
+
+/// A cache that the hosts share in their memory, whose state `/v1/kv` shows.
+pub trait ClusterCache: fmt::Debug + Send + Sync {
+    fn status(&self) -> KvClusterCache;
 }
 
 /// Returns what went to and came from other hosts; `None` if nothing does.

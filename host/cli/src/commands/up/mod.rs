@@ -314,6 +314,9 @@ fn announce(
             HumanBytes(disk.used_bytes)
         ))?;
     }
+    if let Some(cache) = &server.cluster_cache {
+        out::line(&format!("  cache   {}", cache.described()))?;
+    }
     let agents = server.host.agents();
     for agent in &agents {
         let offers: Vec<&str> = agent.tools.iter().chain(&agent.routes).map(String::as_str).collect();
