@@ -53,19 +53,34 @@ impl PageNamer {
 
     /// Returns the name of each whole page of `tokens`. A name covers the tenant and all tokens up to the end of the page.
     pub fn prefixes(&self, tenant: &str, tokens: &[u32], page_tokens: usize) -> Vec<Digest> {
-        let mut last = self.digest("prefix", &[tenant.as_bytes()]);
-        let pages = tokens.chunks_exact(page_tokens).map(|page| {
-            let mut hash = Sha256::new_with_prefix(last.0);
-            page.iter().for_each(|token| hash.update(token.to_le_bytes()));
-            last = Digest(hash.finalize().into());
-            last
-        });
-        pages.collect()
+        chained(self.digest("prefix", &[tenant.as_bytes()]), tokens, page_tokens)
+    }
+
+    /// Returns the names of the same pages if the first `public_pages` of them are public. Those have the same names for all
+    /// tenants. The names of the pages after them cover the tenant.
+    pub fn prefixes_after_public(
+        &self,
+        tenant: &str,
+        tokens: &[u32],
+        page_tokens: usize,
+        public_pages: usize,
+    ) -> Vec<Digest> {
+        let (public, own) = tokens.split_at(tokens.len().min(public_pages.saturating_mul(page_tokens)));
+        let mut names = chained(self.digest("public prefix", &[]), public, page_tokens);
+        let Some(last) = names.last() else { return self.prefixes(tenant, tokens, page_tokens) };
+        let start = self.digest("prefix after a public one", &[tenant.as_bytes(), &last.0]);
+        names.extend(chained(start, own, page_tokens));
+        names
     }
 
     /// Returns the tag of a tenant.
     pub fn tenant(&self, tenant: &str) -> TenantTag {
         TenantTag(self.short("tenant", &[tenant.as_bytes()]))
+    }
+
+    /// Returns the tag that public pages have in place of a tenant's.
+    pub fn public(&self) -> TenantTag {
+        TenantTag(self.short("public", &[]))
     }
 
     /// Returns the owner that a session, all sessions of an agent, or clients without an agent are.
@@ -94,6 +109,17 @@ impl PageNamer {
     }
 }
 
+/// Returns the name of each whole page of `tokens`, each of which covers the one before it.
+fn chained(mut last: Digest, tokens: &[u32], page_tokens: usize) -> Vec<Digest> {
+    let pages = tokens.chunks_exact(page_tokens).map(|page| {
+        let mut hash = Sha256::new_with_prefix(last.0);
+        page.iter().for_each(|token| hash.update(token.to_le_bytes()));
+        last = Digest(hash.finalize().into());
+        last
+    });
+    pages.collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -112,6 +138,22 @@ mod tests {
         }
         assert_ne!(keys.prefixes("b", &tokens, 16), names);
         assert_ne!(PageNamer::new([8; 32]).prefixes("a", &tokens, 16), names);
+    }
+
+    #[test]
+    fn only_public_pages_have_the_same_names_for_all_tenants() {
+        let keys = PageNamer::new([7; 32]);
+        let tokens: Vec<u32> = (0..80).collect();
+        let of = |tenant: &str, pages| keys.prefixes_after_public(tenant, &tokens, 16, pages);
+        assert_eq!(of("a", 0), keys.prefixes("a", &tokens, 16));
+        let (a, b) = (of("a", 2), of("b", 2));
+        assert_eq!((a.len(), &a[..2]), (5, &b[..2]));
+        assert!(a[2..].iter().zip(&b[2..]).all(|(one, other)| one != other));
+        let own = of("a", 0);
+        assert!(a.iter().zip(&own).all(|(public, own)| public != own));
+        assert_ne!(of("a", 3)[2], a[2], "a page is public or not, whatever is before it");
+        assert_eq!(of("a", 9), of("b", 9));
+        assert_ne!(keys.public(), keys.tenant("public"));
     }
 
     #[test]

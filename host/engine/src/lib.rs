@@ -86,7 +86,7 @@ pub use options::{DraftLimits, EngineOptions, Routing, Speculation};
 pub use page_peers::{PagePeers, PageSink, PrefillOrder, PrefillReport, PrefillView, PrefilledPages};
 pub use request::{
     Affinity, AnswerMarkup, BeforeCalls, CallMarkup, CallPart, CallableTool, Constraint, GenerateRequest,
-    ObjectMarkup, ParameterMarkup, PartsMarkup, Priority, Thinking, ToolCallForm,
+    ObjectMarkup, ParameterMarkup, PartsMarkup, Priority, PublicPart, Thinking, ToolCallForm,
 };
 pub use router::policy;
 pub use skep_cache::{

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use skep_cache::{Digest, PageNamer};
 use skep_model::Sampling;
 
 use crate::{EngineError, ModelInfo, Observer, RolledBack};
@@ -17,8 +18,8 @@ const MAX_STOP_BYTES: usize = 1024;
 /// Maximum number of log-probabilities reported for each token.
 const MAX_TOP_LOGPROBS: u32 = 32;
 
-/// The caller of a request. The tenant separates prefix caches: pages are never shared between tenants. The
-/// session decides which replica serves the request; a session that is not known yet starts on the home replica
+/// The caller of a request. The tenant separates prefix caches: pages are never shared between tenants, except for those of a
+/// public part. The session decides which replica serves the request; a session that is not known yet starts on the home replica
 /// of its parent.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Affinity {
@@ -27,6 +28,36 @@ pub struct Affinity {
     pub session: Option<String>,
     /// The session of the same agent from which this one was opened.
     pub parent: Option<String>,
+    /// The beginning of the prompt that other tenants may know.
+    #[serde(default)]
+    pub public: PublicPart,
+}
+
+/// The beginning of a prompt whose pages outside of memory tenants share. The pages after it belong to the tenant, and so do all
+/// pages in memory.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum PublicPart {
+    #[default]
+    Nothing,
+    /// The system message, with what the template writes before and around it. A chat finds out how many tokens that is.
+    SystemMessage,
+    /// This number of tokens.
+    Tokens(usize),
+}
+
+impl Affinity {
+    /// Returns the names of the whole pages of this caller's tokens. A public part whose length is not known counts as none.
+    pub fn page_names(&self, keys: &PageNamer, tokens: &[u32], page_tokens: usize) -> Vec<Digest> {
+        keys.prefixes_after_public(&self.tenant, tokens, page_tokens, self.public_pages(page_tokens))
+    }
+
+    /// Returns the number of pages at the beginning of the prompt that are public as a whole.
+    pub(crate) fn public_pages(&self, page_tokens: usize) -> usize {
+        match self.public {
+            PublicPart::Tokens(tokens) => tokens / page_tokens,
+            PublicPart::Nothing | PublicPart::SystemMessage => 0,
+        }
+    }
 }
 
 /// Interactive work is admitted and prefilled before background work.

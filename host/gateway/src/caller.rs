@@ -117,7 +117,7 @@ impl Caller {
 
     /// Returns the affinity for this tenant's cached prefixes.
     pub(crate) fn affinity(&self, session: Option<String>, parent: Option<String>) -> Affinity {
-        Affinity { tenant: self.tenant.to_string(), agent: None, session, parent }
+        Affinity { tenant: self.tenant.to_string(), session, parent, ..Affinity::default() }
     }
 
     pub(crate) fn must_be(&self, role: Role) -> Result<(), ApiError> {

@@ -5,7 +5,7 @@
 //! alias as the model that it means, so a request never leaves the host without a grant that names the upstream.
 
 use crate::{Manifest, ModelGrant, agent::Agent, bindings::types::Error, name::setting_of, options::Rules};
-use skep_engine::{InForce, Model, ModelSet, ServedModel};
+use skep_engine::{InForce, Model, ModelSet, PublicPart, ServedModel};
 use std::sync::Arc;
 
 /// The host's models, and the operator's ceilings on which of them agents and tenants may use.
@@ -23,6 +23,11 @@ impl GrantedModels {
     /// Returns the models as they are now, with these rules. Later changes do not reach them.
     pub(crate) fn pinned(&self, rules: Arc<Rules>) -> Self {
         GrantedModels { set: self.set.pinned(), rules: rules.into() }
+    }
+
+    /// Returns the part of an agent's prompts that tenants may share.
+    pub(crate) fn public_part(&self, agent: &str) -> PublicPart {
+        self.rules.now().public_part(agent)
     }
 
     pub(crate) fn set(&self) -> &ModelSet {

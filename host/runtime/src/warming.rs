@@ -42,7 +42,8 @@ pub(crate) async fn warm(
         tenant: tenant.to_owned(),
         agent: Some(agent.to_owned()),
         session: Some(session.to_owned()),
-        parent: None,
+        public: host.reach.models.public_part(agent),
+        ..Affinity::default()
     };
     // Taken before the session is read, so that a deletion in between notices.
     let _reading = host.reach.disk.read_ahead(tenant).await;

@@ -337,7 +337,8 @@ impl Index {
             && let Some(above) = self.entries.get_mut(&parent)
         {
             above.children.insert(key.prefix);
-            self.tenants.entry(tenant).or_default().leaves.remove(&(above.used, parent));
+            // Public pages are followed by pages of tenants.
+            self.tenants.entry(above.tenant).or_default().leaves.remove(&(above.used, parent));
         }
         record.owners.iter().for_each(|owner| self.own(key, *owner));
     }

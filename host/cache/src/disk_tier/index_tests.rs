@@ -70,6 +70,28 @@ fn a_continued_session_owns_only_its_last_page() {
     assert_eq!(slots(&index.forget(EraseFilter::Session(owner(1)), bytes)), [1, 2, 3, 4]);
 }
 
+/// Public pages have a tag of their own, and those of tenants follow them.
+#[test]
+fn pages_of_tenants_that_follow_public_ones_are_removed_without_them() {
+    const PUBLIC: TenantTag = TenantTag(9);
+    let agent = Owner { agent: 1, session: 0 };
+    let mut index = Index::default();
+    path(&mut index, &[1, 2], PUBLIC, agent);
+    path(&mut index, &[1, 2, 3, 4], TENANT, owner(1));
+    path(&mut index, &[1, 2, 5], TenantTag(2), owner(2));
+    assert_eq!(index.record(&key(2)).unwrap().1.owners, [agent]);
+    assert_eq!((index.bytes_of(PUBLIC), index.bytes_of(TENANT)), (20, 20));
+    assert_eq!(slots(&index.forget(EraseFilter::Tenant(TENANT), bytes)), [3, 4]);
+    index.check();
+    assert_eq!(slots(&index.forget(EraseFilter::Session(owner(2)), bytes)), [5]);
+    index.check();
+    path(&mut index, &[1, 2, 6], TENANT, owner(1));
+    assert_eq!(slots(&index.evict(&Eviction::default(), bytes).unwrap()), [6]);
+    index.check();
+    assert_eq!(slots(&index.forget(EraseFilter::Agent(1), bytes)), [1, 2]);
+    assert_eq!(index.len(), 0);
+}
+
 #[test]
 fn agents_and_tenants_are_removed_as_a_whole() {
     let mut index = Index::default();

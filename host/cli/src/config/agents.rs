@@ -1,6 +1,6 @@
 //! `[agents.NAME]` in `skep.toml`: the operator's settings for one agent.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 
 use anyhow::{Context as _, Result};
@@ -18,13 +18,22 @@ pub struct AgentConfig {
     /// Share of the model, relative to other agents of the same tenant that want it at the same time.
     #[serde(deserialize_with = "number::<1, MAX_WEIGHT, _, _>")]
     pub weight: Option<NonZeroU32>,
+    /// Whether tenants may share the pages of the agent's system message.
+    pub public_prompt: Option<bool>,
 }
 
-/// Adds the weights of the agents, and rejects an invalid name.
-pub(super) fn apply(agents: &BTreeMap<String, AgentConfig>, weights: &mut Weights) -> Result<()> {
-    for (name, AgentConfig { weight }) in agents {
+/// Adds the settings of the agents, and rejects an invalid name.
+pub(super) fn apply(
+    agents: &BTreeMap<String, AgentConfig>,
+    weights: &mut Weights,
+    public_prompts: &mut BTreeSet<String>,
+) -> Result<()> {
+    for (name, AgentConfig { weight, public_prompt }) in agents {
         AgentName::new(name).with_context(|| format!("[agents.{name}]"))?;
         weights.agents.extend(weight.map(|weight| (name.clone(), weight)));
+        if *public_prompt == Some(true) {
+            public_prompts.insert(name.clone());
+        }
     }
     Ok(())
 }
@@ -33,6 +42,14 @@ pub(super) fn apply(agents: &BTreeMap<String, AgentConfig>, weights: &mut Weight
 mod tests {
     use super::*;
     use crate::{config::Config, server_options::ServerOptions};
+
+    #[test]
+    fn the_prompts_of_an_agent_are_public_only_if_the_file_says_so() {
+        let text = "[agents.concierge]\npublic_prompt = true\n[agents.echo]\npublic_prompt = false\n[agents.clerk]\n";
+        let mut options = ServerOptions::default();
+        Config::parse(text).and_then(|config| config.apply(&mut options)).expect("valid");
+        assert_eq!(options.runtime.public_prompts, ["concierge".to_owned()].into());
+    }
 
     #[test]
     fn agent_weights_reach_the_engine() {

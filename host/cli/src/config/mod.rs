@@ -263,7 +263,7 @@ impl Config {
         self.requests.apply(&mut options.runtime.requests);
         tenants::apply(&self.tenants, options)?;
         options.runtime.prices = prices::list(self)?;
-        agents::apply(&self.agents, &mut options.weights)?;
+        agents::apply(&self.agents, &mut options.weights, &mut options.runtime.public_prompts)?;
         mcp::apply(&self.mcp, &mut options.tool_servers)?;
         self.batch.apply(&mut options.runtime.batch);
         self.responses.apply(&mut options.runtime.responses);

@@ -8,9 +8,9 @@ use skep_model::{SpecialTokens, Tokenizer};
 
 use super::dialect::Dialect;
 use super::message::{ChatMessage, Role};
-use super::options::{CONTINUES, Opening};
+use super::options::{CONTINUES, ChatOptions, Opening};
 use super::render::{Renderer, Rendering};
-use crate::{Cancel, Engine, EngineError};
+use crate::{Cancel, Engine, EngineError, PublicPart};
 
 /// A text with more bytes per token of the context than this probably does not fit.
 const USUAL_TOKEN_BYTES: usize = 8;
@@ -85,6 +85,27 @@ pub fn encode_chat(
     let dialect = Dialect::of_engine(engine);
     let renderer = Renderer { opens_answer, ..Renderer::of(engine, &dialect) };
     encode_whole(engine, &renderer.render(messages, opening, "")?, cancel)
+}
+
+/// Returns which part of a prompt is public: if the system message is, the tokens that the prompt has in common with one that has
+/// nothing else. A template that renders no system message alone makes nothing public.
+pub(super) fn public_part(
+    engine: &Engine,
+    messages: &[ChatMessage],
+    options: &ChatOptions,
+    prompt: &[u32],
+) -> PublicPart {
+    let (PublicPart::SystemMessage, Some(system)) = (options.affinity.public, messages.first()) else {
+        return options.affinity.public;
+    };
+    if system.role != Role::System {
+        return PublicPart::Nothing;
+    }
+    let opening = Opening { examples: &[], ..options.opening() };
+    let alone = encode_chat(engine, std::slice::from_ref(system), opening, false, &options.cancel);
+    let in_common =
+        |alone: Vec<u32>| alone.iter().zip(prompt).take_while(|(one, other)| one == other).count();
+    alone.map_or(PublicPart::Nothing, |alone| PublicPart::Tokens(in_common(alone)))
 }
 
 /// Encodes a plain text as a prompt, without a template. Special tokens that the text names are encoded as
@@ -194,6 +215,28 @@ mod tests {
     use super::*;
     use crate::chat::fixture;
     use skep_model::ChatTemplate;
+
+    #[test]
+    fn nothing_but_the_system_message_of_a_prompt_is_public() {
+        let engine = fixture::engine(ChatTemplate::chatml_default(), &[]);
+        let system = ChatMessage::system("You greet the guests of a hotel.");
+        let public = |part: PublicPart, messages: &[ChatMessage]| {
+            let mut options = ChatOptions::default();
+            options.affinity.public = part;
+            let prompt = render_and_encode(&engine, messages, options.opening(), &options.cancel).unwrap();
+            match public_part(&engine, messages, &options, &prompt.tokens) {
+                PublicPart::Tokens(tokens) => engine.tokenizer().decode(&prompt.tokens[..tokens], false),
+                _ => String::new(),
+            }
+        };
+        let conversation = [system.clone(), ChatMessage::user("My secret is 7.")];
+        let said = public(PublicPart::SystemMessage, &conversation);
+        assert!(said.contains("You greet the guests of a hotel.") && !said.contains("secret"), "{said}");
+        let other = [system, ChatMessage::user("Mine is 8.")];
+        assert_eq!(said.trim_end(), public(PublicPart::SystemMessage, &other).trim_end());
+        assert_eq!(public(PublicPart::Nothing, &conversation), "");
+        assert_eq!(public(PublicPart::SystemMessage, &conversation[1..]), "");
+    }
 
     #[test]
     fn a_hopeless_text_is_refused_early_and_one_that_fits_is_not() {

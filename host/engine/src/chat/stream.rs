@@ -23,7 +23,7 @@ use crate::{Engine, EngineError, RolledBack, Unreported};
 pub fn chat(
     engine: &Engine,
     messages: &[ChatMessage],
-    options: ChatOptions,
+    mut options: ChatOptions,
 ) -> Result<ChatStream, EngineError> {
     options.validate()?;
     let render = match options.continues_answer {
@@ -31,6 +31,7 @@ pub fn chat(
         false => prompt::render_and_encode,
     };
     let prompt = render(engine, messages, options.opening(), &options.cancel)?;
+    options.affinity.public = prompt::public_part(engine, messages, &options, &prompt.tokens);
     Ok(ChatStream::local(LocalAnswer::start(engine, prompt, options)?))
 }
 

@@ -176,10 +176,11 @@ impl Transcript {
     }
 
     /// Generates the next assistant message. The transcript does not change until [`Transcript::commit`].
-    pub fn generate(&self, engine: &Engine, options: ChatOptions) -> Result<ChatStream, EngineError> {
+    pub fn generate(&self, engine: &Engine, mut options: ChatOptions) -> Result<ChatStream, EngineError> {
         options.validate()?;
         self.check_tool_results()?;
         let prompt = self.prompt(engine, options.opening(), &options.cancel)?;
+        options.affinity.public = prompt::public_part(engine, &self.messages, &options, &prompt.tokens);
         Ok(ChatStream::local(LocalAnswer::start(engine, prompt, options)?))
     }
 

@@ -27,7 +27,7 @@ use crate::kv::{PrefixOwner, SequencePages};
 use crate::scheduler::Scheduler;
 use crate::sequence::Sequence;
 use crate::sequence_id::SequenceId;
-use crate::{Affinity, PagePeers};
+use crate::{Affinity, PagePeers, PublicPart};
 
 use misses::RecentMisses;
 use promotion::{Progress, Promotion, Reader, Reading, Source};
@@ -288,7 +288,7 @@ impl DiskPages {
         }
         let (tenant, whole) = (warming.affinity.tenant.as_str(), warming.whole_pages());
         let in_memory = scheduler.cached_prefix(tenant, whole).len();
-        let names = self.keys.prefixes(tenant, whole, PAGE_TOKENS);
+        let names = self.names(&warming.affinity, whole);
         let next = names.get(in_memory);
         if next.is_some_and(|next| self.promotions.iter().any(|other| other.reads(*next))) {
             self.later_warmings.push(warming);
@@ -338,7 +338,7 @@ impl DiskPages {
         if pages < in_memory + MIN_READ_PAGES {
             return;
         }
-        let names = self.keys.prefixes(tenant, &tokens[..pages * PAGE_TOKENS], PAGE_TOKENS);
+        let names = self.names(affinity, &tokens[..pages * PAGE_TOKENS]);
         let all = pages - in_memory;
         let patience = self.patience(self.read_time(all), self.speed.compute_time(all * PAGE_TOKENS));
         if let Some(other) = self.promotions.iter_mut().find(|other| other.reads(names[in_memory])) {
@@ -376,6 +376,17 @@ impl DiskPages {
         let deadline = Instant::now() + self.patience(read_time, compute);
         let reader = Reader::Request(id);
         self.promotions.push(Promotion::new(reader, (affinity, tokens), reading, held, deadline));
+    }
+
+    /// Names the whole pages of a client's tokens. If it is not known how many of them are public, those are that the disk has
+    /// as public ones.
+    fn names(&self, affinity: &Affinity, tokens: &[u32]) -> Vec<Digest> {
+        if affinity.public != PublicPart::SystemMessage {
+            return affinity.page_names(&self.keys, tokens, PAGE_TOKENS);
+        }
+        let public = |tokens| Affinity { public: PublicPart::Tokens(tokens), ..affinity.clone() };
+        let all = public(tokens.len()).page_names(&self.keys, tokens, PAGE_TOKENS);
+        public(self.on_disk(&all) * PAGE_TOKENS).page_names(&self.keys, tokens, PAGE_TOKENS)
     }
 
     /// Starts to read pages from the disk.

@@ -16,6 +16,8 @@ pub(super) struct Spill {
     names: Vec<Digest>,
     tenant: TenantTag,
     owner: Owner,
+    /// Number of pages at the beginning that all tenants share, and that stay until their agent is gone.
+    public_pages: usize,
     next: usize,
 }
 
@@ -32,9 +34,10 @@ impl Spill {
     pub fn new(ended: EndedPrefix, keys: &PageNamer) -> Self {
         let EndedPrefix { affinity, mut tokens } = ended;
         tokens.truncate(tokens.len() / PAGE_TOKENS * PAGE_TOKENS);
-        let names = keys.prefixes(&affinity.tenant, &tokens, PAGE_TOKENS);
+        let public_pages = affinity.public_pages(PAGE_TOKENS);
+        let names = affinity.page_names(keys, &tokens, PAGE_TOKENS);
         let (tenant, owner) = owner_of(keys, &affinity);
-        Spill { affinity, tokens, names, tenant, owner, next: 0 }
+        Spill { affinity, tokens, names, tenant, owner, public_pages, next: 0 }
     }
 
     /// Returns the number of pages that are not copied yet.
@@ -84,7 +87,10 @@ impl Spill {
             return self.give_up(tier);
         }
         let parent = self.next.checked_sub(1).map(|before| self.names[before]);
-        let (tenant, owner) = (self.tenant, self.owner);
+        let (tenant, owner) = match self.next < self.public_pages {
+            true => (tier.keys().public(), Owner { session: 0, ..self.owner }),
+            false => (self.tenant, self.owner),
+        };
         self.next += 1;
         match tier.write(PageWrite { layout, prefix: name, parent, tenant, owner, bytes }) {
             true => Copied::Page,

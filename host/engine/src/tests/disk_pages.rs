@@ -12,7 +12,7 @@ use skep_model::{ExecutorOptions, KvDtype};
 use super::fixture::{
     Generated, collect, executor_options, first_token, generate, greedy, ids_together, model_with,
 };
-use crate::{Affinity, Engine, EngineOptions, EraseScope, GenerateRequest};
+use crate::{Affinity, Engine, EngineOptions, EraseScope, GenerateRequest, PublicPart};
 
 pub(super) fn options(folder: &Path) -> TierOptions {
     TierOptions {
@@ -202,7 +202,7 @@ async fn pages_of_a_forgotten_session_are_erased_and_shared_ones_stay() {
             tenant: "acme".into(),
             agent: Some("agent".into()),
             session: Some(session.into()),
-            parent: None,
+            ..Affinity::default()
         };
         request
     };
@@ -223,6 +223,64 @@ async fn pages_of_a_forgotten_session_are_erased_and_shared_ones_stay() {
     engine.forget_pages(&tenant).await;
     assert_eq!(tenant.erase_from(&tier), of_other as u64);
     assert_eq!(EraseScope::Everyone.erase_from(&tier), 0);
+}
+
+#[tokio::test]
+async fn tenants_share_the_pages_of_a_public_part_and_nothing_beyond() {
+    for (public, shared) in
+        [(PublicPart::Nothing, 0), (PublicPart::Tokens(15), 0), (PublicPart::Tokens(111), 6)]
+    {
+        let folder = tempfile::tempdir().unwrap();
+        let tier = open(folder.path());
+        let of = |tenant: &str| {
+            let mut request = greedy(&prompt("a"), 8);
+            request.affinity = Affinity {
+                tenant: tenant.into(),
+                agent: Some("agent".into()),
+                session: Some(format!("{tenant}'s")),
+                public,
+                ..Affinity::default()
+            };
+            request
+        };
+        let expected = generate(&bare(), of("one")).await.unwrap();
+        let pages = (prompt("a").len() + expected.ids.len() - 1) / 16;
+        let host = engine(&tier);
+        assert_eq!(generate(&host, of("one")).await.unwrap().ids, expected.ids);
+        written(&host, &tier, pages as u64).await;
+        // Only the disk is shared by this host and the next ones.
+        let host = engine(&tier);
+        let other = generate(&host, of("other")).await.unwrap();
+        assert_eq!((&other.ids, cached(&other)), (&expected.ids, shared * 16), "{public:?}");
+        written(&host, &tier, (2 * pages - shared) as u64).await;
+        let host = engine(&tier);
+        let again = generate(&host, of("one")).await.unwrap();
+        assert_eq!(cached(&again), (prompt("a").len() - 1) / 16 * 16, "{public:?}");
+        written(&host, &tier, (2 * pages - shared) as u64).await;
+        // The pages of a tenant and of a session are erased without the public ones, which belong to the agent.
+        let session = EraseScope::Session { agent: "agent".into(), session: "other's".into() };
+        for scope in [EraseScope::Tenant("one".into()), session] {
+            assert_eq!(scope.erase_from(&tier), (pages - shared) as u64, "{public:?} {scope:?}");
+        }
+        assert_eq!(tier.status().pages, shared as u64);
+        assert_eq!(EraseScope::Agent("agent".into()).erase_from(&tier), shared as u64);
+    }
+}
+
+/// A caller that reads ahead does not know how long the public part is.
+#[tokio::test]
+async fn a_public_part_of_unknown_length_is_found_on_the_disk() {
+    let folder = tempfile::tempdir().unwrap();
+    let tier = open(folder.path());
+    let mut request = greedy(&prompt("a"), 8);
+    request.affinity.public = PublicPart::Tokens(80);
+    let host = engine(&tier);
+    let first = generate(&host, request.clone()).await.unwrap();
+    let pages = (request.prompt.len() + first.ids.len() - 1) / 16;
+    written(&host, &tier, pages as u64).await;
+    let affinity = Affinity { public: PublicPart::SystemMessage, ..request.affinity };
+    let warmed = engine(&tier).warm(&affinity, request.prompt).await;
+    assert_eq!((warmed.on_disk, warmed.read), (warmed.pages, warmed.pages), "{warmed:?}");
 }
 
 #[tokio::test]

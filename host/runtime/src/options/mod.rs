@@ -15,7 +15,11 @@ use crate::{
     placement::Placement,
 };
 use skep_outbound::Origins;
-use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+    time::Duration,
+};
 
 /// Settings and bounds of the whole host, as plain data. `Default` suits a single machine.
 #[derive(Clone, Debug)]
@@ -59,6 +63,8 @@ pub struct RuntimeOptions {
     /// Models that may be used for a tenant, by tenant name; `default` applies to all others. A tenant without an entry
     /// may use what its agents are granted, and without an agent the models that this host computes.
     pub tenant_models: BTreeMap<String, Vec<ModelGrant>>,
+    /// Agents whose system messages tenants may share in the KV cache, because the operator says that they are public.
+    pub public_prompts: BTreeSet<String>,
     /// Origins to which agents may send requests if their manifests ask for them. Empty by default.
     pub granted_hosts: Origins,
     /// The keys that encrypt secrets in the store.
@@ -117,6 +123,7 @@ impl Default for RuntimeOptions {
             max_agents: 10_000,
             granted_models: None,
             tenant_models: BTreeMap::new(),
+            public_prompts: BTreeSet::new(),
             granted_hosts: Origins::default(),
             sealing_key: SealingKey::default(),
             outbound: skep_outbound::Options::default(),

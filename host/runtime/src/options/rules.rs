@@ -1,8 +1,12 @@
 //! The operator's settings that can be replaced while the host runs.
 
 use crate::{Limits, ModelGrant, Money, PriceList, RuntimeOptions, ToolGrant};
+use skep_engine::PublicPart;
 use skep_outbound::Origins;
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 /// The part of [`RuntimeOptions`] that says what agents and tenants may do and what it costs. A turn or a request keeps the
 /// rules with which it began.
@@ -16,6 +20,17 @@ pub(crate) struct Rules {
     pub(crate) tenant_money_per_day: BTreeMap<String, Money>,
     pub(crate) prices: Arc<PriceList>,
     pub(crate) ceilings: Limits,
+    pub(crate) public_prompts: BTreeSet<String>,
+}
+
+impl Rules {
+    /// Returns the part of an agent's prompts that tenants may share.
+    pub(crate) fn public_part(&self, agent: &str) -> PublicPart {
+        match self.public_prompts.contains(agent) {
+            true => PublicPart::SystemMessage,
+            false => PublicPart::Nothing,
+        }
+    }
 }
 
 impl From<&RuntimeOptions> for Rules {
@@ -29,6 +44,7 @@ impl From<&RuntimeOptions> for Rules {
             tenant_money_per_day: options.tenant_money_per_day.clone(),
             prices: Arc::new(options.prices.clone()),
             ceilings: options.ceilings,
+            public_prompts: options.public_prompts.clone(),
         }
     }
 }

@@ -277,7 +277,7 @@ fn affinity(session: u32) -> Affinity {
         tenant: "bench".to_owned(),
         agent: Some("bench".to_owned()),
         session: Some(session.to_string()),
-        parent: None,
+        ..Affinity::default()
     }
 }
 

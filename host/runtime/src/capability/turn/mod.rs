@@ -151,7 +151,7 @@ impl AskedTokens {
 impl Turn {
     pub(crate) fn new(
         agent: Arc<Agent>,
-        affinity: Affinity,
+        mut affinity: Affinity,
         deadline: Instant,
         journal: Arc<Journal>,
         tools: TurnTools,
@@ -165,6 +165,7 @@ impl Turn {
             agent: Some(name.to_owned()),
             session: affinity.session.clone(),
         };
+        affinity.public = tools.rules.public_part(name);
         let (desk, turn_id) = (reach.approvals.clone(), tools.turn_id.clone());
         Turn {
             models: reach.models.pinned(tools.rules.clone()),

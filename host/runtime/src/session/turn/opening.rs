@@ -207,7 +207,7 @@ fn turn_of(run: &Run<'_>, assignment: &Assignment, agent: &Arc<Deployed>, journa
         tenant: invocation.principal.clone(),
         agent: Some(name.clone()),
         session: Some(session.clone()),
-        parent: None,
+        ..Affinity::default()
     };
     let turn_id = run.end.feed().turn_id().to_owned();
     let tools = TurnTools::new(host.reach.tools.clone(), turn_id, &invocation.origin);

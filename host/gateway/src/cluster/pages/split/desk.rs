@@ -146,7 +146,7 @@ impl PrefillDesk {
             return Err(ApiError::new(StatusCode::CONFLICT, "layout_differs", message));
         }
         let in_flight = InFlight::take(&self.tokens_in_flight, order.tokens.len())?;
-        let names = shared.names.prefixes(&order.affinity.tenant, &order.tokens, page_tokens);
+        let names = order.affinity.page_names(&shared.names, &order.tokens, page_tokens);
         let transfer = self.transfers.open(&order.transfer, order.layout(), names, order.first)?;
         let within = order.within().min(LONGEST);
         let sink: Arc<dyn PageSink> = transfer.clone();
