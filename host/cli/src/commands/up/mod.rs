@@ -308,11 +308,8 @@ fn announce(
         out::line(&format!("  cluster {place}"))?;
     }
     if let Some(disk) = server.host.kv_disk() {
-        out::line(&format!(
-            "  kv      up to {} on disk, {} used",
-            HumanBytes(disk.max_bytes),
-            HumanBytes(disk.used_bytes)
-        ))?;
+        let (most, used) = (HumanBytes(disk.max_bytes), HumanBytes(disk.used_bytes));
+        out::line(&format!("  kv      up to {most} on disk, {used} used"))?;
     }
     if let Some(cache) = &server.cluster_cache {
         out::line(&format!("  cache   {}", cache.described()))?;
