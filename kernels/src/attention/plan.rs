@@ -8,6 +8,8 @@ use crate::cpu::attention::{BLOCK, EXACT_ROWS, MAX_ROWS, QueryRow, State};
 
 /// Number of tasks per thread into which long ranges are divided to balance the load.
 const TASKS_PER_THREAD: usize = 6;
+/// Number of values of states beyond which no further part is divided, which is a gibibyte.
+const MAX_STATES: usize = 1 << 28;
 
 pub(super) struct Plan<'a> {
     pub(super) groups: Vec<Group>,
@@ -126,7 +128,8 @@ impl<'a> Plan<'a> {
         self.parts.push(Part { rows, kv_head, pages, from, to, groups, states: None });
     }
 
-    /// Cuts the parts into tasks. Prefill and large decode batches have enough parts; those of a single decode are divided.
+    /// Cuts the parts into tasks. Prefill and large decode batches have enough parts; those of a single decode are divided, as
+    /// long as the states of their blocks are not too large.
     fn cut(&mut self, threads: usize, value_stride: usize) {
         let work: usize = self.parts.iter().map(Part::work).sum();
         let share = match threads {
@@ -135,7 +138,11 @@ impl<'a> Plan<'a> {
         };
         for (index, part) in self.parts.iter_mut().enumerate() {
             let blocks = part.blocks();
-            let tasks = part.work().div_ceil(share.max(1)).clamp(1, blocks.len());
+            let states = blocks.len() * State::len(part.rows.len(), value_stride);
+            let tasks = match self.state_len.saturating_add(states) <= MAX_STATES {
+                true => part.work().div_ceil(share.max(1)).clamp(1, blocks.len()),
+                false => 1,
+            };
             let step = blocks.len().div_ceil(tasks);
             let before = self.tasks.len();
             self.tasks.extend(blocks.clone().step_by(step).map(|block| Task {
@@ -147,7 +154,7 @@ impl<'a> Plan<'a> {
             let is_whole = part.groups.iter().all(|group| self.groups[*group].parts.len() == 1);
             if tasks > 1 || part.groups.len() > 1 || !is_whole {
                 part.states = Some(self.state_len);
-                self.state_len += blocks.len() * State::len(part.rows.len(), value_stride);
+                self.state_len += states;
             }
             for group in &part.groups {
                 *self.groups[*group].unfinished.get_mut() += tasks;
@@ -173,5 +180,44 @@ fn query_row(
         first: window.map_or(0, |window| end.saturating_sub(window)),
         end,
         sink: sinks.get(head).copied().unwrap_or(f32::NEG_INFINITY),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_states_of_long_sequences_are_bounded() {
+        const POSITIONS: usize = 262_144;
+        // The heads of latent attention read one KV head together.
+        let (heads, value_stride) = (128, 512);
+        let strides = Strides {
+            heads,
+            kv_heads: 1,
+            query: [heads * value_stride, value_stride],
+            output: [heads * value_stride, value_stride],
+            value_stride,
+            value_size: value_stride,
+        };
+        let sequence = |row| AttentionSequence {
+            row,
+            tokens: 1,
+            start: POSITIONS - 1,
+            pages: vec![row as u32; POSITIONS / PAGE_TOKENS],
+        };
+        for (count, all_divided) in [(1, true), (8, false)] {
+            let batch = AttentionBatch::new((0..count).map(sequence).collect(), heads);
+            let plan = Plan::new(64, &strides, None, &[], &batch);
+            assert!((1..=MAX_STATES).contains(&plan.state_len), "{count}: {}", plan.state_len);
+            let divided = plan.parts.iter().filter(|part| part.states.is_some()).count();
+            assert!(divided > 0 && (divided == plan.parts.len()) == all_divided, "{count}: {divided}");
+            for (index, part) in plan.parts.iter().enumerate() {
+                let tasks: Vec<&Task> = plan.tasks.iter().filter(|task| task.part == index).collect();
+                assert!(tasks.len() == 1 || part.states.is_some());
+                assert_eq!((tasks[0].from, tasks[tasks.len() - 1].to), (0, POSITIONS));
+                assert!(tasks.windows(2).all(|pair| pair[0].to == pair[1].from));
+            }
+        }
     }
 }

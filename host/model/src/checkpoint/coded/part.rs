@@ -85,20 +85,24 @@ fn filled(
     let at_once = (BYTES_AT_ONCE / row_bytes).max(1);
     let parts: Vec<_> =
         all.chunks_mut(at_once * row_bytes).zip(rows.chunks(at_once)).map(Mutex::new).collect();
-    let failed = Mutex::new(None);
-    pool.run(parts.len(), |part| {
-        let mut part = parts[part].lock().unwrap_or_else(PoisonError::into_inner);
+    let failed: Mutex<Option<(usize, String)>> = Mutex::new(None);
+    pool.run(parts.len(), |number| {
+        let mut part = parts[number].lock().unwrap_or_else(PoisonError::into_inner);
         let (out, rows) = &mut *part;
         for (out, row) in out.chunks_exact_mut(row_bytes).zip(rows.iter()) {
             if let Err(problem) = fill(*row, out) {
-                failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(problem);
+                let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
+                // The first problem of the matrix is named, whichever thread finds one first.
+                if failed.as_ref().is_none_or(|(first, _)| number < *first) {
+                    *failed = Some((number, problem));
+                }
                 return;
             }
         }
     });
     drop(parts);
     match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
-        Some(problem) => Err(problem),
+        Some((_, problem)) => Err(problem),
         None => Ok(all),
     }
 }
