@@ -3,12 +3,13 @@
 use std::ops::Range;
 use std::sync::atomic::AtomicUsize;
 
+use super::sharing::SharedRange;
 use super::{AttentionBatch, AttentionSequence, PAGE_TOKENS, Strides};
 use crate::cpu::attention::{BLOCK, EXACT_ROWS, MAX_ROWS, QueryRow, State};
 
 /// Number of tasks per thread into which long ranges are divided to balance the load.
 const TASKS_PER_THREAD: usize = 6;
-/// Number of values of states beyond which no further part is divided, which is a gibibyte.
+/// Number of values of states beyond which no further part is divided, and no ranges are shared. It is a gibibyte.
 const MAX_STATES: usize = 1 << 28;
 
 pub(super) struct Plan<'a> {
@@ -82,6 +83,7 @@ impl<'a> Plan<'a> {
         // A window may begin inside a shared range, where the rows of the members do not see the same positions.
         let ranges = if window.is_none() { batch.ranges(share) } else { &[] };
         let sequences = batch.sequences();
+        let ranges = if shared_states(strides, sequences, ranges) <= MAX_STATES { ranges } else { &[] };
         for kv_head in 0..strides.kv_heads {
             let mut first_groups = Vec::with_capacity(sequences.len());
             for sequence in sequences {
@@ -163,6 +165,22 @@ impl<'a> Plan<'a> {
     }
 }
 
+/// Returns a bound on the number of values of the states of sequences that share ranges, which are kept for all of their blocks.
+fn shared_states(strides: &Strides, sequences: &[AttentionSequence], ranges: &[SharedRange]) -> usize {
+    let mut covered = vec![0; sequences.len()];
+    let mut blocks = 0;
+    for range in ranges {
+        range.members.iter().for_each(|member| covered[*member] = range.to);
+        blocks += (range.to - range.from).div_ceil(BLOCK);
+    }
+    let rest = |(sequence, covered): (&AttentionSequence, usize)| match covered {
+        0 => 0,
+        covered => (sequence.start + sequence.tokens - covered).div_ceil(BLOCK),
+    };
+    blocks += sequences.iter().zip(covered).map(rest).sum::<usize>();
+    blocks.saturating_mul(strides.kv_heads).saturating_mul(State::len(MAX_ROWS, strides.value_stride))
+}
+
 fn query_row(
     strides: &Strides,
     window: Option<usize>,
@@ -187,27 +205,32 @@ fn query_row(
 mod tests {
     use super::*;
 
-    #[test]
-    fn the_states_of_long_sequences_are_bounded() {
-        const POSITIONS: usize = 262_144;
-        // The heads of latent attention read one KV head together.
-        let (heads, value_stride) = (128, 512);
-        let strides = Strides {
+    const POSITIONS: usize = 262_144;
+
+    fn strides(heads: usize, kv_heads: usize, value_stride: usize) -> Strides {
+        Strides {
             heads,
-            kv_heads: 1,
+            kv_heads,
             query: [heads * value_stride, value_stride],
             output: [heads * value_stride, value_stride],
             value_stride,
             value_size: value_stride,
-        };
-        let sequence = |row| AttentionSequence {
-            row,
-            tokens: 1,
-            start: POSITIONS - 1,
-            pages: vec![row as u32; POSITIONS / PAGE_TOKENS],
-        };
+        }
+    }
+
+    /// Returns a sequence whose pages all have the same number.
+    fn sequence(row: usize, page: u32) -> AttentionSequence {
+        AttentionSequence { row, tokens: 1, start: POSITIONS - 1, pages: vec![page; POSITIONS / PAGE_TOKENS] }
+    }
+
+    #[test]
+    fn the_states_of_long_sequences_are_bounded() {
+        // The heads of latent attention read one KV head together.
+        let heads = 128;
+        let strides = strides(heads, 1, 512);
         for (count, all_divided) in [(1, true), (8, false)] {
-            let batch = AttentionBatch::new((0..count).map(sequence).collect(), heads);
+            let sequences = (0..count).map(|row| sequence(row, row as u32)).collect();
+            let batch = AttentionBatch::new(sequences, heads);
             let plan = Plan::new(64, &strides, None, &[], &batch);
             assert!((1..=MAX_STATES).contains(&plan.state_len), "{count}: {}", plan.state_len);
             let divided = plan.parts.iter().filter(|part| part.states.is_some()).count();
@@ -218,6 +241,21 @@ mod tests {
                 assert_eq!((tasks[0].from, tasks[tasks.len() - 1].to), (0, POSITIONS));
                 assert!(tasks.windows(2).all(|pair| pair[0].to == pair[1].from));
             }
+        }
+    }
+
+    #[test]
+    fn long_ranges_are_shared_only_while_their_states_are_bounded() {
+        for (kv_heads, are_shared) in [(8, true), (128, false)] {
+            let batch = AttentionBatch::new((0..12).map(|row| sequence(row, 7)).collect(), 1);
+            let plan = Plan::new(2, &strides(kv_heads, kv_heads, 128), None, &[], &batch);
+            assert!(plan.state_len <= 2 * MAX_STATES, "{kv_heads}: {}", plan.state_len);
+            assert_eq!(plan.parts.iter().any(|part| part.groups.len() > 1), are_shared, "{kv_heads}");
+            let positions = |group: &Group| {
+                let parts = group.parts.iter().map(|(part, _)| &plan.parts[*part]);
+                parts.map(|part| part.to - part.from).sum::<usize>()
+            };
+            assert!(plan.groups.iter().all(|group| positions(group) == POSITIONS), "{kv_heads}");
         }
     }
 }
