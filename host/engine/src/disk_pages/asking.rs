@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use skep_cache::{Digest, PageQuestion};
+use skep_cache::{Digest, MAX_ASKED_PAGES, PageQuestion};
 use skep_model::PAGE_TOKENS;
 
 use super::promotion::{Promotion, Reader, Reading, Source};
@@ -55,7 +55,10 @@ impl DiskPages {
     ) -> Option<(Reading, Duration)> {
         let peers = self.peers.as_ref()?;
         let view = peers.prefill_view(&self.model)?;
-        let missing = names.len() - first;
+        // The pages after those that one order may have are computed here.
+        let pages = names.len().min(MAX_ASKED_PAGES);
+        let (names, tokens) = (&names[..pages], &tokens[..pages * PAGE_TOKENS]);
+        let missing = pages.checked_sub(first).filter(|missing| *missing > 0)?;
         let latency_s = peers.fetch_time(0).as_secs_f64();
         let all_s = peers.fetch_time((missing * self.page_bytes) as u64).as_secs_f64();
         let taken_s = if scheduler.is_running() { self.speed.take_time(missing).as_secs_f64() } else { 0.0 };

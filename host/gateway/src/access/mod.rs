@@ -44,6 +44,10 @@ pub struct AccessOptions {
     pub local_names_only: bool,
 }
 
+/// Marks a request that needs a key: this host requires one, or the host of the cluster that has passed the request on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NeedsKey;
+
 /// The result of [`identify`], for [`authorize`].
 #[derive(Clone)]
 struct Identity(Result<Caller, ApiError>);
@@ -58,7 +62,10 @@ pub(crate) fn requester(extensions: &Extensions) -> (Option<Requester>, Spent) {
 
 /// Determines the caller. [`authorize`] decides about the result, because only then the route is known.
 pub(crate) async fn identify(State(gateway): State<Gateway>, mut request: Request, next: Next) -> Response {
-    let caller = if gateway.options.access.keys_required {
+    if gateway.options.access.keys_required {
+        request.extensions_mut().insert(NeedsKey);
+    }
+    let caller = if request.extensions().get::<NeedsKey>().is_some() {
         caller_by_key(&gateway, request.headers()).await
     } else {
         Ok(Caller::operator())

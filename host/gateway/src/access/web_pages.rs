@@ -5,6 +5,7 @@
 //! the local machine responds only to names of the local machine, because a page can make any other name resolve to
 //! its address (DNS rebinding).
 
+use super::NeedsKey;
 use crate::{ApiError, Gateway, GatewayOptions, console};
 use axum::{
     extract::{Request, State},
@@ -34,7 +35,9 @@ pub(crate) async fn guard(State(gateway): State<Gateway>, request: Request, next
         Ok(page) => page,
         Err(refusal) => return refusal.into_response(),
     };
+    // A request that needs a key after all may have any name.
     if gateway.options.access.local_names_only
+        && request.extensions().get::<NeedsKey>().is_none()
         && let Err(refusal) = is_local_name(&request, &gateway.options.origins)
     {
         return refusal.into_response();

@@ -190,7 +190,7 @@ pub(super) async fn relay(
     if let Some(subject) = subject.filter(|_| is_known && request.method() != Method::OPTIONS)
         && let Ok(SessionPlace::There(owner)) = cluster.owners.place(&subject).await
     {
-        return proxy::pass(cluster, &subject, owner, request, next).await;
+        return proxy::pass(cluster, mcp, &subject, owner, request, next).await;
     }
     match balanced(cluster, balancer, request).await {
         Ok(response) => response,

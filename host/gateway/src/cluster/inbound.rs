@@ -8,7 +8,7 @@ use super::{
     nonces::Refused,
     routes,
 };
-use crate::{ApiError, Gateway, client_address::ClientAddress, server::Slot};
+use crate::{ApiError, Gateway, access::NeedsKey, client_address::ClientAddress, server::Slot};
 use axum::{
     extract::{Request, State},
     http::{HeaderMap, HeaderValue, StatusCode},
@@ -33,7 +33,7 @@ pub(super) struct PassedOn;
 pub(crate) async fn receive(State(gateway): State<Gateway>, mut request: Request, next: Next) -> Response {
     let Some(cluster) = gateway.cluster.clone() else { return next.run(request).await };
     let checked = cluster.check(&request);
-    let protocol = key::protocol(request.headers());
+    let (protocol, needs_key) = (key::protocol(request.headers()), key::needs_key(request.headers()));
     key::strip(request.headers_mut());
     request.headers_mut().remove(ANSWERED_BY);
     let is_internal = routes::is_internal(request.method(), request.uri().path());
@@ -56,6 +56,9 @@ pub(crate) async fn receive(State(gateway): State<Gateway>, mut request: Request
                     request.extensions_mut().insert(ClientAddress(client));
                 }
                 request.extensions_mut().insert(PassedOn);
+                if needs_key {
+                    request.extensions_mut().insert(NeedsKey);
+                }
                 next.run(request).await
             };
             let status = response.status();

@@ -22,6 +22,9 @@ const BODY: HeaderName = HeaderName::from_static("x-skep-cluster-body");
 /// The version of the protocol that the sender speaks. It is not signed, because hosts of the first version do not send it: somebody on
 /// the way who changes it makes the request fail, as one does who drops it.
 const PROTOCOL: HeaderName = HeaderName::from_static("x-skep-cluster-protocol");
+/// Says that the client needs a key, because the host that it talks to requires one. It is not signed, because earlier hosts do not know
+/// it. A host that others can reach over the network requires keys by itself.
+const NEEDS_KEY: HeaderName = HeaderName::from_static("x-skep-cluster-needs-key");
 const SIGNATURE: HeaderName = HeaderName::from_static("x-skep-cluster-signature");
 const PROOF: HeaderName = HeaderName::from_static("x-skep-cluster-proof");
 /// The client that a request is for.
@@ -209,6 +212,16 @@ pub(super) fn protocol(headers: &HeaderMap) -> i64 {
     const FIRST: i64 = 1;
     let said = headers.get(PROTOCOL).and_then(|said| said.to_str().ok());
     said.map_or(FIRST, |said| said.parse().unwrap_or(i64::MAX))
+}
+
+/// Says that the client of a request needs a key.
+pub(super) fn say_needs_key(headers: &mut HeaderMap) {
+    headers.insert(NEEDS_KEY, HeaderValue::from_static("1"));
+}
+
+/// Returns whether the sender of a request says that its client needs a key.
+pub(super) fn needs_key(headers: &HeaderMap) -> bool {
+    headers.contains_key(NEEDS_KEY)
 }
 
 /// Removes the headers that only hosts send.

@@ -49,6 +49,8 @@ pub(super) struct Outgoing {
     pub(super) headers: HeaderMap,
     pub(super) body: Body,
     pub(super) signed_body: SignedBody,
+    /// Whether the client needs a key at the other host, also if that requires none itself.
+    pub(super) needs_key: bool,
 }
 
 /// Why there is no answer of the other host.
@@ -91,7 +93,7 @@ impl Link {
     }
 
     async fn exchange(&self, to: &Member, outgoing: Outgoing) -> Result<Response<Body>, LinkError> {
-        let Outgoing { method, path, mut headers, body, signed_body } = outgoing;
+        let Outgoing { method, path, mut headers, body, signed_body, needs_key } = outgoing;
         let authority = authority(&to.url).ok_or_else(|| {
             let Member { number, url } = to;
             LinkError::Unreached(format!("{url:?}, the address of host {number}, is not http://HOST:PORT"))
@@ -101,6 +103,9 @@ impl Link {
         let signed = Signed { nonce, receiver: to.number, time_ms: now_ms(), body: signed_body };
         self.key.sign(&method, path.as_str(), &mut headers, &signed);
         key::say_protocol(&mut headers);
+        if needs_key {
+            key::say_needs_key(&mut headers);
+        }
         let uri = Uri::builder().scheme(Scheme::HTTP).authority(authority).path_and_query(path);
         let uri = uri.build().map_err(|error| LinkError::Unreached(error.to_string()))?;
         let mut request = Request::new(body);

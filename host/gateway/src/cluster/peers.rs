@@ -125,6 +125,7 @@ pub(super) async fn post(
         headers,
         signed_body: SignedBody::of(&body),
         body: Body::from(body),
+        needs_key: false,
     };
     let sent = tokio::time::timeout(HEAD_TIMEOUT, link.send(member, outgoing)).await;
     let answer = match sent {

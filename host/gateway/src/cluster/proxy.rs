@@ -13,7 +13,11 @@ use super::{
     prefill_host,
 };
 use crate::{
-    ApiError, Gateway, access::requester, caller::RequestId, client_address::ClientAddress, mcp::Mcp,
+    ApiError, Gateway,
+    access::{NeedsKey, requester},
+    caller::RequestId,
+    client_address::ClientAddress,
+    mcp::Mcp,
     metrics::CLUSTER_FORWARD_TIME,
 };
 use axum::{
@@ -90,13 +94,8 @@ pub(crate) async fn forward(State(gateway): State<Gateway>, request: Request, ne
     }
     let (subject, request) = subject_of(&gateway.mcp, request).await;
     let Some(subject) = subject else { return next.run(request).await };
-    let is_stream_of_news = matches!(subject, Subject::McpSession(_)) && request.method() == Method::GET;
     match cluster.owners.place(&subject).await {
-        Ok(SessionPlace::There(owner)) => {
-            let response = pass(&cluster, &subject, owner, request, next).await;
-            // The stream of another host has no end that this one could wait for.
-            if is_stream_of_news { gateway.mcp.until_closed(response) } else { response }
-        }
+        Ok(SessionPlace::There(owner)) => pass(&cluster, &gateway.mcp, &subject, owner, request, next).await,
         Ok(SessionPlace::Here) => next.run(request).await,
         Err(error) => {
             // The handler meets the same error, or one that says more about the request.
@@ -134,6 +133,20 @@ pub(super) async fn subject_of(mcp: &Mcp, request: Request) -> (Option<Subject>,
 /// Passes a request on until a host has answered it, or handles it here if the session has come here meanwhile.
 pub(super) async fn pass(
     cluster: &Arc<Cluster>,
+    mcp: &Mcp,
+    subject: &Subject,
+    owner: Member,
+    request: Request,
+    next: Next,
+) -> Response {
+    let is_stream_of_news = matches!(subject, Subject::McpSession(_)) && request.method() == Method::GET;
+    let response = answer_of(cluster, subject, owner, request, next).await;
+    // The stream of another host has no end that this one could wait for.
+    if is_stream_of_news { mcp.until_closed(response) } else { response }
+}
+
+async fn answer_of(
+    cluster: &Arc<Cluster>,
     subject: &Subject,
     mut owner: Member,
     request: Request,
@@ -161,7 +174,7 @@ pub(super) async fn pass(
         loop {
             tokio::time::sleep(LOOK_AGAIN).await;
             match cluster.owners.place(subject).await {
-                Ok(SessionPlace::Here) => {
+                Ok(SessionPlace::Here) if cluster.balancer.is_none() => {
                     record_time(began);
                     return next.run(passing.into_request()).await;
                 }
@@ -169,6 +182,11 @@ pub(super) async fn pass(
                     owner = found;
                     break;
                 }
+                // A balancer owns no session: no other host serves at the moment.
+                Ok(SessionPlace::Here) if began.elapsed() >= TAKE_OVER_TIMEOUT => {
+                    return host_gone(&owner, is_unknown).into_response();
+                }
+                Ok(SessionPlace::Here) => {}
                 Err(error) if began.elapsed() >= TAKE_OVER_TIMEOUT => {
                     return ApiError::from(error).into_response();
                 }
@@ -212,6 +230,7 @@ impl Passing {
             headers: outgoing_headers(&self.parts),
             body,
             signed_body: SignedBody::Streamed,
+            needs_key: self.parts.extensions.get::<NeedsKey>().is_some(),
         };
         tokio::select! {
             sent = cluster.link.send(owner, outgoing) => sent,

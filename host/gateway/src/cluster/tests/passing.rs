@@ -238,6 +238,7 @@ async fn a_request_that_was_passed_on_is_answered_here() {
         headers: HeaderMap::new(),
         body: Body::from(json!({ "text": "hello" }).to_string()),
         signed_body: SignedBody::Streamed,
+        needs_key: false,
     };
     let to = Member { number: HERE, ..member };
     let answer = Link::new(key()).send(&to, outgoing).await;

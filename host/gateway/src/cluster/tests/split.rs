@@ -2,9 +2,9 @@
 
 use super::{
     super::{Cluster, ClusterOptions, ClusterPages, DrainRequests, PageOptions, PageStage, routes},
-    Script, THERE, answered_by, ask, ended, gateway, key, serve,
+    HERE, Script, THERE, answered_by, ask, ended, gateway, key, serve,
 };
-use crate::{GatewayOptions, routes_of, tests::fixture::Server};
+use crate::{AccessOptions, GatewayOptions, routes_of, tests::fixture::Server};
 use axum::{
     Router,
     body::{Body, Bytes},
@@ -17,7 +17,7 @@ use serde_json::json;
 use skep_engine::{
     Affinity, Engine, GenerateRequest, PageNamer, PagePeers, PageQuestion, PageRead, PageSink, PrefillOrder,
 };
-use skep_runtime::{HostRole, Member, TokensInFlight, WorkingHost};
+use skep_runtime::{HostRole, Member, NewApiKey, Role, Tenant, TokensInFlight, WorkingHost};
 use std::{
     convert::Infallible,
     sync::{Arc, Mutex},
@@ -208,6 +208,7 @@ async fn a_host_that_is_gone_or_silent_is_not_waited_for() {
     let begun = Instant::now();
     assert!(fetch(&silent, order(&engine, 0, Duration::from_millis(300))).await.is_empty());
     assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+    assert!(silent.prefill_view("tiny").is_none(), "others do not wait for it as well");
 }
 
 #[tokio::test]
@@ -246,4 +247,74 @@ async fn a_balancer_passes_requests_to_a_host_that_answers_and_streams_its_answe
     let nobody = of_role(&one, HostRole::Balancer, None, vec![Some(gone)]);
     let answer = ask(&nobody, Request::get("/v1/models").body(Body::empty()).unwrap()).await;
     assert_eq!((answer.status.as_u16(), &answer.error()["code"]), (503, &json!("host_gone")));
+}
+
+/// Returns the routes of a balancer to which these are the places of all sessions.
+fn balancer(server: &Server, access: AccessOptions, owners: Arc<Script>) -> Router {
+    let options = GatewayOptions { access, ..GatewayOptions::default() };
+    let mut gateway = gateway(&server.host, options, HERE, owners.clone());
+    let (drain, role) = (DrainRequests::default(), HostRole::Balancer);
+    let options = ClusterOptions { key: key(), number: HERE, drain, pages: None, role };
+    gateway.cluster = Some(Arc::new(Cluster::new(options, owners)));
+    routes_of(gateway)
+}
+
+#[tokio::test]
+async fn a_balancer_never_answers_for_a_session_itself() {
+    let (one, two) = (Server::start().await, Server::start().await);
+    let serving = gateway(&two.host, GatewayOptions::default(), THERE, Script::new(vec![None]));
+    let (there, _stop) = serve(routes_of(serving)).await;
+    // The owner has ended, then no host serves, and then another one does.
+    let owners = Script::new(vec![Some(ended().await), None, Some(there)]);
+    let routes = balancer(&one, AccessOptions::default(), owners.clone());
+    let read = Request::get("/v1/agents/nobody/sessions/s").body(Body::empty()).unwrap();
+    let answer = ask(&routes, read).await;
+    assert_eq!((answer.status.as_u16(), answered_by(&answer)), (404, "2"), "{}", answer.text);
+    assert_eq!(owners.asked().len(), 3);
+}
+
+#[tokio::test]
+async fn a_host_without_keys_requires_them_of_the_clients_of_a_balancer_that_does() {
+    let (one, two) = (Server::start().await, Server::start().await);
+    let access = AccessOptions { local_names_only: true, ..AccessOptions::default() };
+    let options = GatewayOptions { access, ..GatewayOptions::default() };
+    let serving = routes_of(gateway(&two.host, options, THERE, Script::new(vec![None])));
+    let (there, _stop) = serve(serving.clone()).await;
+    let access = AccessOptions { keys_required: true, ..AccessOptions::default() };
+    let routes = balancer(&one, access, Script::new(vec![Some(there)]));
+    let new = NewApiKey {
+        tenant: Tenant::new("acme").unwrap(),
+        role: Role::Read,
+        agents: None,
+        name: String::new(),
+        expires_in: None,
+        requests_per_minute: None,
+        bodies: false,
+    };
+    let created = format!("Bearer {}", two.host.keys().create(new).await.unwrap().1);
+    let get = |path: &str, name: &str, key: Option<&str>| {
+        let request = Request::get(path).header("host", name);
+        let request = key.into_iter().fold(request, |request, key| request.header("authorization", key));
+        request.body(Body::empty()).unwrap()
+    };
+    for (path, name, key, expected) in [
+        ("/v1/agents", "localhost", None, 401),
+        ("/v1/webhooks", "localhost", None, 401),
+        ("/v1/agents", "skep.example", Some(created.as_str()), 200),
+        ("/v1/webhooks", "skep.example", Some(created.as_str()), 403),
+    ] {
+        let answer = ask(&routes, get(path, name, key)).await;
+        assert_eq!(
+            (answer.status.as_u16(), answered_by(&answer)),
+            (expected, "2"),
+            "{path}: {}",
+            answer.text
+        );
+    }
+    // Its own clients are those of its machine, and cannot say what only hosts say.
+    assert_eq!(ask(&serving, get("/v1/webhooks", "localhost", None)).await.status, 200);
+    assert_eq!(ask(&serving, get("/v1/agents", "skep.example", None)).await.status, 421);
+    let mut forged = get("/v1/agents", "skep.example", None);
+    forged.headers_mut().insert("x-skep-cluster-needs-key", "1".parse().unwrap());
+    assert_eq!(ask(&serving, forged).await.status, 421);
 }

@@ -15,13 +15,14 @@ use super::{
     messages::{Line, PrefillOrderBody, TransferName},
 };
 use crate::cluster::{lines::Reader, peers, routes};
+use axum::http::StatusCode;
 use skep_engine::{PrefillOrder, PrefillReport, PrefillView, PrefilledPages};
 use skep_runtime::{Member, PeerError, WorkingHost};
 use std::{
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc::SyncSender},
     time::{Duration, Instant},
 };
-use tokio::time::timeout;
+use tokio::time::{self, timeout, timeout_at};
 
 /// Number of hosts that are asked for one prompt.
 const MAX_ASKED: usize = 2;
@@ -95,7 +96,7 @@ impl Shared {
         Some(PrefillView {
             min_tokens: orders.min_tokens,
             tokens_ahead: usize::try_from(known.ahead(least_busy)).unwrap_or(usize::MAX),
-            tokens_per_s: known.rate(least_busy.member.number),
+            tokens_per_s: known.rate(model, least_busy.member.number),
         })
     }
 
@@ -112,8 +113,9 @@ impl Shared {
         self.runtime.spawn(async move {
             let _room = room;
             let began = Instant::now();
-            let ordering = shared.order(&order, &sender, &reported);
-            let outcome = timeout(order.within, ordering).await.unwrap_or(Outcome::Late);
+            let until = time::Instant::now() + order.within;
+            let ordering = shared.order(&order, until, (&sender, &reported));
+            let outcome = timeout_at(until, ordering).await.unwrap_or(Outcome::Late);
             figures::record_end(outcome, began.elapsed());
             tracing::debug!(
                 outcome = outcome.as_str(),
@@ -130,8 +132,8 @@ impl Shared {
     async fn order(
         self: &Arc<Self>,
         order: &PrefillOrder,
-        pages: &SyncSender<Vec<u8>>,
-        report: &PrefillReport,
+        until: time::Instant,
+        (pages, report): (&SyncSender<Vec<u8>>, &PrefillReport),
     ) -> Outcome {
         let Some(orders) = self.orders.as_ref() else { return Outcome::Absent };
         let wanted = order.question.names.len();
@@ -150,37 +152,49 @@ impl Shared {
         let hosts = self.prefill_hosts(orders, &order.model);
         let ranked = {
             let mut known = orders.known();
-            known.retain(&hosts);
-            known.ranked(hosts, &order.names, page_tokens)
+            known.retain(&order.model, &hosts);
+            known.ranked(&order.model, hosts, &order.names, page_tokens)
         };
         let mut last = Outcome::Absent;
         for WorkingHost { member, .. } in ranked.into_iter().take(MAX_ASKED) {
             let tokens = (wanted * page_tokens) as u64;
             orders.known().note_sent(member.number, tokens);
             let _sent = Sent { orders, host: member.number, tokens };
-            match self.send_order(&member, order).await {
-                Ok(taken) => return self.receive(orders, taken, order, (pages, report)).await,
+            match self.send_order(&member, order, until).await {
+                Ok(taken) => {
+                    let receiving = self.receive(orders, taken, order, (pages, report));
+                    let received = timeout_at(until, receiving).await;
+                    return received.unwrap_or_else(|_| self.gone_wrong(&member, Ending::Late));
+                }
                 Err(outcome) => last = outcome,
             }
         }
         last
     }
 
-    /// Sends an order to a host.
-    async fn send_order(&self, host: &Member, order: &PrefillOrder) -> Result<Taken, Outcome> {
+    /// Sends an order to a host, which answers in time and before the order ends.
+    async fn send_order(
+        &self,
+        host: &Member,
+        order: &PrefillOrder,
+        until: time::Instant,
+    ) -> Result<Taken, Outcome> {
         let transfer = uuid::Uuid::now_v7().simple().to_string();
         let body = PrefillOrderBody::new(transfer.clone(), order);
         let body = serde_json::to_vec(&body).map_err(|_| Outcome::Broken)?;
         let asked = peers::call(&self.link, host, routes::PREFILL, body);
-        match timeout(ANSWER_TIME, asked).await {
+        match timeout_at(until.min(time::Instant::now() + ANSWER_TIME), asked).await {
             Ok(Ok(answer)) => {
                 let lines = Reader::new(answer.into_body(), SILENCE);
                 Ok(Taken { host: host.clone(), transfer, lines })
             }
             Ok(Err(PeerError::Refused { status: 429 | 503, .. })) => Err(Outcome::Full),
-            Ok(Err(PeerError::Refused { code, message, .. })) => {
+            Ok(Err(PeerError::Refused { code, message, status, .. })) => {
                 tracing::warn!(host = host.number, code, "a prefill host refuses a prompt: {message}");
-                self.let_rest(host, "it refused an order");
+                // A prompt that is too long for it says nothing about others.
+                if status != StatusCode::BAD_REQUEST.as_u16() {
+                    self.let_rest(host, "it refused an order");
+                }
                 Err(Outcome::Refused)
             }
             Ok(Err(error)) => {
@@ -214,7 +228,7 @@ impl Shared {
         let Ok(Ok(mut images)) = opened else { return self.gone_wrong(&taken.host, Ending::Broken) };
         let began = Instant::now();
         let (ending, done) = {
-            let reading = self.read_order(&taken.host, order, &mut images, pages);
+            let reading = self.read_order(&taken.host, order, &mut images, (pages, report));
             tokio::pin!(reading);
             let mut done = None;
             let ending = loop {
@@ -239,7 +253,6 @@ impl Shared {
             self.rate.record(bytes, time, Instant::now());
         }
         if ending != Ending::Fetched {
-            report.set_spent(began.elapsed());
             return self.gone_wrong(&taken.host, ending);
         }
         let done = match done {
@@ -249,23 +262,26 @@ impl Shared {
         let (computed, spent) = done.unwrap_or((0, began.elapsed()));
         report.set_spent(spent);
         let number = taken.host.number;
-        orders.known().note_computed(number, &order.names, computed, spent.as_secs_f64());
+        let computing = (computed, spent.as_secs_f64());
+        orders.known().note_computed(number, (&order.model, &order.names), computing);
         figures::record_used(computed as u64, reused as u64);
         Outcome::Used
     }
 
-    /// Takes all pages of an order.
+    /// Takes all pages of an order, and reports for how long it has waited for those that came.
     async fn read_order(
         self: &Arc<Self>,
         host: &Member,
         order: &PrefillOrder,
         images: &mut Images,
-        pages: &SyncSender<Vec<u8>>,
+        (pages, report): (&SyncSender<Vec<u8>>, &PrefillReport),
     ) -> Ending {
+        let began = Instant::now();
         for number in 0..order.question.names.len() {
             if let Err(ending) = self.take(host, (&order.question, number), images, pages).await {
                 return ending;
             }
+            report.set_spent(began.elapsed());
         }
         Ending::Fetched
     }

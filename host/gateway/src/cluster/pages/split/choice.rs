@@ -21,8 +21,8 @@ pub(super) struct Known {
     order: VecDeque<Digest>,
     /// Tokens that were ordered at each host and are not computed yet.
     sent: HashMap<i64, u64>,
-    /// Tokens that each host computes in a second.
-    rates: HashMap<i64, f64>,
+    /// Tokens that each host computes in a second, by model.
+    rates: HashMap<String, HashMap<i64, f64>>,
 }
 
 impl Known {
@@ -30,6 +30,7 @@ impl Known {
     /// tokens.
     pub(super) fn ranked(
         &self,
+        model: &str,
         mut hosts: Vec<WorkingHost>,
         names: &[Digest],
         page_tokens: usize,
@@ -40,11 +41,11 @@ impl Known {
         };
         let whole = (names.len() * page_tokens) as u64;
         // Until all rates are known, all hosts count as equally fast.
-        let all_known = hosts.iter().all(|host| self.rates.contains_key(&host.member.number));
+        let all_known = hosts.iter().all(|host| self.rate(model, host.member.number).is_some());
         let cost = |host: &WorkingHost| {
             let number = host.member.number;
             let tokens = self.ahead(host) + whole.saturating_sub(held(number));
-            let rate = self.rates.get(&number).filter(|_| all_known).copied().unwrap_or(1.0);
+            let rate = self.rate(model, number).filter(|_| all_known).unwrap_or(1.0);
             tokens as f64 / rate.max(f64::MIN_POSITIVE)
         };
         hosts.sort_by(|one, other| {
@@ -59,9 +60,9 @@ impl Known {
         self.sent.get(&host.member.number).copied().unwrap_or_default().max(host.tokens.prefill)
     }
 
-    /// Returns the rate of a host, if it was measured.
-    pub(super) fn rate(&self, host: i64) -> Option<f64> {
-        self.rates.get(&host).copied()
+    /// Returns the rate of a host for a model, if it was measured.
+    pub(super) fn rate(&self, model: &str, host: i64) -> Option<f64> {
+        self.rates.get(model)?.get(&host).copied()
     }
 
     pub(super) fn note_sent(&mut self, host: i64, tokens: u64) {
@@ -77,8 +78,13 @@ impl Known {
         }
     }
 
-    /// Records that a host has computed pages, and how many tokens of them it computed in which time.
-    pub(super) fn note_computed(&mut self, host: i64, names: &[Digest], tokens: usize, seconds: f64) {
+    /// Records that a host has computed pages of a model, and how many tokens of them it computed in how many seconds.
+    pub(super) fn note_computed(
+        &mut self,
+        host: i64,
+        (model, names): (&str, &[Digest]),
+        (tokens, seconds): (usize, f64),
+    ) {
         for name in names {
             if self.holders.insert(*name, host).is_none() {
                 self.order.push_back(*name);
@@ -91,14 +97,16 @@ impl Known {
         }
         if tokens > 0 && seconds > 0.0 {
             let newest = tokens as f64 / seconds;
-            let rate = self.rates.entry(host).or_insert(newest);
+            let rate = self.rates.entry(model.to_owned()).or_default().entry(host).or_insert(newest);
             *rate += NEWEST * (newest - *rate);
         }
     }
 
-    /// Forgets the rates of hosts that are gone.
-    pub(super) fn retain(&mut self, hosts: &[WorkingHost]) {
-        self.rates.retain(|number, _| hosts.iter().any(|host| host.member.number == *number));
+    /// Forgets the rates of all hosts but these, for a model.
+    pub(super) fn retain(&mut self, model: &str, hosts: &[WorkingHost]) {
+        if let Some(rates) = self.rates.get_mut(model) {
+            rates.retain(|number, _| hosts.iter().any(|host| host.member.number == *number));
+        }
     }
 }
 
@@ -117,7 +125,7 @@ mod tests {
     }
 
     fn first(known: &Known, hosts: &[WorkingHost], names: &[Digest]) -> i64 {
-        known.ranked(hosts.to_vec(), names, 16)[0].member.number
+        known.ranked("m", hosts.to_vec(), names, 16)[0].member.number
     }
 
     #[test]
@@ -125,9 +133,9 @@ mod tests {
         let mut known = Known::default();
         let hosts = [host(1, 200), host(2, 0)];
         assert_eq!(first(&known, &hosts, &names(100)), 2);
-        known.note_computed(1, &names(10), 0, 0.0);
+        known.note_computed(1, ("m", &names(10)), (0, 0.0));
         assert_eq!(first(&known, &hosts, &names(100)), 2, "160 tokens are fewer than those ahead");
-        known.note_computed(1, &names(50), 0, 0.0);
+        known.note_computed(1, ("m", &names(50)), (0, 0.0));
         assert_eq!(first(&known, &hosts, &names(100)), 1);
         known.note_sent(1, 2_000);
         assert_eq!(first(&known, &hosts, &names(100)), 2, "what was sent counts before it is reported");
@@ -139,13 +147,15 @@ mod tests {
     fn a_fast_host_gets_more_once_the_rates_are_known() {
         let mut known = Known::default();
         let hosts = [host(1, 3_000), host(2, 0)];
-        known.note_computed(1, &[], 1_000, 0.1);
+        known.note_computed(1, ("m", &[]), (1_000, 0.1));
         assert_eq!(first(&known, &hosts, &names(100)), 2, "nothing is known of the other one");
-        known.note_computed(2, &[], 1_000, 1.0);
+        known.note_computed(2, ("m", &[]), (1_000, 1.0));
         assert_eq!(first(&known, &hosts, &names(100)), 1);
-        assert_eq!(known.rate(2), Some(1_000.0));
-        known.retain(&hosts[..1]);
-        assert_eq!(known.rate(2), None);
+        assert_eq!((known.rate("m", 2), known.rate("other", 2)), (Some(1_000.0), None));
+        known.retain("other", &hosts[..1]);
+        assert_eq!(known.rate("m", 2), Some(1_000.0), "an order of another model says nothing about it");
+        known.retain("m", &hosts[..1]);
+        assert_eq!(known.rate("m", 2), None);
     }
 
     #[test]
@@ -157,7 +167,7 @@ mod tests {
             Digest(bytes)
         };
         let many: Vec<Digest> = (0..MAX_REMEMBERED as u32 + 10).map(name).collect();
-        known.note_computed(1, &many, 0, 0.0);
+        known.note_computed(1, ("m", &many), (0, 0.0));
         assert_eq!((known.holders.len(), known.order.len()), (MAX_REMEMBERED, MAX_REMEMBERED));
         assert!(!known.holders.contains_key(&name(9)) && known.holders.contains_key(&name(10)));
     }

@@ -47,8 +47,8 @@ struct InFlight {
 impl InFlight {
     fn take(all: &Arc<AtomicUsize>, tokens: usize) -> Result<InFlight, ApiError> {
         let before = all.fetch_add(tokens, Relaxed);
+        figures::add_in_flight(tokens);
         let taken = InFlight { all: all.clone(), tokens };
-        figures::set_in_flight(before + tokens);
         if before > 0 && before + tokens > MAX_TOKENS_IN_FLIGHT {
             let message = format!(
                 "this host computes prompts of {before} tokens already, and takes at most {MAX_TOKENS_IN_FLIGHT}"
@@ -61,8 +61,8 @@ impl InFlight {
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        let before = self.all.fetch_sub(self.tokens, Relaxed);
-        figures::set_in_flight(before.saturating_sub(self.tokens));
+        self.all.fetch_sub(self.tokens, Relaxed);
+        figures::remove_in_flight(self.tokens);
     }
 }
 

@@ -103,9 +103,14 @@ pub(super) fn record_computed(tokens: u64) {
     metrics::counter!(PREFILL_SERVED_TOKENS).increment(tokens);
 }
 
-/// Sets the number of tokens of all orders in work.
-pub(super) fn set_in_flight(tokens: usize) {
-    metrics::gauge!(PREFILL_IN_FLIGHT).set(tokens as f64);
+/// Adds tokens to those of all orders in work.
+pub(super) fn add_in_flight(tokens: usize) {
+    metrics::gauge!(PREFILL_IN_FLIGHT).increment(tokens as f64);
+}
+
+/// Takes them away again.
+pub(super) fn remove_in_flight(tokens: usize) {
+    metrics::gauge!(PREFILL_IN_FLIGHT).decrement(tokens as f64);
 }
 
 /// Makes all counters visible before anything has happened.
@@ -119,5 +124,5 @@ pub(in crate::cluster::pages) fn begin() {
     metrics::counter!(PREFILL_SERVED, "outcome" => "accepted").increment(0);
     metrics::counter!(PREFILL_SERVED_TOKENS).increment(0);
     let _ = metrics::histogram!(PREFILL_TIME);
-    set_in_flight(0);
+    add_in_flight(0);
 }
