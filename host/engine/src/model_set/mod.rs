@@ -184,6 +184,12 @@ impl ModelSet {
         Some(Model::Remote(Arc::new(RouteMember::new(slot, self.shared.turns.clone()))))
     }
 
+    /// Returns the engine of a model that this process computes, for another host of the cluster that does not wait for a load. The load
+    /// begins nevertheless, unless a person has unloaded the model.
+    pub fn engine_at_once(&self, name: &str) -> Result<Engine, EngineError> {
+        self.local(name)?.at_once(&self.shared.turns)
+    }
+
     /// Starts to load a model, if it is neither loaded nor being loaded, and returns at once.
     pub fn load(&self, name: &str) -> Result<(), EngineError> {
         self.local(name)?.load(&self.shared.turns)

@@ -141,6 +141,22 @@ impl Slot {
         self.engine().ok_or_else(|| self.missing())
     }
 
+    /// Returns the engine for a request that does not wait. A model that is not loaded begins to load for later ones, unless a person
+    /// has unloaded it.
+    pub(super) fn at_once(self: &Arc<Self>, turns: &DeviceTurns) -> Result<Engine, EngineError> {
+        let found = self.loaded();
+        let may_load = match &*self.state.borrow() {
+            State::Unloaded(reload) => *reload == Reload::ByRequest,
+            State::Failed { at, .. } => at.elapsed() >= FAILURE_KEPT,
+            State::Loading { .. } | State::Loaded(_) | State::Unloading => false,
+        };
+        if found.is_err() && may_load {
+            self.load(turns)?;
+            return Err(self.missing());
+        }
+        found
+    }
+
     /// Returns the engine for a request. A model that is not loaded is loaded first, unless a person has unloaded it.
     pub(super) async fn ready(self: &Arc<Self>, turns: &DeviceTurns) -> Result<Engine, EngineError> {
         self.touch();

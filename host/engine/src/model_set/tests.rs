@@ -69,6 +69,8 @@ async fn a_request_that_does_not_wait_gets_the_load_progress() {
     let models = ModelSet::new(engine()).with(LocalModel { load_wait: Duration::from_millis(100), ..slow });
     let unloaded = models.get(Some("slow")).expect_err("nobody has loaded it");
     assert_eq!(unloaded.code(), "model_unloaded");
+    let refused = models.engine_at_once("slow").expect_err("another host does not wait");
+    assert_eq!(refused.code(), "model_loading", "the load begins for later requests");
     let error = models.ready(Some("slow")).await.expect_err("the load is held");
     let EngineError::ModelLoading { name, retry_after_ms, progress } = &error else { panic!("{error}") };
     assert_eq!((name.as_str(), progress.as_str()), ("slow", "reading weights, 25 %"));
@@ -78,6 +80,7 @@ async fn a_request_that_does_not_wait_gets_the_load_progress() {
     assert_eq!(models.iter().count(), 1, "a model that is being loaded is not used");
     release.send(()).expect("the loader waits");
     assert_eq!(models.settled("slow").await.expect("known"), ModelState::Loaded);
+    assert_eq!(models.engine_at_once("slow").expect("loaded").info().name, "slow");
     assert_eq!(generated(models.ready(Some("slow")).await.expect("loaded")).await, 4);
     assert_eq!(models.find(Some("slow")).expect("declared").context_length(), Some(512));
 }

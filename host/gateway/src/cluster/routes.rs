@@ -110,9 +110,7 @@ async fn act(gateway: &Gateway, cluster: &Cluster, path: &str, body: &[u8]) -> R
         PAGES_READ => Ok(([(header::CONTENT_TYPE, BYTES)], pages(cluster)?.give(body)?).into_response()),
         PREFILL => {
             let order: PrefillOrderBody = parse(body)?;
-            let mut engines = host.models().engines();
-            let engine = engines.find(|engine| engine.info().name == order.model());
-            pages(cluster)?.order(engine, order)
+            pages(cluster)?.order(host.models(), order)
         }
         PREFILL_PAGES => {
             let name: TransferName = parse(body)?;

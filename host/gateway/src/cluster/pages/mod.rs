@@ -21,7 +21,7 @@ use crate::ApiError;
 use axum::{body::Body, http::StatusCode, response::Response};
 use figures::Figures;
 use serde::{Deserialize, Serialize};
-use skep_engine::{DiskTier, Engine, PageNamer, PageQuestion, SealingSecret, TransferRate, TransitSeal};
+use skep_engine::{DiskTier, ModelSet, PageNamer, PageQuestion, SealingSecret, TransferRate, TransitSeal};
 use skep_runtime::{Member, WorkingHost};
 use split::{PrefillDesk, PrefillOrders};
 use std::{
@@ -171,13 +171,9 @@ impl ClusterPages {
         giving::give(&self.shared, parse(body)?)
     }
 
-    /// Takes an order of a prompt's pages for this engine.
-    pub(super) fn order(
-        &self,
-        engine: Option<Engine>,
-        order: PrefillOrderBody,
-    ) -> Result<Response, ApiError> {
-        self.desk()?.order(&self.shared, engine, order)
+    /// Takes an order of a prompt's pages for one of these models.
+    pub(super) fn order(&self, models: &ModelSet, order: PrefillOrderBody) -> Result<Response, ApiError> {
+        self.desk()?.order(&self.shared, models, order)
     }
 
     /// Returns the images of an order's pages, as they become ready.

@@ -13,7 +13,9 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use futures::{Stream, StreamExt, stream};
-use skep_engine::{Engine, EngineError, GenerateRequest, MAX_ASKED_PAGES, PageSink, TokenEvent, TokenStream};
+use skep_engine::{
+    EngineError, GenerateRequest, MAX_ASKED_PAGES, ModelSet, PageSink, TokenEvent, TokenStream,
+};
 use std::{
     convert::Infallible,
     sync::{
@@ -110,25 +112,17 @@ impl PrefillDesk {
     pub(in crate::cluster::pages) fn order(
         &self,
         shared: &Shared,
-        engine: Option<Engine>,
+        models: &ModelSet,
         order: PrefillOrderBody,
     ) -> Result<Response, ApiError> {
-        let accepted = self.accept(shared, engine, order);
+        let accepted = self.accept(shared, models, order);
         figures::record_order(accepted.as_ref().map_or_else(|error| error.code, |_| "accepted"));
         let lines = lines(accepted?, KEEP_ALIVE).map(|line| Ok::<_, Infallible>(text(&line)));
         Ok(([(header::CONTENT_TYPE, LINES)], Body::from_stream(lines)).into_response())
     }
 
-    fn accept(
-        &self,
-        shared: &Shared,
-        engine: Option<Engine>,
-        order: PrefillOrderBody,
-    ) -> Result<Work, ApiError> {
-        let engine = engine.ok_or_else(|| {
-            let message = format!("this host does not compute the model {:?} now", order.model);
-            ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message)
-        })?;
+    fn accept(&self, shared: &Shared, models: &ModelSet, order: PrefillOrderBody) -> Result<Work, ApiError> {
+        let engine = models.engine_at_once(&order.model)?;
         let page_tokens = engine.page_tokens();
         let pages = order.tokens.len() / page_tokens;
         if pages * page_tokens != order.tokens.len() || pages > MAX_ASKED_PAGES || order.first >= pages {

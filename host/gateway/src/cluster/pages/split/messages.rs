@@ -70,11 +70,6 @@ impl PrefillOrderBody {
         }
     }
 
-    /// Returns the name of the model.
-    pub(in crate::cluster) fn model(&self) -> &str {
-        &self.model
-    }
-
     pub(super) fn layout(&self) -> Digest {
         Digest(self.layout)
     }
