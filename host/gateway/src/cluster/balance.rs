@@ -204,6 +204,8 @@ async fn balanced(
     request: Request,
 ) -> Result<Response, ApiError> {
     let route = request.extensions().get::<MatchedPath>().map_or("", |route| route.as_str()).to_owned();
+    // A route that an agent declares may begin a turn with any method.
+    let is_of_agent = route.is_empty();
     let affinity = affinity_of(&request);
     let mut passing = Passing::of(request).await?;
     let tokens = balancer.state().expected(&route, passing.body_bytes());
@@ -221,7 +223,7 @@ async fn balanced(
             Err(error) => error,
         };
         let is_unknown = matches!(error, LinkError::Broken(_));
-        let may_repeat = passing.is_kept() && (!is_unknown || passing.is_repeatable());
+        let may_repeat = passing.is_kept() && (!is_unknown || (!is_of_agent && passing.is_repeatable()));
         tracing::debug!(error = error.message(), may_repeat, "a host cannot be reached");
         balancer.state().avoided.insert(member.number, Instant::now());
         if !may_repeat {

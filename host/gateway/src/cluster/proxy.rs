@@ -252,10 +252,13 @@ impl Passing {
         matches!(self.payload, Payload::Kept(_))
     }
 
-    /// Returns whether doing what the request asks twice is the same as doing it once. Only messages have idempotency keys; other
-    /// routes ignore the header.
+    /// Returns whether doing what the request asks twice is the same as doing it once. Only messages to sessions have idempotency
+    /// keys; other routes ignore the header.
     pub(super) fn is_repeatable(&self) -> bool {
-        let is_message = self.parts.method == Method::POST && self.path.path().ends_with("/messages");
+        let path = self.path.path();
+        let is_message = self.parts.method == Method::POST
+            && path.starts_with("/v1/agents/")
+            && path.ends_with("/messages");
         matches!(self.parts.method, Method::GET | Method::HEAD)
             || is_message && self.parts.headers.contains_key("idempotency-key")
     }
@@ -409,6 +412,9 @@ mod tests {
             let kept = Passing::of(request.body(Body::empty()).unwrap()).await.unwrap();
             assert_eq!(kept.is_repeatable(), expected, "{path}");
         }
+        let without_session = Request::post("/v1/messages").header("idempotency-key", "k");
+        let without_session = Passing::of(without_session.body(Body::empty()).unwrap()).await.unwrap();
+        assert!(!without_session.is_repeatable(), "this route ignores the key");
         let large = of(Method::PUT, Body::from(vec![b'x'; MAX_KEPT_BYTES as usize + 1])).await.unwrap();
         assert!(!large.is_kept());
         let endless = stream::iter([Ok::<_, io::Error>(Bytes::from_static(b"x"))]);
