@@ -10,13 +10,14 @@
 use super::{
     Cluster, HOST_GONE, RETRY_MS,
     link::LinkError,
+    owners::Subject,
     proxy::{self, Passing},
 };
-use crate::{ApiError, access::requester, client_address::ClientAddress, mcp::Mcp};
+use crate::{ApiError, access::requester, mcp::Mcp};
 use axum::{
     body::{Body, HttpBody},
     extract::{MatchedPath, Request},
-    http::{Method, StatusCode, header},
+    http::{HeaderMap, Method, StatusCode, header},
     middleware::Next,
     response::{IntoResponse, Response},
 };
@@ -187,12 +188,13 @@ pub(super) async fn relay(
     // The tenant is part of the name of a session. Any host refuses a caller that is not known.
     let is_known = requester(request.extensions()).0.is_some();
     let (subject, request) = proxy::subject_of(mcp, request).await;
+    let affinity = affinity_of(subject.as_ref(), request.headers());
     if let Some(subject) = subject.filter(|_| is_known && request.method() != Method::OPTIONS)
         && let Ok(SessionPlace::There(owner)) = cluster.owners.place(&subject).await
     {
         return proxy::pass(cluster, mcp, &subject, owner, request, next).await;
     }
-    match balanced(cluster, balancer, request).await {
+    match balanced(cluster, balancer, request, affinity).await {
         Ok(response) => response,
         Err(error) => error.into_response(),
     }
@@ -202,11 +204,11 @@ async fn balanced(
     cluster: &Arc<Cluster>,
     balancer: &Balancer,
     request: Request,
+    affinity: Option<SessionHash>,
 ) -> Result<Response, ApiError> {
     let route = request.extensions().get::<MatchedPath>().map_or("", |route| route.as_str()).to_owned();
     // A route that an agent declares may begin a turn with any method.
     let is_of_agent = route.is_empty();
-    let affinity = affinity_of(&request);
     let mut passing = Passing::of(request).await?;
     let tokens = balancer.state().expected(&route, passing.body_bytes());
     let mut tried = HashSet::new();
@@ -233,16 +235,15 @@ async fn balanced(
     }
 }
 
-/// Returns what keeps a request at one host: its session affinity, or the address of an MCP client, whose session is of one host.
-fn affinity_of(request: &Request) -> Option<SessionHash> {
-    let names = ["x-session-affinity", "x-session-id"];
-    let named = names.iter().find_map(|name| request.headers().get(*name)?.to_str().ok());
-    if let Some(session) = named {
-        return Some(SessionHash::of("", session));
+/// Returns what keeps a request at one host.
+fn affinity_of(subject: Option<&Subject>, headers: &HeaderMap) -> Option<SessionHash> {
+    // The host of this session is gone, and one host continues it for all requests.
+    if let Some(Subject::McpSession(session)) = subject {
+        return Some(SessionHash::of("mcp", session));
     }
-    let is_mcp = request.uri().path() == "/mcp" || request.uri().path().starts_with("/mcp/");
-    let ClientAddress(client) = request.extensions().get::<ClientAddress>().filter(|_| is_mcp)?;
-    Some(SessionHash::of("mcp", &client.to_string()))
+    let names = ["x-session-affinity", "x-session-id"];
+    let session = names.iter().find_map(|name| headers.get(*name)?.to_str().ok())?;
+    Some(SessionHash::of("", session))
 }
 
 /// Returns an answer whose parts are counted as they pass.
@@ -334,6 +335,16 @@ mod tests {
         let after = of(&mut state);
         assert!(before.iter().zip(&after).all(|(before, after)| before == after || *before == 1));
         assert!(!after.contains(&1));
+    }
+
+    #[test]
+    fn requests_for_one_session_stay_together() {
+        let mut headers = HeaderMap::new();
+        assert_eq!(affinity_of(None, &headers), None);
+        headers.insert("x-session-id", "a".parse().unwrap());
+        assert_eq!(affinity_of(None, &headers), Some(SessionHash::of("", "a")));
+        let of_client = Subject::McpSession("s".to_owned());
+        assert_eq!(affinity_of(Some(&of_client), &headers), Some(SessionHash::of("mcp", "s")));
     }
 
     #[test]
