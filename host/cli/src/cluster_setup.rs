@@ -75,6 +75,18 @@ impl ClusterSetup {
         Ok(())
     }
 
+    /// Checks that a host that is to deploy agents runs agents. `names_agents` says whether it is to deploy any.
+    pub fn check_agents(&self, names_agents: bool) -> Result<()> {
+        if names_agents && !self.role.runs_agents() {
+            bail!(
+                "a host with the role {:?} runs no agents, and agents are named
+  hint: start it without them, and deploy them at                  another host with `skep deploy PATH --url http://HOST:PORT`",
+                name_of(self.role)
+            );
+        }
+        Ok(())
+    }
+
     /// Returns the place of a host that listens on `listen`, or `None` if it is not to be in a cluster. `environment` is
     /// the value of [`KEY_VARIABLE`].
     pub fn place(
@@ -247,6 +259,8 @@ mod tests {
             assert!(error.contains(name_of(role)) && error.contains("hint: add --cluster"), "{error}");
             setup.check_pages(true).expect("pages are exchanged");
             assert_eq!(setup.check_pages(false).is_err(), has_models, "{role:?}");
+            setup.check_agents(false).expect("no agents");
+            assert_eq!(setup.check_agents(true).is_ok(), role == HostRole::Decode, "{role:?}");
         }
     }
 

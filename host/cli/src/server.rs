@@ -82,6 +82,7 @@ pub async fn start_with(
         );
     }
     options.cluster.check_pages(options.kv_disk.has_peers)?;
+    options.cluster.check_agents(!agents.is_empty())?;
     let is_open = access.keys_required || !options.listen.ip().is_loopback();
     let rates = Arc::new(RateLimiter::new(settings::rates_of(&options, is_open)));
     // The port comes first, because a port in use is the most common failure and loading the model takes
