@@ -137,8 +137,12 @@ impl Shared {
     ) -> Outcome {
         let Some(orders) = self.orders.as_ref() else { return Outcome::Absent };
         let wanted = order.question.names.len();
-        // A session that has moved has its pages at its last host.
-        if let Some((host, found)) = self.ask(self.askable(), &order.question).await
+        let hosts = self.prefill_hosts(orders, &order.model);
+        // A session that has moved has its pages at its last host. A prefill host uses what is on its disk when it gets the order, and is
+        // not asked before: one that computes is slow to answer.
+        let mut others = self.askable();
+        others.retain(|other| hosts.iter().all(|host| host.member.number != other.number));
+        if let Some((host, found)) = self.ask(others, &order.question).await
             && found * FETCHED_PART >= wanted
         {
             let mut question = order.question.clone();
@@ -149,7 +153,6 @@ impl Shared {
             };
         }
         let page_tokens = order.tokens.len() / order.names.len().max(1);
-        let hosts = self.prefill_hosts(orders, &order.model);
         let ranked = {
             let mut known = orders.known();
             known.retain(&order.model, &hosts);
