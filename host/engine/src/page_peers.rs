@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use skep_cache::{Digest, PageNamer, PageQuestion, PageStream};
 
-use crate::Affinity;
+use crate::{Affinity, Priority};
 
 /// Gets KV pages from other hosts. An engine's loop calls it, so it must be quick and must not wait.
 pub trait PagePeers: fmt::Debug + Send + Sync + 'static {
@@ -64,6 +64,7 @@ pub struct PrefillView {
 pub struct PrefillOrder {
     pub model: String,
     pub affinity: Affinity,
+    pub priority: Priority,
     /// The tokens of whole pages, from the first one on.
     pub tokens: Vec<u32>,
     /// The names of these pages.

@@ -10,7 +10,7 @@ use super::split::{self, TokenTimes};
 use super::{DiskPages, LONG_PATIENCE};
 use crate::scheduler::Scheduler;
 use crate::sequence_id::SequenceId;
-use crate::{Affinity, PrefillOrder};
+use crate::{Affinity, PrefillOrder, Priority};
 
 /// Prefixes of fewer missing pages are computed, and no other host is asked for them.
 const MIN_FETCH_PAGES: usize = 8;
@@ -24,7 +24,7 @@ impl DiskPages {
     pub(super) fn ask_peers(
         &mut self,
         id: SequenceId,
-        (affinity, tokens): (&Affinity, &[u32]),
+        (affinity, priority, tokens): (&Affinity, Priority, &[u32]),
         (names, in_memory): (&[Digest], usize),
         scheduler: &mut Scheduler,
     ) {
@@ -33,7 +33,7 @@ impl DiskPages {
             return;
         }
         let (names, tokens) = (&names[..in_memory + wanted], &tokens[..(in_memory + wanted) * PAGE_TOKENS]);
-        let asked = match self.have_computed((affinity, tokens), (names, in_memory), scheduler) {
+        let asked = match self.have_computed((affinity, priority, tokens), (names, in_memory), scheduler) {
             Some(asked) => Some(asked),
             None => self.fetch_if_quicker(&names[in_memory..], scheduler),
         };
@@ -49,7 +49,7 @@ impl DiskPages {
     /// the pages, and how long to wait for them.
     fn have_computed(
         &self,
-        (affinity, tokens): (&Affinity, &[u32]),
+        (affinity, priority, tokens): (&Affinity, Priority, &[u32]),
         (names, first): (&[Digest], usize),
         scheduler: &Scheduler,
     ) -> Option<(Reading, Duration)> {
@@ -76,7 +76,7 @@ impl DiskPages {
         let question = self.question(&names[first..]);
         let (names, asked) = (names.to_vec(), question.names.clone());
         let (model, affinity, tokens) = (self.model.clone(), affinity.clone(), tokens.to_vec());
-        let order = PrefillOrder { model, affinity, tokens, names, first, question, within };
+        let order = PrefillOrder { model, affinity, priority, tokens, names, first, question, within };
         let prefilled = peers.prefill(order)?;
         let (pages, report) = (prefilled.pages, Some(prefilled.report));
         Some((Reading { source: Source::Peers, names: asked, pages, report }, within))

@@ -27,7 +27,7 @@ use crate::kv::{PrefixOwner, SequencePages};
 use crate::scheduler::Scheduler;
 use crate::sequence::Sequence;
 use crate::sequence_id::SequenceId;
-use crate::{Affinity, PagePeers, PublicPart};
+use crate::{Affinity, PagePeers, Priority, PublicPart};
 
 use misses::RecentMisses;
 use promotion::{Progress, Promotion, Reader, Reading, Source};
@@ -317,7 +317,8 @@ impl DiskPages {
 
     /// Looks up the prefix of a request on the disk and at the other hosts, and makes the request wait while it is read.
     pub fn look_up(&mut self, sequence: &Sequence, scheduler: &mut Scheduler) {
-        let prefix = (&sequence.request.affinity, sequence.reusable_tokens());
+        let request = &sequence.request;
+        let prefix = (&request.affinity, request.priority, sequence.reusable_tokens());
         self.look_up_tokens(sequence.id, prefix, Source::Disk, scheduler);
     }
 
@@ -325,7 +326,7 @@ impl DiskPages {
     fn look_up_tokens(
         &mut self,
         id: SequenceId,
-        (affinity, tokens): (&Affinity, &[u32]),
+        (affinity, priority, tokens): (&Affinity, Priority, &[u32]),
         from: Source,
         scheduler: &mut Scheduler,
     ) {
@@ -356,7 +357,7 @@ impl DiskPages {
         if missing < MIN_READ_PAGES {
             match wanted >= MIN_READ_PAGES {
                 true => self.short.push((id, wanted)),
-                false => self.ask_peers(id, (affinity, tokens), (&names, in_memory), scheduler),
+                false => self.ask_peers(id, (affinity, priority, tokens), (&names, in_memory), scheduler),
             }
             return;
         }
@@ -452,9 +453,9 @@ impl DiskPages {
         }
         ended.end(scheduler);
         if let Some(id) = request
-            && let Some((affinity, tokens)) = scheduler.waiting_prefix(id)
+            && let Some((affinity, priority, tokens)) = scheduler.waiting_prefix(id)
         {
-            self.look_up_tokens(id, (&affinity, &tokens), Source::Peers, scheduler);
+            self.look_up_tokens(id, (&affinity, priority, &tokens), Source::Peers, scheduler);
         }
     }
 
@@ -470,8 +471,8 @@ impl DiskPages {
         self.short.retain(|(id, _)| scheduler.is_waiting(*id));
         let ready: Vec<(SequenceId, usize)> = ready;
         for (id, _) in ready {
-            if let Some((affinity, tokens)) = scheduler.waiting_prefix(id) {
-                self.look_up_tokens(id, (&affinity, &tokens), Source::Disk, scheduler);
+            if let Some((affinity, priority, tokens)) = scheduler.waiting_prefix(id) {
+                self.look_up_tokens(id, (&affinity, priority, &tokens), Source::Disk, scheduler);
             }
         }
     }
@@ -481,8 +482,8 @@ impl DiskPages {
         let waiting = std::mem::take(&mut self.waiting_for_other_read);
         for id in waiting {
             scheduler.release_hold(id);
-            if let Some((affinity, tokens)) = scheduler.waiting_prefix(id) {
-                self.look_up_tokens(id, (&affinity, &tokens), Source::Disk, scheduler);
+            if let Some((affinity, priority, tokens)) = scheduler.waiting_prefix(id) {
+                self.look_up_tokens(id, (&affinity, priority, &tokens), Source::Disk, scheduler);
             }
         }
         for warming in std::mem::take(&mut self.later_warmings) {

@@ -9,11 +9,11 @@ use std::collections::{HashMap, HashSet};
 use skep_model::PageId;
 
 use super::Scheduler;
-use crate::Affinity;
 use crate::kv::{PrefixOwner, SequencePages};
 use crate::page_peers::Prefilled;
 use crate::sequence::Sequence;
 use crate::sequence_id::SequenceId;
+use crate::{Affinity, Priority};
 
 /// The fraction of the pages, as a divisor, that reads leave to sequences.
 const KEPT_PAGES: usize = 8;
@@ -107,10 +107,11 @@ impl Scheduler {
         self.waiting.next(|sequence| sequence.id != id).is_some()
     }
 
-    /// Returns the client and the tokens of a waiting sequence for which a cached prefix may be used.
-    pub fn waiting_prefix(&self, id: SequenceId) -> Option<(Affinity, Vec<u32>)> {
+    /// Returns the client of a waiting sequence, its priority, and its tokens for which a cached prefix may be used.
+    pub fn waiting_prefix(&self, id: SequenceId) -> Option<(Affinity, Priority, Vec<u32>)> {
         let sequence = self.waiting.next(|sequence| sequence.id != id)?;
-        Some((sequence.request.affinity.clone(), sequence.reusable_tokens().to_vec()))
+        let request = &sequence.request;
+        Some((request.affinity.clone(), request.priority, sequence.reusable_tokens().to_vec()))
     }
 
     /// Returns the number of pages that reads may take.

@@ -14,7 +14,7 @@ use super::disk_pages::{bare, cached, prompt};
 use super::fixture::{Generated, collect, executor_options, generate, greedy, model_with};
 use crate::{
     Engine, EngineOptions, GenerateRequest, PagePeers, PageSink, PrefillOrder, PrefillReport, PrefillView,
-    PrefilledPages, TokenEvent, TokenMeter,
+    PrefilledPages, Priority, TokenEvent, TokenMeter,
 };
 
 /// The key that both hosts have.
@@ -104,6 +104,8 @@ struct Other {
     /// Number of pages after which it is gone.
     lives_for: usize,
     orders: AtomicUsize,
+    /// Number of orders that may wait.
+    in_background: AtomicUsize,
 }
 
 /// The sink of an order.
@@ -126,7 +128,8 @@ impl PageSink for Passing {
 impl Other {
     fn new(engine: Engine, min_tokens: usize, lives_for: usize) -> Arc<Other> {
         let (names, runtime) = (PageNamer::new(KEY), Handle::current());
-        Arc::new(Other { engine, names, runtime, min_tokens, lives_for, orders: AtomicUsize::new(0) })
+        let (orders, in_background) = Default::default();
+        Arc::new(Other { engine, names, runtime, min_tokens, lives_for, orders, in_background })
     }
 }
 
@@ -160,6 +163,7 @@ impl PagePeers for Other {
 
     fn prefill(&self, order: PrefillOrder) -> Option<PrefilledPages> {
         self.orders.fetch_add(1, SeqCst);
+        self.in_background.fetch_add(usize::from(order.priority == Priority::Background), SeqCst);
         assert_eq!(order.names, self.names.prefixes(&order.affinity.tenant, &order.tokens, 16));
         assert_eq!(order.question.names, order.names[order.first..]);
         assert_eq!(Some((order.question.layout, order.question.payload_bytes)), {
@@ -250,4 +254,16 @@ async fn short_prompts_are_computed_here() {
     let other = Other::new(engine(EngineOptions::default()), request.prompt.len(), ALL_PAGES);
     let found = generate(&asking(&other, &Arc::default()), request).await.unwrap();
     assert_eq!((found.finished.usage.prefilled_tokens, other.orders.load(SeqCst)), (0, 0));
+}
+
+#[tokio::test]
+async fn the_other_engine_learns_which_prompts_may_wait() {
+    let other = Other::new(engine(EngineOptions::default()), 64, ALL_PAGES);
+    let here = asking(&other, &Arc::default());
+    for (name, priority, expected) in [("a", Priority::Background, 1), ("b", Priority::Interactive, 1)] {
+        let request = GenerateRequest { priority, ..greedy(&prompt(name), 4) };
+        generate(&here, request).await.unwrap();
+        assert_eq!(other.in_background.load(SeqCst), expected, "{name}");
+    }
+    assert_eq!(other.orders.load(SeqCst), 2);
 }

@@ -16,6 +16,7 @@ use futures::{StreamExt, stream};
 use serde_json::json;
 use skep_engine::{
     Affinity, Engine, GenerateRequest, PageNamer, PagePeers, PageQuestion, PageRead, PageSink, PrefillOrder,
+    Priority,
 };
 use skep_runtime::{HostRole, Member, NewApiKey, Role, Tenant, TokensInFlight, WorkingHost};
 use std::{
@@ -79,7 +80,8 @@ fn order(engine: &Engine, first: usize, within: Duration) -> PrefillOrder {
     let all = names.prefixes("t", &tokens, 16);
     let question = PageQuestion { layout, payload_bytes, names: all[first..].to_vec() };
     let affinity = Affinity { tenant: "t".into(), ..Affinity::default() };
-    PrefillOrder { model: "tiny".into(), affinity, tokens, names: all, first, question, within }
+    let (model, priority) = ("tiny".into(), Priority::default());
+    PrefillOrder { model, affinity, priority, tokens, names: all, first, question, within }
 }
 
 async fn fetch(pages: &ClusterPages, order: PrefillOrder) -> Vec<Vec<u8>> {

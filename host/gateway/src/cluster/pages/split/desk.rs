@@ -142,12 +142,13 @@ impl PrefillDesk {
         let in_flight = InFlight::take(&self.tokens_in_flight, order.tokens.len())?;
         let names = order.affinity.page_names(&shared.names, &order.tokens, page_tokens);
         let transfer = self.transfers.open(&order.transfer, order.layout(), names, order.first)?;
-        let within = order.within().min(LONGEST);
+        let (within, priority) = (order.within().min(LONGEST), order.priority());
         let sink: Arc<dyn PageSink> = transfer.clone();
         let lease =
             Lease { transfers: self.transfers.clone(), name: order.transfer, transfer, is_computed: false };
         let request = GenerateRequest {
             affinity: order.affinity,
+            priority,
             deadline: Some(Instant::now() + within),
             ..GenerateRequest::new(order.tokens)
         };

@@ -1,7 +1,7 @@
 //! The messages between a decode host and a prefill host, as JSON.
 
 use serde::{Deserialize, Serialize};
-use skep_engine::{Affinity, Digest, PrefillOrder};
+use skep_engine::{Affinity, Digest, PrefillOrder, Priority};
 use std::time::Duration;
 
 /// An order of a prompt's pages.
@@ -11,6 +11,9 @@ pub(in crate::cluster) struct PrefillOrderBody {
     pub(super) transfer: String,
     pub(super) model: String,
     pub(super) affinity: Affinity,
+    /// Whether other prompts go before.
+    #[serde(default)]
+    pub(super) is_background: bool,
     /// The tokens of whole pages, from the first one on.
     pub(super) tokens: Vec<u32>,
     /// The number of the first page that is wanted.
@@ -62,6 +65,7 @@ impl PrefillOrderBody {
             transfer,
             model: order.model.clone(),
             affinity: order.affinity.clone(),
+            is_background: order.priority == Priority::Background,
             tokens: order.tokens.clone(),
             first: order.first,
             layout: order.question.layout.0,
@@ -72,6 +76,10 @@ impl PrefillOrderBody {
 
     pub(super) fn layout(&self) -> Digest {
         Digest(self.layout)
+    }
+
+    pub(super) fn priority(&self) -> Priority {
+        if self.is_background { Priority::Background } else { Priority::Interactive }
     }
 
     pub(super) fn within(&self) -> Duration {
