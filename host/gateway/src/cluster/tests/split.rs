@@ -2,13 +2,13 @@
 
 use super::{
     super::{Cluster, ClusterOptions, ClusterPages, DrainRequests, PageOptions, PageStage, routes},
-    HERE, Script, THERE, answered_by, ask, ended, gateway, key, serve,
+    HERE, Script, THERE, answered_by, ask, ended, gateway, key, member, serve,
 };
 use crate::{AccessOptions, GatewayOptions, routes_of, tests::fixture::Server};
 use axum::{
     Router,
     body::{Body, Bytes},
-    http::{Request, StatusCode},
+    http::{Method, Request, StatusCode},
     response::{IntoResponse, Response},
     routing::post,
 };
@@ -24,7 +24,7 @@ use std::{
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
-use tokio::sync::watch;
+use tokio::{io::AsyncReadExt, net::TcpListener, sync::watch};
 
 /// The key that names pages at both hosts.
 const NAMES: [u8; 32] = [5; 32];
@@ -319,4 +319,35 @@ async fn a_host_without_keys_requires_them_of_the_clients_of_a_balancer_that_doe
     let mut forged = get("/v1/agents", "skep.example", None);
     forged.headers_mut().insert("x-skep-cluster-needs-key", "1".parse().unwrap());
     assert_eq!(ask(&serving, forged).await.status, 421);
+}
+
+/// Returns the address of a host that gets requests and ends without an answer.
+async fn breaking() -> Member {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let member = Member { number: HERE, ..member(&listener) };
+    tokio::spawn(async move {
+        while let Ok((mut connection, _)) = listener.accept().await {
+            connection.read(&mut [0; 4096]).await.unwrap();
+        }
+    });
+    member
+}
+
+#[tokio::test]
+async fn a_balancer_repeats_only_what_changes_nothing() {
+    let (one, two) = (Server::start().await, Server::start().await);
+    let serving = gateway(&two.host, GatewayOptions::default(), THERE, Script::new(vec![None]));
+    let (there, _stop) = serve(routes_of(serving)).await;
+    let breaking = breaking().await;
+    for (method, path, expected) in [
+        (Method::GET, "/v1/agents", 200),
+        (Method::GET, "/a/route/of/an/agent", 503),
+        (Method::POST, "/v1/messages", 503),
+    ] {
+        let owners = Script::new(vec![Some(breaking.clone()), Some(there.clone())]);
+        let routes = balancer(&one, AccessOptions::default(), owners);
+        let request = Request::builder().method(method).uri(path).header("idempotency-key", "k");
+        let answer = ask(&routes, request.body(Body::empty()).unwrap()).await;
+        assert_eq!(answer.status.as_u16(), expected, "{path}: {}", answer.text);
+    }
 }

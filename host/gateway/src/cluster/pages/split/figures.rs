@@ -108,7 +108,7 @@ pub(super) fn add_in_flight(tokens: usize) {
     metrics::gauge!(PREFILL_IN_FLIGHT).increment(tokens as f64);
 }
 
-/// Takes them away again.
+/// Takes tokens away from those of all orders in work.
 pub(super) fn remove_in_flight(tokens: usize) {
     metrics::gauge!(PREFILL_IN_FLIGHT).decrement(tokens as f64);
 }
