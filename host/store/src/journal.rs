@@ -9,7 +9,7 @@ use crate::{
     sql::{Connection, GivenRows, query},
     writer::JointKind,
 };
-use std::collections::HashSet;
+use std::collections::HashMap;
 
 /// Maximum size of a record in bytes. An append with a larger record is refused before anything is written.
 pub const MAX_RECORD_BYTES: usize = 2 << 20;
@@ -84,7 +84,9 @@ async fn append_all(
     let dialect = connection.dialect();
     let records: Vec<(i64, &Record)> =
         appends.iter().flat_map(|(turn, records)| records.iter().map(|record| (turn.0, record))).collect();
-    let mut appended = HashSet::new();
+    let mut given: HashMap<i64, usize> = HashMap::new();
+    records.iter().for_each(|(turn, _)| *given.entry(*turn).or_default() += 1);
+    let mut missing = given.clone();
     for rows in bounded(&records, |(_, record)| record.body.len()) {
         let rows = GivenRows::new()
             .column("turn", rows.iter().map(|(turn, _)| *turn))
@@ -100,13 +102,18 @@ async fn append_all(
             "WHERE EXISTS (SELECT 1 FROM turns WHERE ended_at_ms IS NULL AND key = new.turn) RETURNING turn",
         );
         for row in insert.fetch_all(&mut *connection).await.map_err(failed())? {
-            appended.insert(row.get::<i64>(0));
+            if let Some(left) = missing.get_mut(&row.get::<i64>(0)) {
+                *left -= 1;
+            }
         }
     }
-    // A turn that has ended takes none of its records.
-    let is_appended = |(turn, records): &(TurnKey, &[Record])| {
-        (records.is_empty() || appended.contains(&turn.0)).then_some(())
-    };
+    // Another host may have ended a turn between two statements. Of such a turn, nothing stays.
+    let is_partial = |turn: &&i64| missing[*turn] > 0 && missing[*turn] < given[*turn];
+    if let Some(turn) = given.keys().find(is_partial) {
+        return Err(StoreError::TurnNotOpen { key: *turn });
+    }
+    let is_appended =
+        |(turn, _): &(TurnKey, &[Record])| missing.get(&turn.0).is_none_or(|left| *left == 0).then_some(());
     Ok(appends.iter().map(is_appended).collect())
 }
 
