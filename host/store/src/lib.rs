@@ -48,6 +48,8 @@ mod host_versions;
 mod host_versions_tests;
 mod hosts;
 mod inspecting;
+#[cfg(test)]
+mod joint_tests;
 mod journal;
 mod keys;
 mod listings;

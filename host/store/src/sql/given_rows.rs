@@ -88,6 +88,7 @@ mod tests {
     use super::*;
     use crate::{
         Store,
+        row_groups::ROWS_AT_ONCE,
         sql::{Row, query},
     };
 
@@ -114,6 +115,23 @@ mod tests {
             (Some("a".to_owned()), 2, b"xyz".to_vec(), true),
         ];
         assert_eq!(found, expected);
+    }
+
+    #[tokio::test]
+    async fn a_statement_takes_the_largest_group_of_the_widest_rows() {
+        let store = Store::for_tests().await.unwrap();
+        let mut connection = store.readers.acquire().await.unwrap();
+        let names = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l", "m"];
+        let rows = names.into_iter().fold(GivenRows::new(), |rows, name| {
+            rows.column(name, (0..ROWS_AT_ONCE as i64).map(|row| (row % 2 == 0).then_some(row)))
+        });
+        // All values of a column may be missing.
+        let rows = rows.column("missing", (0..ROWS_AT_ONCE).map(|_| None::<&str>));
+        let sql = "SELECT COUNT(*), COUNT(a), COUNT(m), COUNT(missing), MAX(place) FROM";
+        let found = rows.query(connection.dialect(), sql, "").fetch_one(&mut connection).await.unwrap();
+        let counts = [0, 1, 2, 3, 4].map(|column| found.get::<i64>(column));
+        let all = ROWS_AT_ONCE as i64;
+        assert_eq!(counts, [all, all / 2, all / 2, 0, all]);
     }
 
     #[tokio::test]
