@@ -11,7 +11,8 @@ use crate::{
     sql::{AssertSqlSafe, query, query_as, query_scalar},
 };
 
-/// Time for which the record of a session is kept that no host has any more.
+/// Time for which the record of a session is kept that nobody uses. Hosts record once a minute that a session is in use, and keep
+/// one that is not for a shorter time than this.
 const KEPT_MS: i64 = 24 * 3_600_000;
 
 /// The identity of a session: its id, who began it, and where.
@@ -144,20 +145,24 @@ impl Store {
         .await
     }
 
-    /// Removes a session that this host has under this epoch, because it has ended.
-    pub async fn end_mcp_session(&self, id: &str, epoch: u64) -> Result<(), StoreError> {
-        let Some(change) = self.mcp_change(id, epoch, String::new()) else { return Ok(()) };
-        self.write(change, |connection, Change { id, host, epoch, .. }| {
+    /// Removes a session that this host has under this epoch, because it has ended. `None` stands for a session that this host has
+    /// begun and whose epoch it has not learned, because its client went away meanwhile.
+    pub async fn end_mcp_session(&self, id: &str, epoch: Option<u64>) -> Result<(), StoreError> {
+        let (Some(_), Some(host)) = (&self.membership, self.host) else { return Ok(()) };
+        let epoch = epoch.map(|epoch| i64::try_from(epoch).unwrap_or(i64::MAX));
+        self.write((id.to_owned(), host, epoch), |connection, (id, host, epoch)| {
             Box::pin(async move {
-                let end = query("DELETE FROM mcp_sessions WHERE id = ? AND host = ? AND epoch = ?");
-                let ended = end.bind(id).bind(*host).bind(*epoch).execute(connection).await;
+                let end =
+                    "DELETE FROM mcp_sessions WHERE id = ?1 AND host = ?2 AND epoch = coalesce(?3, epoch)";
+                let ended = query(end).bind(id).bind(*host).bind(*epoch).execute(connection).await;
                 ended.map(drop).map_err(StoreError::while_it("ended a session of an MCP client"))
             })
         })
         .await
     }
 
-    /// Removes the records of sessions that nobody has used for a day and whose host is gone. Returns their number.
+    /// Removes the records of sessions that nobody has used for a day. Returns their number. A host that lives may have some of
+    /// them: it could not remove them while the database was away, or had begun to take them over.
     pub async fn forget_mcp_sessions(&self) -> Result<u64, StoreError> {
         if self.membership.is_none() {
             return Ok(0);
@@ -165,9 +170,8 @@ impl Store {
         self.in_chunks((), |connection, ()| {
             Box::pin(async move {
                 let old = format!(
-                    "DELETE FROM mcp_sessions WHERE id IN (SELECT id FROM mcp_sessions
-                         WHERE used_at_ms < {NOW_MS} - ? AND {} LIMIT 200)",
-                    is_left("host")
+                    "DELETE FROM mcp_sessions WHERE id IN
+                         (SELECT id FROM mcp_sessions WHERE used_at_ms < {NOW_MS} - ? LIMIT 200)"
                 );
                 let gone = query(AssertSqlSafe(old)).bind(KEPT_MS).execute(connection).await;
                 let gone = gone.map_err(StoreError::while_it("removed old sessions of MCP clients"))?;
@@ -234,25 +238,33 @@ mod tests {
         assert_eq!(taken.state, "two");
         assert!(taken.epoch > first, "{} after {first}", taken.epoch);
         assert!(!other.note_mcp_session("m", first, "x".into()).await.unwrap(), "the epoch is over");
-        other.end_mcp_session("m", first).await.unwrap();
+        other.end_mcp_session("m", Some(first)).await.unwrap();
         assert!(other.note_mcp_session("m", taken.epoch, "three".into()).await.unwrap());
-        other.end_mcp_session("m", taken.epoch).await.unwrap();
+        other.end_mcp_session("m", Some(taken.epoch)).await.unwrap();
         assert_eq!(other.take_mcp_session(key("m"), UNUSED_MS).await.unwrap(), None, "it has ended");
 
-        for id in ["unused", "kept"] {
+        for id in ["unused", "kept", "unknown"] {
             other.add_mcp_session(key(id), String::new()).await.unwrap();
         }
-        other.close().await;
+        other.end_mcp_session("unknown", None).await.unwrap();
+        assert_eq!(other.host_of_mcp_session("unknown").await.unwrap(), None, "its epoch was not learned");
         let third = member(&database, "third").await;
+        third.end_mcp_session("kept", None).await.unwrap();
+        assert!(other.host_of_mcp_session("kept").await.unwrap().is_some(), "another host cannot end it");
+        other.close().await;
+        third.add_mcp_session(key("left"), String::new()).await.unwrap();
         database
-            .run("UPDATE mcp_sessions SET used_at_ms = used_at_ms - 100000000 WHERE id = 'unused'".into())
+            .run(
+                "UPDATE mcp_sessions SET used_at_ms = used_at_ms - 100000000 WHERE id IN ('unused', 'left')"
+                    .into(),
+            )
             .await;
         assert_eq!(
             third.take_mcp_session(key("unused"), UNUSED_MS).await.unwrap(),
             None,
             "it was unused for too long"
         );
-        assert_eq!(third.forget_mcp_sessions().await.unwrap(), 1);
+        assert_eq!(third.forget_mcp_sessions().await.unwrap(), 2, "also of a host that lives");
         assert!(third.take_mcp_session(key("kept"), UNUSED_MS).await.unwrap().is_some());
     }
 }

@@ -143,6 +143,8 @@ impl Drop for Mcp {
 
 /// Maximum number of JSON values in a message, because the protocol crate parses it where other requests wait.
 const MAX_VALUES: usize = 1 << 18;
+/// Time after which a request for a session that has moved is sent again.
+const MOVED_RETRY_MS: u32 = 500;
 const SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
 
 /// Takes a message of the Model Context Protocol (streamable HTTP): agents and their tools are the server's tools.
@@ -275,10 +277,12 @@ async fn serve(
     if let Some(id) = &named {
         let is_own = match mcp.sessions.has(id) {
             true => mcp.sessions.is_of(id, &requester, agent.as_ref()),
-            false => mcp.records.take(id, &requester, agent.as_ref()).await?,
+            false => mcp.records.take(id, &requester, agent.as_ref(), |id| mcp.sessions.has(id)).await?,
         };
         if !is_own {
-            return Err(session_not_found());
+            // Of hosts that are asked for a session at the same time, one continues it.
+            let has_moved = !mcp.sessions.has(id) && mcp.records.is_elsewhere(id).await?;
+            return Err(if has_moved { session_elsewhere() } else { session_not_found() });
         }
         mcp.records.touch(id);
     }
@@ -339,6 +343,13 @@ fn session_not_found() -> ApiError {
     let message = "there is no MCP session with this id: it was unused for too long, was removed to make room for others, \
                    belongs to another caller, or ended with its host; send `initialize` to start a new one";
     ApiError::new(StatusCode::NOT_FOUND, "session_not_found", message)
+}
+
+/// Returns the error for a session that another host has taken over since this one was asked for it, which the next request finds.
+fn session_elsewhere() -> ApiError {
+    let message = "another host has just continued this MCP session; send the request again";
+    let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "session_elsewhere", message);
+    ApiError { retry_after_ms: Some(MOVED_RETRY_MS), ..error }
 }
 
 fn is_json(response: &Response) -> bool {

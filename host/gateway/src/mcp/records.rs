@@ -15,7 +15,7 @@ use rmcp::{
     transport::streamable_http_server::session::{SessionState, SessionStore, SessionStoreError},
 };
 use serde::{Deserialize, Serialize};
-use skep_runtime::{AgentHost, McpSessionKey, RuntimeError, TakenMcpSession};
+use skep_runtime::{AgentHost, McpSessionKey, RuntimeError, SessionPlace, TakenMcpSession};
 use std::{
     collections::{BTreeSet, HashMap},
     future::ready,
@@ -112,12 +112,13 @@ impl Records {
     }
 
     /// Takes over the record of a session that this host does not have, if it belongs to this caller and was begun at this path.
-    /// Returns whether the session continues here.
+    /// Returns whether the session continues here. `has` tells which sessions this host has.
     pub(super) async fn take(
         &self,
         id: &str,
         owner: &Requester,
         agent: Option<&PathAgent>,
+        has: impl Fn(&str) -> bool + Send,
     ) -> Result<bool, RuntimeError> {
         if !self.are_shared() {
             return Ok(false);
@@ -139,12 +140,17 @@ impl Records {
         tracing::debug!(epoch, "a session of an MCP client continues here, because its host is gone");
         let mut known = self.lock();
         // A request that was refused afterwards may have left a record without a session.
-        known.retain(|_, record| record.noted_at.elapsed() <= self.idle + 2 * NOTE_INTERVAL);
+        known.retain(|id, record| has(id) || record.noted_at.elapsed() <= self.idle + 2 * NOTE_INTERVAL);
         known.insert(
             id.to_owned(),
             Record { epoch: Some(epoch), owner: of_caller, kept, noted_at: Instant::now() },
         );
         Ok(true)
+    }
+
+    /// Returns whether another host that lives has a session, such as one that has just taken it over.
+    pub(super) async fn is_elsewhere(&self, id: &str) -> Result<bool, RuntimeError> {
+        Ok(matches!(self.host.place_of_mcp_session(id).await?, SessionPlace::There(_)))
     }
 
     /// Returns who has begun a session that was recorded, and the agent that it is about.
@@ -159,7 +165,14 @@ impl Records {
 
     /// Records in the background that a session is in use, unless this was recorded a moment ago.
     pub(super) fn touch(self: &Arc<Self>, id: &str) {
-        let is_due = self.lock().get(id).is_some_and(|record| record.noted_at.elapsed() >= NOTE_INTERVAL);
+        let is_due = self.lock().get_mut(id).is_some_and(|record| {
+            let is_due = record.noted_at.elapsed() >= NOTE_INTERVAL;
+            if is_due {
+                // The requests that come while this is recorded, which may take long, do not record it, too.
+                record.noted_at = Instant::now();
+            }
+            is_due
+        });
         if is_due {
             let (records, id) = (self.clone(), id.to_owned());
             tokio::spawn(async move { records.change(&id, |_| {}).await });
@@ -189,7 +202,7 @@ impl Records {
 
     /// Removes the record of a session that has ended. When this host ends, it stays.
     pub(super) async fn end(&self, id: &str) {
-        let Some(Record { epoch: Some(epoch), .. }) = self.lock().remove(id) else { return };
+        let Some(Record { epoch, .. }) = self.lock().remove(id) else { return };
         if self.is_closing.load(Ordering::Acquire) {
             return;
         }

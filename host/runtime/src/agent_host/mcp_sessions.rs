@@ -48,8 +48,9 @@ impl AgentHost {
         Ok(self.host().store.note_mcp_session(id, epoch, state).await?)
     }
 
-    /// Removes the record of a session that has ended at this host, which had it under an epoch.
-    pub async fn end_mcp_session(&self, id: &str, epoch: u64) -> Result<(), RuntimeError> {
+    /// Removes the record of a session that has ended at this host, which had it under an epoch. `None` stands for an epoch that this
+    /// host has not learned.
+    pub async fn end_mcp_session(&self, id: &str, epoch: Option<u64>) -> Result<(), RuntimeError> {
         Ok(self.host().store.end_mcp_session(id, epoch).await?)
     }
 }
