@@ -152,12 +152,15 @@ async fn a_session_of_an_mcp_client_is_used_through_any_host_and_outlives_its_ow
 
     // The host is killed while a question waits. The approval stays, the client is asked again, and what it agrees to is done once.
     let (mut messages, _) = client.ask(&b, &pay(4, "second")).await;
-    messages.question().await;
+    let lost = messages.question().await;
     a.kill();
     while messages.next().await.is_some() {}
     let (mut messages, host) = client.ask(&b, &pay(5, "second")).await;
     assert_eq!(host, b.number, "the session continues at the host that was asked");
     let question = messages.question().await;
+    // The answer to what the last host has asked decides nothing.
+    assert_eq!(client.agree(&c, &lost).await, b.number);
+    assert_eq!(b.get("/v1/approvals").await.1["data"].as_array().map(Vec::len), Some(1));
     assert_eq!(client.agree(&c, &question).await, b.number);
     assert_eq!(messages.answer(5).await["structuredContent"], json!({"result": 7}));
     let paid = b.ok(Method::GET, "/v1/agents/bank/sessions/second", Value::Null).await;

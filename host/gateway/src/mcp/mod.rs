@@ -15,6 +15,7 @@ mod completion;
 mod content;
 mod durable;
 mod link;
+mod marks;
 mod prompts;
 mod records;
 mod resources;

@@ -158,6 +158,11 @@ impl Records {
         self.lock().get(id)?.owner.clone()
     }
 
+    /// Returns the epoch under which this host has a session; `None` without a cluster.
+    pub(super) fn epoch(&self, id: &str) -> Option<u64> {
+        self.lock().get(id)?.epoch
+    }
+
     /// Returns what it takes to continue a session.
     pub(super) fn kept(&self, id: &str) -> Option<Kept> {
         self.lock().get(id).map(|record| record.kept.clone())

@@ -5,14 +5,20 @@
 //! are, and records the order of use. Every session ends through [`SessionManager::close_session`], whatever the
 //! reason.
 
-use super::{records::Records, scope::PathAgent};
+use super::{
+    marks::{self, Resumption},
+    records::Records,
+    scope::PathAgent,
+};
 use crate::{caller::Requester, metrics::MCP_SESSIONS};
-use futures::Stream;
+use futures::{Stream, StreamExt};
 use rmcp::{
     model::{ClientJsonRpcMessage, ServerJsonRpcMessage},
     transport::streamable_http_server::session::{
         RestoreOutcome, ServerSseMessage, SessionId, SessionManager,
-        local::{LocalSessionManager, LocalSessionManagerError, SessionConfig, SessionTransport},
+        local::{
+            LocalSessionManager, LocalSessionManagerError, SessionConfig, SessionError, SessionTransport,
+        },
     },
 };
 use std::{
@@ -178,18 +184,29 @@ impl SessionManager for BoundedSessions {
         id: &SessionId,
         message: ClientJsonRpcMessage,
     ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error> {
-        self.inner.create_stream(id, message).await
+        let epoch = self.records.epoch(id);
+        let stream = self.inner.create_stream(id, message).await?;
+        Ok(stream.map(move |event| marks::mark(event, epoch)))
     }
 
+    /// Accepts a message without an answer. The answer to a question of another host is ignored, as any that comes too late.
     async fn accept_message(&self, id: &SessionId, message: ClientJsonRpcMessage) -> Result<(), Self::Error> {
-        self.inner.accept_message(id, message).await
+        match marks::answer(message, self.records.epoch(id)) {
+            Some(message) => self.inner.accept_message(id, message).await,
+            None => {
+                tracing::debug!("a client has answered a question that another host has asked");
+                Ok(())
+            }
+        }
     }
 
     async fn create_standalone_stream(
         &self,
         id: &SessionId,
     ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error> {
-        self.inner.create_standalone_stream(id).await
+        let epoch = self.records.epoch(id);
+        let stream = self.inner.create_standalone_stream(id).await?;
+        Ok(stream.map(move |event| marks::mark(event, epoch)))
     }
 
     async fn resume(
@@ -197,7 +214,13 @@ impl SessionManager for BoundedSessions {
         id: &SessionId,
         last_event_id: String,
     ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error> {
-        self.inner.resume(id, last_event_id).await
+        let epoch = self.records.epoch(id);
+        let stream = match marks::resumption(last_event_id, epoch) {
+            Resumption::Here(event) => self.inner.resume(id, event).await?.left_stream(),
+            Resumption::News => self.inner.create_standalone_stream(id).await?.right_stream(),
+            Resumption::Lost => return Err(SessionError::InvalidEventId.into()),
+        };
+        Ok(stream.map(move |event| marks::mark(event, epoch)))
     }
 }
 
