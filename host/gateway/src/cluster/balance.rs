@@ -10,15 +10,14 @@
 use super::{
     Cluster, HOST_GONE, RETRY_MS,
     link::LinkError,
+    proxy::{self, Passed, Passing},
     owners::Subject,
-    proxy::{self, Passing},
 };
 use crate::{ApiError, access::requester, mcp::Mcp};
 use axum::{
     body::{Body, HttpBody},
     extract::{MatchedPath, Request},
     http::{HeaderMap, Method, StatusCode, header},
-    middleware::Next,
     response::{IntoResponse, Response},
 };
 use futures::{StreamExt, stream};
@@ -183,16 +182,21 @@ pub(super) async fn relay(
     mcp: &Mcp,
     balancer: &Balancer,
     request: Request,
-    next: Next,
 ) -> Response {
     // The tenant is part of the name of a session. Any host refuses a caller that is not known.
     let is_known = requester(request.extensions()).0.is_some();
-    let (subject, request) = proxy::subject_of(mcp, request).await;
+    let (subject, mut request) = proxy::subject_of(mcp, request).await;
     let affinity = affinity_of(subject.as_ref(), request.headers());
     if let Some(subject) = subject.filter(|_| is_known && request.method() != Method::OPTIONS)
         && let Ok(SessionPlace::There(owner)) = cluster.owners.place(&subject).await
     {
-        return proxy::pass(cluster, mcp, &subject, owner, request, next).await;
+        let is_stream_of_news = proxy::is_stream_of_news(&subject, &request);
+        request = match proxy::pass(cluster, &subject, owner, request).await {
+            Passed::Answered(response) if is_stream_of_news => return mcp.until_closed(response),
+            Passed::Answered(response) => return response,
+            // Its host is gone, and a balancer takes no session.
+            Passed::Here(request) => request,
+        };
     }
     match balanced(cluster, balancer, request, affinity).await {
         Ok(response) => response,

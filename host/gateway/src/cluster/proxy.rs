@@ -66,6 +66,13 @@ pub(super) struct Passing {
     payload: Payload,
 }
 
+/// The end of passing a request on.
+pub(super) enum Passed {
+    Answered(Response),
+    /// No other host has the session any more. This is the request as it arrived.
+    Here(Request),
+}
+
 enum Payload {
     /// A body that can be sent again.
     Kept(Bytes),
@@ -82,7 +89,7 @@ pub(crate) async fn forward(State(gateway): State<Gateway>, request: Request, ne
     if let Some(balancer) =
         cluster.balancer.as_ref().filter(|_| !is_here && !balance::is_about_balancer(path))
     {
-        return balance::relay(&cluster, &gateway.mcp, balancer, request, next).await;
+        return balance::relay(&cluster, &gateway.mcp, balancer, request).await;
     }
     if cluster.role == HostRole::Prefill && !prefill_host::is_about_host(path) {
         return prefill_host::refused().into_response();
@@ -94,8 +101,13 @@ pub(crate) async fn forward(State(gateway): State<Gateway>, request: Request, ne
     }
     let (subject, request) = subject_of(&gateway.mcp, request).await;
     let Some(subject) = subject else { return next.run(request).await };
+    let is_stream_of_news = is_stream_of_news(&subject, &request);
     match cluster.owners.place(&subject).await {
-        Ok(SessionPlace::There(owner)) => pass(&cluster, &gateway.mcp, &subject, owner, request, next).await,
+        Ok(SessionPlace::There(owner)) => match pass(&cluster, &subject, owner, request).await {
+            Passed::Answered(response) if is_stream_of_news => gateway.mcp.until_closed(response),
+            Passed::Answered(response) => response,
+            Passed::Here(request) => next.run(request).await,
+        },
         Ok(SessionPlace::Here) => next.run(request).await,
         Err(error) => {
             // The handler meets the same error, or one that says more about the request.
@@ -130,38 +142,29 @@ pub(super) async fn subject_of(mcp: &Mcp, request: Request) -> (Option<Subject>,
     (subject, Request::from_parts(parts, body))
 }
 
-/// Passes a request on until a host has answered it, or handles it here if the session has come here meanwhile.
-pub(super) async fn pass(
-    cluster: &Arc<Cluster>,
-    mcp: &Mcp,
-    subject: &Subject,
-    owner: Member,
-    request: Request,
-    next: Next,
-) -> Response {
-    let is_stream_of_news = matches!(subject, Subject::McpSession(_)) && request.method() == Method::GET;
-    let response = answer_of(cluster, subject, owner, request, next).await;
-    // The stream of another host has no end that this one could wait for.
-    if is_stream_of_news { mcp.until_closed(response) } else { response }
+/// Returns whether a request opens the stream of an MCP session that has no end. When this host ends, it does not wait for that of
+/// another host.
+pub(super) fn is_stream_of_news(subject: &Subject, request: &Request) -> bool {
+    matches!(subject, Subject::McpSession(_)) && request.method() == Method::GET
 }
 
-async fn answer_of(
+/// Passes a request on until a host has answered it, or no other host has the session any more.
+pub(super) async fn pass(
     cluster: &Arc<Cluster>,
     subject: &Subject,
     mut owner: Member,
     request: Request,
-    next: Next,
-) -> Response {
+) -> Passed {
     let mut passing = match Passing::of(request).await {
         Ok(passing) => passing,
-        Err(error) => return error.into_response(),
+        Err(error) => return Passed::Answered(error.into_response()),
     };
     let began = Instant::now();
     loop {
         let error = match passing.send(cluster, &owner).await {
             Ok(response) => {
                 record_time(began);
-                return passed_back(cluster, owner.number, response);
+                return Passed::Answered(passed_back(cluster, owner.number, response));
             }
             Err(error) => error,
         };
@@ -169,26 +172,21 @@ async fn answer_of(
         let may_repeat = passing.is_kept() && (!is_unknown || passing.is_repeatable());
         tracing::debug!(error = error.message(), may_repeat, "the owner of a session cannot be reached");
         if !may_repeat || began.elapsed() >= TAKE_OVER_TIMEOUT {
-            return host_gone(&owner, is_unknown).into_response();
+            return Passed::Answered(host_gone(&owner, is_unknown).into_response());
         }
         loop {
             tokio::time::sleep(LOOK_AGAIN).await;
             match cluster.owners.place(subject).await {
-                Ok(SessionPlace::Here) if cluster.balancer.is_none() => {
+                Ok(SessionPlace::Here) => {
                     record_time(began);
-                    return next.run(passing.into_request()).await;
+                    return Passed::Here(passing.into_request());
                 }
                 Ok(SessionPlace::There(found)) => {
                     owner = found;
                     break;
                 }
-                // A balancer owns no session: no other host serves at the moment.
-                Ok(SessionPlace::Here) if began.elapsed() >= TAKE_OVER_TIMEOUT => {
-                    return host_gone(&owner, is_unknown).into_response();
-                }
-                Ok(SessionPlace::Here) => {}
                 Err(error) if began.elapsed() >= TAKE_OVER_TIMEOUT => {
-                    return ApiError::from(error).into_response();
+                    return Passed::Answered(ApiError::from(error).into_response());
                 }
                 Err(_) => {}
             }
