@@ -35,13 +35,13 @@ use tower::ServiceExt;
 
 const MESSAGES: &str = "/v1/agents/echo/sessions/s/messages";
 
-async fn with_echo() -> Server {
+pub(super) async fn with_echo() -> Server {
     let server = Server::start().await;
     server.host.deploy(Manifest::from_toml("name = \"echo\"").unwrap(), echo(), "tester").await.unwrap();
     server
 }
 
-fn message(headers: &[(&'static str, &str)]) -> Request<Body> {
+pub(super) fn message(headers: &[(&'static str, &str)]) -> Request<Body> {
     let mut request = Request::post(MESSAGES);
     for (name, value) in headers {
         request = request.header(*name, *value);

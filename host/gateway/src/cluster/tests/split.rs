@@ -2,7 +2,9 @@
 
 use super::{
     super::{Cluster, ClusterOptions, ClusterPages, DrainRequests, PageOptions, PageStage, routes},
-    HERE, Script, THERE, answered_by, ask, ended, gateway, key, member, serve,
+    HERE, Script, THERE, answered_by, ask, ended, gateway, key, member,
+    passing::{message, with_echo},
+    serve,
 };
 use crate::{AccessOptions, GatewayOptions, routes_of, tests::fixture::Server};
 use axum::{
@@ -262,17 +264,15 @@ fn balancer(server: &Server, access: AccessOptions, owners: Arc<Script>) -> Rout
 }
 
 #[tokio::test]
-async fn a_balancer_never_answers_for_a_session_itself() {
-    let (one, two) = (Server::start().await, Server::start().await);
+async fn a_balancer_gives_a_message_to_another_host_when_the_owner_of_its_session_is_gone() {
+    let (one, two) = (Server::start().await, with_echo().await);
     let serving = gateway(&two.host, GatewayOptions::default(), THERE, Script::new(vec![None]));
     let (there, _stop) = serve(routes_of(serving)).await;
-    // The owner has ended, then no host serves, and then another one does.
-    let owners = Script::new(vec![Some(ended().await), None, Some(there)]);
-    let routes = balancer(&one, AccessOptions::default(), owners.clone());
-    let read = Request::get("/v1/agents/nobody/sessions/s").body(Body::empty()).unwrap();
-    let answer = ask(&routes, read).await;
-    assert_eq!((answer.status.as_u16(), answered_by(&answer)), (404, "2"), "{}", answer.text);
-    assert_eq!(owners.asked().len(), 3);
+    let hosts = vec![Some(ended().await), None, Some(there)];
+    let routes = balancer(&one, AccessOptions::default(), Script::new(hosts));
+    let answer = ask(&routes, message(&[])).await;
+    assert_eq!((answer.status.as_u16(), answered_by(&answer)), (200, "2"), "{}", answer.text);
+    assert_eq!(answer.json()["text"], "hello");
 }
 
 #[tokio::test]
