@@ -205,12 +205,15 @@ impl Records {
         }
     }
 
-    /// Removes the record of a session that has ended. When this host ends, it stays.
+    /// Removes the record of a session that has ended here. When this host ends, it stays, unless the client has ended the session.
     pub(super) async fn end(&self, id: &str) {
-        let Some(Record { epoch, .. }) = self.lock().remove(id) else { return };
-        if self.is_closing.load(Ordering::Acquire) {
-            return;
+        if !self.is_closing.load(Ordering::Acquire) {
+            self.remove(id).await;
         }
+    }
+
+    async fn remove(&self, id: &str) {
+        let Some(Record { epoch, .. }) = self.lock().remove(id) else { return };
         if let Err(error) = self.host.end_mcp_session(id, epoch).await {
             tracing::debug!("the record of an MCP session that has ended stays for now: {error}");
         }
@@ -258,17 +261,17 @@ impl SessionStore for Records {
         Box::pin(ready(Ok(())))
     }
 
-    /// Does nothing, because every session that ends is closed, which removes its record.
-    fn delete<'life0, 'life1, 'async_trait>(
-        &'life0 self,
-        _session_id: &'life1 str,
-    ) -> Stored<'async_trait, ()>
+    /// Removes the record of a session that its client has ended, which stays until then if this host ends, too.
+    fn delete<'life0, 'life1, 'async_trait>(&'life0 self, session_id: &'life1 str) -> Stored<'async_trait, ()>
     where
         'life0: 'async_trait,
         'life1: 'async_trait,
         Self: 'async_trait,
     {
-        Box::pin(ready(Ok(())))
+        Box::pin(async move {
+            self.remove(session_id).await;
+            Ok(())
+        })
     }
 }
 
