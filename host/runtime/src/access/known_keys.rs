@@ -124,11 +124,12 @@ impl KnownKeys {
         self.inner.tenancy.clone()
     }
 
-    /// Refreshes after a change by this process. The change is durable, so a failure only delays
-    /// its effect.
+    /// Refreshes after a change by this process. The change is durable, so after a failure no key is believed until a refresh
+    /// succeeds: the database was there a moment ago, and a key that was revoked must not outlive that.
     pub(super) async fn look_again(&self) {
         if let Err(error) = self.look(Duration::ZERO).await {
-            tracing::warn!("a changed API key takes effect within a second, not immediately: {error}");
+            self.inner.held().looked_at = None;
+            tracing::warn!("a changed API key takes effect with the next request: {error}");
         }
     }
 
