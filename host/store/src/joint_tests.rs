@@ -133,8 +133,8 @@ fn commit(key: TurnKey, session: &str, turn: u64) -> TurnCommit {
 /// The results of an append and of the commit of the same turn.
 type Ended = (TurnKey, Result<(), StoreError>, Result<(), StoreError>);
 
-/// Runs a turn of a session. Its records and its commit are requested without waiting in between. Of `odd` turns, every tenth is
-/// not the next one of its session, and every tenth has failed before.
+/// Runs a turn of a session. Its records and its commit are requested without waiting in between. If turns are
+/// `odd`, every tenth is not the next one of its session, and every tenth has failed before.
 async fn run(store: Store, number: u64, turn: u64, odd: bool) -> Ended {
     let session = format!("s{number}");
     let message = NewTurn { id: format!("{number} {turn}"), number: Some(turn), ..message(number) };

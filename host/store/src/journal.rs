@@ -107,7 +107,7 @@ async fn append_all(
             }
         }
     }
-    // Another host may have ended a turn between two statements. Of such a turn, nothing stays.
+    // Another host may have ended a turn between two statements, and then none of the records stays.
     let is_partial = |turn: &&i64| missing[*turn] > 0 && missing[*turn] < given[*turn];
     if let Some(turn) = given.keys().find(is_partial) {
         return Err(StoreError::TurnNotOpen { key: *turn });

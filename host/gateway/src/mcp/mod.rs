@@ -281,7 +281,7 @@ async fn serve(
             false => mcp.records.take(id, &requester, agent.as_ref(), |id| mcp.sessions.has(id)).await?,
         };
         if !is_own {
-            // Of hosts that are asked for a session at the same time, one continues it.
+            // If several hosts are asked for a session at the same time, one of them continues it.
             let has_moved = !mcp.sessions.has(id) && mcp.records.is_elsewhere(id).await?;
             return Err(if has_moved { session_elsewhere() } else { session_not_found() });
         }
