@@ -35,6 +35,7 @@ impl Store {
         }
         self.write_jointly(
             JointKind::Records,
+            records.iter().map(|record| record.body.len()).sum(),
             (turn, records),
             |connection, (turn, records)| Box::pin(append(connection, *turn, records)),
             |connection, appends| {

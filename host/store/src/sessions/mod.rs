@@ -128,13 +128,27 @@ pub struct TurnCommit {
     pub timeline: Vec<u8>,
 }
 
+impl TurnCommit {
+    /// Returns the size of what may be large.
+    fn bytes(&self) -> usize {
+        let TurnCommit { state, conversations, logs, outcome, timeline, .. } = self;
+        let state = state.iter().filter_map(|change| change.value.as_ref()).map(Vec::len);
+        let conversations = conversations.iter().map(|conversation| conversation.body.len());
+        let logs = logs.iter().map(|line| line.message.len());
+        let outcome = outcome.iter().map(|outcome| outcome.body.len());
+        state.chain(conversations).chain(logs).chain(outcome).sum::<usize>() + timeline.len()
+    }
+}
+
 impl Store {
     /// Writes a turn and finishes it. If the turn is not the session's next one, the error is
     /// [`StoreError::TurnConflict`] and nothing is written.
     pub async fn commit_turn(&self, commit: impl Into<Arc<TurnCommit>>) -> Result<(), StoreError> {
+        let commit: Arc<TurnCommit> = commit.into();
         self.write_jointly(
             JointKind::Commits,
-            commit.into(),
+            commit.bytes(),
+            commit,
             |connection, turn: &Arc<TurnCommit>| Box::pin(commit_turn(connection, turn)),
             |connection, turns| Box::pin(commit_turns(connection, turns)),
         )

@@ -14,7 +14,7 @@ use crate::{
     postgres::Lease,
     schema, schema_backup,
     sql::{Connection, Dialect, Pool},
-    writer::{JointKind, JointWork, Work, WriteConnection, Writer},
+    writer::{Joint, JointKind, JointWork, Work, WriteConnection, Writer},
 };
 use sqlx::{
     ConnectOptions as _,
@@ -162,10 +162,11 @@ impl Store {
     }
 
     /// Writes like [`Store::write`] what the same statements can write for several requests. On PostgreSQL, whose statements are
-    /// round trips, the requests of one kind that wait together are written by `joint`.
+    /// round trips, the requests of one kind that wait together are written by `joint`. `bytes` is the size of what is written.
     pub(crate) async fn write_jointly<D, T>(
         &self,
         kind: JointKind,
+        bytes: usize,
         data: D,
         work: Work<D, T>,
         joint: JointWork<D, T>,
@@ -174,7 +175,8 @@ impl Store {
         D: Send + Sync + 'static,
         T: Send + 'static,
     {
-        let written = self.writer.write(data, work, Some((kind, joint)), false).await;
+        let joint = Joint { kind, bytes, work: joint };
+        let written = self.writer.write(data, work, Some(joint), false).await;
         written.map_err(|error| self.diagnosed(error))
     }
 

@@ -153,6 +153,7 @@ impl Store {
     pub async fn accept_turn(&self, turn: NewTurn) -> Result<Acceptance, StoreError> {
         self.write_jointly(
             JointKind::Messages,
+            turn.input.len(),
             turn,
             |connection, turn| Box::pin(accept(connection, turn)),
             |connection, turns| Box::pin(accept_all(connection, turns)),

@@ -56,6 +56,8 @@ pub const COMMIT_TIME: &str = "skep_store_commit_seconds";
 const MAX_GROUP: usize = 256;
 /// Maximum number of waiting writes. Further callers wait for room.
 const QUEUE: usize = 1_024;
+/// Maximum number of bytes of writes that are made together, so that they do not take much longer than [`HOLD`].
+const MAX_JOINT_BYTES: usize = 4 << 20;
 /// Time for which a write waits for a database that is away.
 const RETRY_TIME: Duration = Duration::from_secs(10);
 /// Time between two attempts.
@@ -71,6 +73,14 @@ pub(crate) type Work<D, T> = for<'c> fn(&'c mut Connection, &'c D) -> Working<'c
 
 /// The statements that make several writes of one kind. The result is `None` for those that it leaves.
 pub(crate) type JointWork<D, T> = for<'c> fn(&'c mut Connection, &'c [&'c D]) -> Working<'c, Vec<Option<T>>>;
+
+/// The way in which a write is made together with others of its kind.
+pub(crate) struct Joint<D, T> {
+    pub(crate) kind: JointKind,
+    /// Size of what is written, without small columns.
+    pub(crate) bytes: usize,
+    pub(crate) work: JointWork<D, T>,
+}
 
 /// The kinds of writes that are made together, in the order in which a turn makes them, each of which needs the one before.
 /// Writes of different turns can be made in any order.
@@ -131,7 +141,7 @@ impl Writer {
         &self,
         data: D,
         work: Work<D, T>,
-        joint: Option<(JointKind, JointWork<D, T>)>,
+        joint: Option<Joint<D, T>>,
         is_common: bool,
     ) -> Result<T, StoreError>
     where
@@ -410,7 +420,11 @@ async fn fill(
         }
         let mut writes = vec![write];
         if is_shared && writes[0].joint_kind().is_some() && !faults.are_writes_separate() {
-            while let Some(next) = waiting.pop_front_if(|next| next.joint_kind().is_some()) {
+            let mut bytes = writes[0].bytes();
+            while bytes < MAX_JOINT_BYTES
+                && let Some(next) = waiting.pop_front_if(|next| next.joint_kind().is_some())
+            {
+                bytes += next.bytes();
                 writes.push(next);
             }
             writes.sort_by_key(|write| write.joint_kind());

@@ -1,6 +1,6 @@
 //! A write that waits for its transaction.
 
-use super::{JointKind, JointWork, Work, Working};
+use super::{Joint, JointKind, Work, Working};
 use crate::{StoreError, sql::Connection};
 use std::any::Any;
 use tokio::sync::oneshot;
@@ -9,6 +9,8 @@ use tokio::sync::oneshot;
 pub(super) trait AnyWrite: Any + Send {
     /// Returns the kind of a write that can be made together with others of its kind.
     fn joint_kind(&self) -> Option<JointKind>;
+    /// Returns the size of a write that can be made together with others.
+    fn bytes(&self) -> usize;
     /// Runs the statements that make this write and others of its kind. Those that have no result then are left.
     fn run_jointly<'c>(
         &'c mut self,
@@ -29,7 +31,7 @@ pub(super) trait AnyWrite: Any + Send {
 pub(super) struct PendingWrite<D, T> {
     pub(super) data: D,
     pub(super) work: Work<D, T>,
-    pub(super) joint: Option<(JointKind, JointWork<D, T>)>,
+    pub(super) joint: Option<Joint<D, T>>,
     pub(super) is_common: bool,
     /// The result of the statements, once they have run.
     pub(super) result: Option<Result<T, StoreError>>,
@@ -38,7 +40,11 @@ pub(super) struct PendingWrite<D, T> {
 
 impl<D: Send + Sync + 'static, T: Send + 'static> AnyWrite for PendingWrite<D, T> {
     fn joint_kind(&self) -> Option<JointKind> {
-        self.joint.map(|(kind, _)| kind)
+        self.joint.as_ref().map(|joint| joint.kind)
+    }
+
+    fn bytes(&self) -> usize {
+        self.joint.as_ref().map_or(0, |joint| joint.bytes)
     }
 
     fn run_jointly<'c>(
@@ -47,7 +53,7 @@ impl<D: Send + Sync + 'static, T: Send + 'static> AnyWrite for PendingWrite<D, T
         connection: &'c mut Connection,
     ) -> Working<'c, ()> {
         Box::pin(async move {
-            let Some((_, joint)) = self.joint else { return Ok(()) };
+            let Some(joint) = self.joint.as_ref().map(|joint| joint.work) else { return Ok(()) };
             let others = others.iter_mut().filter_map(|other| {
                 let other: &mut dyn Any = &mut **other;
                 other.downcast_mut::<Self>()
