@@ -25,7 +25,10 @@
 //! where it meets rows of others, it skips those that are locked. What is left can still wait in a circle, such as events of
 //! the same ids that two hosts publish in different orders; then the server ends one transaction, which is retried.
 
+mod joint;
 mod pending_write;
+
+pub(crate) use joint::{Joint, JointKind, JointWork};
 
 use crate::{
     StoreError,
@@ -34,17 +37,15 @@ use crate::{
     postgres::{Reconnecting, TransactionId, take_common},
     sql::{AssertSqlSafe, Connection, Dialect, Pool, query, raw_sql},
 };
+use joint::{make, with_followers};
 use pending_write::{AnyWrite, PendingWrite};
 use std::{
     collections::VecDeque,
-    future::poll_fn,
-    panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    task::Poll,
     time::{Duration, Instant},
 };
 use tokio::sync::{mpsc, oneshot};
@@ -56,8 +57,6 @@ pub const COMMIT_TIME: &str = "skep_store_commit_seconds";
 const MAX_GROUP: usize = 256;
 /// Maximum number of waiting writes. Further callers wait for room.
 const QUEUE: usize = 1_024;
-/// Maximum number of bytes of writes that are made together, so that they do not take much longer than [`HOLD`].
-const MAX_JOINT_BYTES: usize = 4 << 20;
 /// Time for which a write waits for a database that is away.
 const RETRY_TIME: Duration = Duration::from_secs(10);
 /// Time between two attempts.
@@ -70,29 +69,6 @@ pub(crate) type Working<'c, T> = Pin<Box<dyn Future<Output = Result<T, StoreErro
 /// The statements of a write. They run again from the first one if their transaction was rolled back because
 /// of another write.
 pub(crate) type Work<D, T> = for<'c> fn(&'c mut Connection, &'c D) -> Working<'c, T>;
-
-/// The statements that make several writes of one kind. The result is `None` for those that it leaves.
-pub(crate) type JointWork<D, T> = for<'c> fn(&'c mut Connection, &'c [&'c D]) -> Working<'c, Vec<Option<T>>>;
-
-/// The way in which a write is made together with others of its kind.
-pub(crate) struct Joint<D, T> {
-    pub(crate) kind: JointKind,
-    /// Size of what is written, without small columns.
-    pub(crate) bytes: usize,
-    pub(crate) work: JointWork<D, T>,
-}
-
-/// The kinds of writes that are made together, in the order in which a turn makes them, each of which needs the one before.
-/// Writes of different turns can be made in any order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum JointKind {
-    /// Messages that are accepted.
-    Messages,
-    /// Records of journals.
-    Records,
-    /// Turns that are committed.
-    Commits,
-}
 
 /// Handle to the writer task. When the last clone is dropped, the task writes everything that waits and
 /// terminates.
@@ -418,17 +394,8 @@ async fn fill(
             has_common_lock = true;
             began = Instant::now();
         }
-        let mut writes = vec![write];
-        if is_shared && writes[0].joint_kind().is_some() && !faults.are_writes_separate() {
-            let mut bytes = writes[0].bytes();
-            while bytes < MAX_JOINT_BYTES
-                && let Some(next) = waiting.pop_front_if(|next| next.joint_kind().is_some())
-            {
-                bytes += next.bytes();
-                writes.push(next);
-            }
-            writes.sort_by_key(|write| write.joint_kind());
-        }
+        let is_joint = is_shared && write.joint_kind().is_some() && !faults.are_writes_separate();
+        let mut writes = if is_joint { with_followers(write, waiting) } else { vec![write] };
         let made = make(faults, connection, &mut writes).await;
         let is_refused = made.is_ok() && writes.iter().any(|write| write.is_refused());
         taken.append(&mut writes);
@@ -472,41 +439,10 @@ async fn fill(
     }
 }
 
-/// Runs the statements of one write, or of joint ones, which are sorted by their kinds.
-async fn make(
-    faults: &Faults,
-    connection: &mut Connection,
-    writes: &mut [Box<dyn AnyWrite>],
-) -> Result<(), StoreError> {
-    let failed = || StoreError::while_it("committed a group of writes");
-    for alike in writes.chunk_by_mut(|a, b| a.joint_kind() == b.joint_kind()) {
-        for _ in 0..alike.len() {
-            faults.meet(Moment::Write, connection).await.map_err(failed())?;
-        }
-        let is_joint = connection.dialect() == Dialect::Postgres && alike[0].joint_kind().is_some();
-        if let (true, Some((first, others))) = (is_joint, alike.split_first_mut()) {
-            caught(first.run_jointly(others, connection)).await?;
-        }
-        for write in alike.iter_mut().filter(|write| !is_joint || !write.has_result()) {
-            caught(write.run(connection)).await?;
-        }
-    }
-    Ok(())
-}
-
 async fn commit(connection: &mut Connection) -> Result<(), sqlx::Error> {
     // After a failed statement, PostgreSQL reports a commit as successful although it rolls back. The query reports that.
     let sql = connection.dialect().pick("COMMIT", "SELECT 1; COMMIT");
     raw_sql(sql, connection).await
-}
-
-/// Runs a write. A panic becomes an error, and does not terminate the task that writes for everyone.
-async fn caught<T>(mut work: Working<'_, T>) -> Result<T, StoreError> {
-    poll_fn(|task| {
-        let polled = catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(task)));
-        polled.unwrap_or(Poll::Ready(Err(StoreError::Panicked)))
-    })
-    .await
 }
 
 /// Rolls back. Returns whether there was an open transaction.
