@@ -98,6 +98,17 @@ impl Store {
         unused_ms: u64,
     ) -> Result<Option<TakenMcpSession>, StoreError> {
         let (Some(_), Some(host)) = (&self.membership, self.host) else { return Ok(None) };
+        // An id that nobody knows needs no transaction.
+        let is_known: bool =
+            query_scalar("SELECT EXISTS (SELECT 1 FROM mcp_sessions WHERE id = ? AND tenant = ?)")
+                .bind(&key.id)
+                .bind(&key.tenant)
+                .fetch_one(&self.readers)
+                .await
+                .map_err(StoreError::while_it("looked for a session of an MCP client"))?;
+        if !is_known {
+            return Ok(None);
+        }
         let unused_ms = i64::try_from(unused_ms).unwrap_or(i64::MAX);
         let taken = self
             .write_common((key, unused_ms, host), |connection, (key, unused_ms, host)| {
