@@ -10,8 +10,8 @@
 use super::{
     Cluster, HOST_GONE, RETRY_MS,
     link::LinkError,
-    proxy::{self, Passed, Passing},
     owners::Subject,
+    proxy::{self, Passed, Passing},
 };
 use crate::{ApiError, access::requester, mcp::Mcp};
 use axum::{

@@ -28,8 +28,8 @@ use skep_engine::{
     chat::{ChatEvent, ChatMessage, ChatOptions, Input},
 };
 use skep_runtime::{
-    CLUSTER_PROTOCOL, GenerationEvent, GenerationFailure, HostRole, Invocation, Manifest, Member, Origin, PeerError,
-    PeerGeneration, PeerInvocation, Peers, RemoteEvent, RunEvent, TurnAddress,
+    CLUSTER_PROTOCOL, GenerationEvent, GenerationFailure, HostRole, Invocation, Manifest, Member, Origin,
+    PeerError, PeerGeneration, PeerInvocation, Peers, RemoteEvent, RunEvent, TurnAddress,
 };
 use std::{sync::Arc, time::Duration};
 

@@ -238,7 +238,9 @@ impl<'a> Faults<'a> {
                 return Ok(());
             }
             if Instant::now() > until {
-                let what = format!("a host that was away for {LONGEST_LEASES} times {LEASE_MS} ms was not replaced, or did not exit");
+                let what = format!(
+                    "a host that was away for {LONGEST_LEASES} times {LEASE_MS} ms was not replaced, or did not exit"
+                );
                 self.world.trouble(what);
                 self.hosts.show(place);
                 return Ok(());
