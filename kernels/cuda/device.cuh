@@ -8,9 +8,10 @@
 #define SKEP_DEVICE __device__ __forceinline__
 // A kernel takes one plain struct by value.
 #define SKEP_KERNEL(name, Params) extern "C" __global__ void name(const __grid_constant__ Params p)
-// Kernels with a fixed block size declare it, so that the compiler allocates registers accordingly.
-#define SKEP_KERNEL_BOUNDED(name, Params, threads) \
-    extern "C" __global__ void __launch_bounds__(threads) name(const __grid_constant__ Params p)
+// Kernels with a fixed block size declare it, and perhaps the number of blocks that a multiprocessor has to run at once, so that
+// the compiler allocates registers accordingly.
+#define SKEP_KERNEL_BOUNDED(name, Params, ...) \
+    extern "C" __global__ void __launch_bounds__(__VA_ARGS__) name(const __grid_constant__ Params p)
 #define SKEP_DYNAMIC_SHARED(Type, name)                          \
     extern __shared__ __align__(16) unsigned char skep_shared[]; \
     Type* const name = reinterpret_cast<Type*>(skep_shared)
@@ -56,6 +57,11 @@ SKEP_DEVICE float warp_max(float value) {
         value = fmaxf(value, __shfl_xor_sync(ALL_LANES, value, distance));
     }
     return value;
+}
+
+// Returns silu(gate) · up.
+SKEP_DEVICE float gated(float gate, float up) {
+    return gate * up / (1.0f + __expf(-gate));
 }
 
 // Returns the sum over all threads of the block in every thread. Blocks must be multiples of a warp. All threads must take

@@ -3,12 +3,16 @@
 // One warp handles one output. Each lane takes every 32nd run of eight weights, converts them to floats once and multiplies
 // them with all rows. Loads of several runs are in flight at once. Reading the weights is the lower bound on the time. With
 // more than MAX_ROWS rows, tensor cores are faster (`gemm.cu`).
+//
+// `gemv_gated` is for a matrix that holds the outputs of a gate and then as many others. A warp handles an output of both, and
+// stores silu(gate) · up. It rounds both sums before, as if they had been stored, so that the result is that of `swiglu.cu`.
 #include "device.cuh"
 #include "formats/weights.cuh"
 
 constexpr uint32_t MAX_ROWS = 8;
 
-// Number of runs of weights that a lane loads before it uses the first. Fewer would not hide the memory latency.
+// Number of runs of weights that a lane loads before it uses the first, of all its outputs. Fewer would not hide the memory
+// latency.
 constexpr int DEPTH = 4;
 
 // Adds the products of eight weights with all rows.
@@ -29,48 +33,74 @@ SKEP_DEVICE void add_products(const MatmulParams& p, uint32_t first, const float
     }
 }
 
-// Grid: enough warps for all outputs.
-template <typename Weights, typename T>
+// Adds the products of `RUNS` runs of weights of each output with all rows.
+template <typename Weights, typename T, int OUTPUTS, int RUNS>
+SKEP_DEVICE void add_runs(const MatmulParams& p, uint32_t output, uint32_t first, float (&sums)[OUTPUTS][MAX_ROWS]) {
+    const uint32_t width = p.outputs / OUTPUTS;
+    float weights[OUTPUTS][RUNS][8];
+    SKEP_UNROLL
+    for (int run = 0; run < RUNS; ++run) {
+        SKEP_UNROLL
+        for (int i = 0; i < OUTPUTS; ++i) {
+            Weights::eight(p, output + i * width, first + run * (8 * WARP), weights[i][run]);
+        }
+    }
+    SKEP_UNROLL
+    for (int run = 0; run < RUNS; ++run) {
+        SKEP_UNROLL
+        for (int i = 0; i < OUTPUTS; ++i) {
+            add_products<T>(p, first + run * (8 * WARP), weights[i][run], sums[i]);
+        }
+    }
+}
+
+// Grid: enough warps for all outputs, of which a warp handles `OUTPUTS` that are equally far apart.
+template <typename Weights, typename T, int OUTPUTS>
 SKEP_DEVICE void gemv(const MatmulParams& p) {
     constexpr uint32_t RUN = 8 * WARP;
+    constexpr int RUNS = DEPTH / OUTPUTS;
     const uint32_t lane = threadIdx.x % WARP;
+    const uint32_t width = p.outputs / OUTPUTS;
     const uint32_t output = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
-    if (output >= p.outputs) {
+    if (output >= width) {
         return;
     }
-    float sums[MAX_ROWS] = {};
+    float sums[OUTPUTS][MAX_ROWS] = {};
     uint32_t first = 8 * lane;
-    for (; first + (DEPTH - 1) * RUN < p.inputs; first += DEPTH * RUN) {
-        float weights[DEPTH][8];
-        SKEP_UNROLL
-        for (int run = 0; run < DEPTH; ++run) {
-            Weights::eight(p, output, first + run * RUN, weights[run]);
-        }
-        SKEP_UNROLL
-        for (int run = 0; run < DEPTH; ++run) {
-            add_products<T>(p, first + run * RUN, weights[run], sums);
-        }
+    for (; first + (RUNS - 1) * RUN < p.inputs; first += RUNS * RUN) {
+        add_runs<Weights, T, OUTPUTS, RUNS>(p, output, first, sums);
     }
     for (; first < p.inputs; first += RUN) {
-        float weights[8];
-        Weights::eight(p, output, first, weights);
-        add_products<T>(p, first, weights, sums);
+        add_runs<Weights, T, OUTPUTS, 1>(p, output, first, sums);
     }
     SKEP_UNROLL
     for (uint32_t row = 0; row < MAX_ROWS; ++row) {
         if (row >= p.rows) {
             break;
         }
-        const float sum = warp_sum(sums[row]);
+        const float sum = warp_sum(sums[0][row]);
+        if (OUTPUTS == 1) {
+            if (lane == 0) {
+                store_sum<T>(p, row, output, sum);
+            }
+            continue;
+        }
+        const float up = warp_sum(sums[OUTPUTS - 1][row]);
         if (lane == 0) {
-            store_sum<T>(p, row, output, sum);
+            const auto rounded = [](float value) { return to_float(from_float<T>(value)); };
+            const float product = gated(rounded(with_bias<T>(p, output, sum)),
+                                        rounded(with_bias<T>(p, output + width, up)));
+            static_cast<T*>(p.y)[static_cast<uint64_t>(row) * p.y_stride + output] = from_float<T>(product);
         }
     }
 }
 
-#define GEMV_OF(name, Weights, T)                 \
-    SKEP_KERNEL(gemv_##name##_##T, MatmulParams) { \
-        gemv<Weights, T>(p);                      \
+#define GEMV_OF(name, Weights, T)                        \
+    SKEP_KERNEL(gemv_##name##_##T, MatmulParams) {       \
+        gemv<Weights, T, 1>(p);                          \
+    }                                                    \
+    SKEP_KERNEL(gemv_gated_##name##_##T, MatmulParams) { \
+        gemv<Weights, T, 2>(p);                          \
     }
 #define GEMV(name, Weights)      \
     GEMV_OF(name, Weights, bf16) \

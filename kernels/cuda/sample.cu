@@ -231,6 +231,34 @@ SKEP_DEVICE void find_bin(SampleShared& shared, uint64_t goal) {
     }
 }
 
+// Maximum number of bins for which a warp adds up its lanes before it adds to the block's bins.
+constexpr int MAX_SHARED_BINS = 4;
+
+// Adds the measures of the lanes that are `counted` to their bins. Most logits have one of a few exponents, so most lanes of a
+// warp have the same bin in the first round: these are added up in the warp, because a block adds to one bin at a time. Called by
+// all lanes.
+SKEP_DEVICE void add_to_bins(SampleShared& shared, bool counted, uint32_t bin, uint64_t measure) {
+    const uint32_t lane = threadIdx.x % WARP;
+    uint32_t left = __ballot_sync(ALL_LANES, counted);
+    for (int i = 0; i < MAX_SHARED_BINS && left != 0; ++i) {
+        const uint32_t first = __ffs(static_cast<int>(left)) - 1;
+        const uint32_t of_first = __shfl_sync(ALL_LANES, bin, first);
+        const bool is_same = (left >> lane & 1) != 0 && bin == of_first;
+        const uint32_t same = __ballot_sync(ALL_LANES, is_same);
+        if ((same & (same - 1)) == 0) {
+            break;
+        }
+        const uint64_t sum = lanes_total(is_same ? measure : 0);
+        if (lane == first) {
+            atomicAdd(&shared.bins[bin], sum);
+        }
+        left &= ~same;
+    }
+    if ((left >> lane & 1) != 0) {
+        atomicAdd(&shared.bins[bin], measure);
+    }
+}
+
 // Reduces the tokens that `before` keeps to those with the highest logits, up to the point where the sum of their measures
 // reaches the goal, which is not 0. If the sum never reaches the goal, all of them are kept.
 template <typename Measure>
@@ -245,11 +273,12 @@ SKEP_DEVICE Cut cut_at(const SampleParams& p, const float* adjusted, Cut before,
             shared.bins[bin] = divided && before.ties > 0 ? before.ties * measure(from_ordered(before.least)) : 0;
         }
         __syncthreads();
-        for (uint32_t token = threadIdx.x; token < p.vocabulary; token += blockDim.x) {
-            const uint32_t key = ordered(adjusted[token]);
-            if ((key & known) == prefix && key > before.least) {
-                atomicAdd(&shared.bins[key >> shift & 0xff], measure(adjusted[token]));
-            }
+        for (uint32_t begin = threadIdx.x / WARP * WARP; begin < p.vocabulary; begin += blockDim.x) {
+            const uint32_t token = begin + threadIdx.x % WARP;
+            const float logit = token < p.vocabulary ? adjusted[token] : -INFINITY;
+            const uint32_t key = ordered(logit);
+            const bool counted = token < p.vocabulary && (key & known) == prefix && key > before.least;
+            add_to_bins(shared, counted, key >> shift & 0xff, counted ? measure(logit) : 0);
         }
         __syncthreads();
         if (threadIdx.x < WARP) {
@@ -364,9 +393,10 @@ SKEP_DEVICE void sample(const SampleParams& p) {
     draw(p, row, adjusted, cut, weigher, shared);
 }
 
-#define SAMPLE(T)                                                        \
-    SKEP_KERNEL_BOUNDED(sample_##T, SampleParams, SAMPLE_THREADS) {      \
-        sample<T>(p);                                                    \
+// A row has one block, and there are rarely more rows than multiprocessors.
+#define SAMPLE(T)                                                       \
+    SKEP_KERNEL_BOUNDED(sample_##T, SampleParams, SAMPLE_THREADS, 1) { \
+        sample<T>(p);                                                   \
     }
 
 using f32 = float;

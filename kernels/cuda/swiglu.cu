@@ -28,7 +28,7 @@ SKEP_DEVICE void swiglu(const SwigluParams& p) {
         float a, b, c, d;
         unpack<T>(gate.words[word], a, b);
         unpack<T>(up.words[word], c, d);
-        out.words[word] = pack<T>(a * c / (1.0f + __expf(-a)), b * d / (1.0f + __expf(-b)));
+        out.words[word] = pack<T>(gated(a, c), gated(b, d));
     }
     p.out[index] = out;
 }

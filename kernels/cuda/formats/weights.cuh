@@ -19,12 +19,16 @@ struct MatmulParams {
     uint32_t scale_columns; // FP8: number of columns that share a scale
 };
 
+// Adds the bias to the sum of an output.
+template <typename T>
+SKEP_DEVICE float with_bias(const MatmulParams& p, uint32_t output, float sum) {
+    return p.bias != nullptr ? sum + to_float(static_cast<const T*>(p.bias)[output]) : sum;
+}
+
 // Adds the bias to a sum and stores it.
 template <typename T>
 SKEP_DEVICE void store_sum(const MatmulParams& p, uint32_t row, uint32_t output, float sum) {
-    if (p.bias != nullptr) {
-        sum += to_float(static_cast<const T*>(p.bias)[output]);
-    }
+    sum = with_bias<T>(p, output, sum);
     const uint64_t at = static_cast<uint64_t>(row) * p.y_stride + output;
     if (p.output_format != 0) {
         static_cast<float*>(p.y)[at] = sum;

@@ -23,7 +23,7 @@
     static const skep_host::Registered name##_registered{                           \
         #name, sizeof(Params), [](const void* p) { name(*static_cast<const Params*>(p)); }}; \
     static void name(const Params& p)
-#define SKEP_KERNEL_BOUNDED(name, Params, threads) SKEP_KERNEL(name, Params)
+#define SKEP_KERNEL_BOUNDED(name, Params, ...) SKEP_KERNEL(name, Params)
 #define SKEP_UNROLL
 
 namespace skep_host {
@@ -184,6 +184,11 @@ inline float rsqrtf(float x) {
 // Returns the upper half of the product.
 inline uint64_t __umul64hi(uint64_t a, uint64_t b) {
     return static_cast<uint64_t>(static_cast<unsigned __int128>(a) * b >> 64);
+}
+
+// Returns the number of the lowest bit that is set, counted from one, or 0.
+inline int __ffs(int bits) {
+    return __builtin_ffs(bits);
 }
 
 inline uint32_t __popc(uint32_t bits) {

@@ -45,6 +45,8 @@ pub(super) trait Backend: Send + Sync {
     /// Returns a name for display.
     fn name(&self) -> String;
     fn multiprocessors(&self) -> u32;
+    /// Returns the number of blocks of a kernel that a multiprocessor runs at once.
+    fn blocks_per_multiprocessor(&self, launch: &Launch) -> Result<u32, KernelError>;
     fn memory(&self) -> Result<Memory, KernelError>;
     fn allocate(&self, bytes: usize) -> Result<u64, KernelError>;
     unsafe fn free(&self, address: u64);

@@ -1,30 +1,35 @@
 //! Products with dense weights through cuBLASLt. A product is planned once for each shape and then only launched.
 //!
-//! Asking the library for an algorithm takes longer than many of the products, so plans are kept. The library expects
+//! Asking the library for an algorithm takes longer than many of the products, so plans are kept. While a model is prepared,
+//! the algorithms that the library proposes are timed, and so is the kernel for few rows beside the library; later shapes get
+//! the algorithm that the library ranks first, so that no request waits for measurements. The library expects
 //! column-major matrices. A row-major matrix is its transpose in column-major order, so `y^T = weights · x^T` is computed
 //! and no data is rearranged.
 //!
 //! Invariant: a plan is used only for operands that match its layout. The library is optional: without it, `open` returns
 //! an error and the `gemm` kernels are used.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::ffi::c_void;
-use std::hash::Hash;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::cublaslt::sys::{cublasLtMatmulAlgo_t, cudaDataType};
 use cudarc::driver::sys::CUstream;
 
 use super::cublas_lt::{CublasLt, CublasVersion, Handle, Matrices, Matrix, Operands, Preference, Product};
-use super::device::{Device, DeviceBuffer};
+use super::device::{Device, DeviceBuffer, Event};
 use super::matmul::{MatmulParams, OutputFormat};
+use super::plan_cache::PlanCache;
 use super::{Activation, Address};
 use crate::KernelError;
 pub use crate::cuda_types::{Format, MatrixLayout, ProductLayout};
 
 const OP: &str = "dense product";
+/// Maximum number of algorithms that are timed for a product.
+const MAX_ALGORITHMS: usize = 8;
+/// Number of timed runs, of which the shortest counts.
+const TIMED_RUNS: usize = 3;
 /// The workspace size that the library's documentation recommends for the largest devices.
 const WORKSPACE_BYTES: usize = 32 << 20;
 /// Maximum number of plans, which is about the number of a model's shapes times the number of its batch sizes. Each plan
@@ -44,6 +49,11 @@ pub fn find() -> Result<(CublasVersion, PathBuf), KernelError> {
 /// cuBLASLt on one device, working in that device's queue.
 pub struct Blas {
     plans: Mutex<PlanCache<ProductLayout, Plan>>,
+    /// Whether another kernel was faster than the library.
+    slower: Mutex<PlanCache<ProductLayout, bool>>,
+    measures: AtomicBool,
+    /// Recorded before and after a timed run.
+    timer: [Event; 2],
     workspace: DeviceBuffer,
     handle: Handle,
     library: Arc<CublasLt>,
@@ -59,13 +69,6 @@ struct Plan {
     algorithm: cublasLtMatmulAlgo_t,
 }
 
-/// A bounded cache of plans. When it is full, it is cleared: the shapes have probably changed, and plans that are still in
-/// use are soon recreated.
-struct PlanCache<K, P> {
-    most: usize,
-    made: HashMap<K, P>,
-}
-
 impl Blas {
     /// Opens the library for a device.
     pub fn open(device: &Device) -> Result<Self, KernelError> {
@@ -75,7 +78,15 @@ impl Blas {
         stream(device)?;
         let handle = Handle::new(&library)?;
         let plans = Mutex::new(PlanCache::of_at_most(MAX_PLANS));
-        Ok(Blas { plans, workspace, handle, library, device: device.clone() })
+        let slower = Mutex::new(PlanCache::of_at_most(MAX_PLANS));
+        let timer = [device.timed_event()?, device.timed_event()?];
+        let measures = AtomicBool::new(false);
+        Ok(Blas { plans, slower, measures, timer, workspace, handle, library, device: device.clone() })
+    }
+
+    /// Sets whether products that are planned from now on are timed. A timed product waits for the device's queue.
+    pub fn set_measures(&self, measures: bool) {
+        self.measures.store(measures, Ordering::Relaxed);
     }
 
     /// Returns the version of the cuBLASLt library that was opened.
@@ -98,12 +109,51 @@ impl Blas {
         if params.rows == 0 {
             return Ok(());
         }
-        let stream = stream(&self.device)?;
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
-        let plan = plans.get(layout, || self.plan(layout))?;
+        // SAFETY: guaranteed by the caller.
+        let plan = plans.get(layout, || unsafe { self.plan(layout, params) })?;
         if layout.bias {
             plan.product.set_bias(params.bias.0)?;
         }
+        // SAFETY: the plan was made for this layout, and the caller guarantees the rest.
+        unsafe { self.multiply(plan, params) }
+    }
+
+    /// Returns whether `other`, which queues the same product, was faster than the library when both were timed. It is
+    /// `None` if they were not and products are not timed now.
+    ///
+    /// # Safety
+    /// As for [`matmul`](Self::matmul).
+    pub(super) unsafe fn is_slower_than(
+        &self,
+        params: &MatmulParams,
+        activation: Activation,
+        other: impl Fn() -> Result<(), KernelError>,
+    ) -> Result<Option<bool>, KernelError> {
+        let layout = ProductLayout::of(params, activation)?;
+        let mut slower = self.slower.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(slower) = slower.known(&layout) {
+            return Ok(Some(*slower));
+        }
+        if !self.measures.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        // SAFETY: guaranteed by the caller.
+        let library = self.milliseconds(|| unsafe { self.matmul(params, activation) });
+        let library = match library {
+            Err(KernelError::NoAlgorithm { .. }) => f32::INFINITY,
+            timed => timed?,
+        };
+        let other = self.milliseconds(other)?;
+        slower.get(layout, || Ok(other <= library)).map(|slower| Some(*slower))
+    }
+
+    /// Queues a planned product.
+    ///
+    /// # Safety
+    /// As for [`matmul`](Self::matmul), and the plan was made for the layout of these parameters.
+    unsafe fn multiply(&self, plan: &Plan, params: &MatmulParams) -> Result<(), KernelError> {
+        let stream = stream(&self.device)?;
         let operands = Operands {
             a: params.weights.0 as *const c_void,
             b: params.x.0 as *const c_void,
@@ -111,14 +161,19 @@ impl Blas {
             workspace: self.workspace.address().0 as *mut c_void,
             workspace_bytes: self.workspace.bytes(),
         };
-        // SAFETY: the plan was made for this layout, the workspace is used in this queue only, and the caller guarantees the
-        // rest.
+        // SAFETY: the workspace is used in this queue only, and the caller guarantees the rest.
         unsafe {
             self.handle.multiply(stream.cast(), &plan.product, plan.matrices(), &plan.algorithm, operands)
         }
     }
 
-    fn plan(&self, layout: ProductLayout) -> Result<Plan, KernelError> {
+    /// Plans a product, and times the algorithms if products are timed now.
+    ///
+    /// # Safety
+    /// As for [`matmul`](Self::matmul), and the layout is that of these parameters.
+    unsafe fn plan(&self, layout: ProductLayout, params: &MatmulParams) -> Result<Plan, KernelError> {
+        // The library works in the context that is current on this thread.
+        stream(&self.device)?;
         let library = &self.library;
         let mut product = Product::new(library, layout.bias)?;
         if layout.bias {
@@ -131,12 +186,47 @@ impl Blas {
         };
         let (weights, x, y) = (matrix(layout.weights)?, matrix(layout.x)?, matrix(layout.y)?);
         let preference = Preference::new(library, self.workspace.bytes(), layout.alignment)?;
-        let algorithm = self
+        let most = if self.measures.load(Ordering::Relaxed) { MAX_ALGORITHMS } else { 1 };
+        let algorithms = self
             .handle
-            .fastest(&product, Matrices { a: &weights, b: &x, d: &y }, &preference)
+            .ranked(&product, Matrices { a: &weights, b: &x, d: &y }, &preference, most)
             .map_err(|error| KernelError::NoAlgorithm { layout, reason: error.to_string() })?;
-        Ok(Plan { product, weights, x, y, algorithm })
+        let mut plan = Plan { product, weights, x, y, algorithm: algorithms[0] };
+        if algorithms.len() > 1 {
+            if layout.bias {
+                plan.product.set_bias(params.bias.0)?;
+            }
+            let mut timed = Vec::new();
+            for algorithm in &algorithms {
+                plan.algorithm = *algorithm;
+                // SAFETY: guaranteed by the caller.
+                timed.push(self.milliseconds(|| unsafe { self.multiply(&plan, params) }));
+            }
+            plan.algorithm = algorithms[shortest(&timed)];
+        }
+        Ok(plan)
     }
+
+    /// Returns the shortest time that the device takes for `work`, after a first run that loads its code.
+    fn milliseconds(&self, work: impl Fn() -> Result<(), KernelError>) -> Result<f32, KernelError> {
+        let [begin, end] = &self.timer;
+        work()?;
+        let mut shortest = f32::INFINITY;
+        for _ in 0..TIMED_RUNS {
+            begin.record()?;
+            work()?;
+            end.record()?;
+            end.synchronize()?;
+            shortest = shortest.min(begin.milliseconds_until(end)?);
+        }
+        Ok(shortest)
+    }
+}
+
+/// Returns the index of the shortest time; of equal ones, the first. Algorithms that failed are passed over, unless all did.
+fn shortest(timed: &[Result<f32, KernelError>]) -> usize {
+    let times = timed.iter().enumerate().filter_map(|(index, time)| Some((index, *time.as_ref().ok()?)));
+    times.min_by(|a, b| a.1.total_cmp(&b.1)).map_or(0, |(index, _)| index)
 }
 
 impl Drop for Blas {
@@ -204,22 +294,6 @@ impl Format {
             Format::Bf16 => cudaDataType::CUDA_R_16BF,
             Format::F16 => cudaDataType::CUDA_R_16F,
             Format::F32 => cudaDataType::CUDA_R_32F,
-        }
-    }
-}
-
-impl<K: Copy + Eq + Hash, P> PlanCache<K, P> {
-    fn of_at_most(most: usize) -> Self {
-        PlanCache { most, made: HashMap::new() }
-    }
-
-    fn get(&mut self, key: K, make: impl FnOnce() -> Result<P, KernelError>) -> Result<&mut P, KernelError> {
-        if self.made.len() >= self.most && !self.made.contains_key(&key) {
-            self.made.clear();
-        }
-        match self.made.entry(key) {
-            Entry::Occupied(plan) => Ok(plan.into_mut()),
-            Entry::Vacant(entry) => Ok(entry.insert(make()?)),
         }
     }
 }
@@ -332,21 +406,15 @@ mod tests {
     }
 
     #[test]
-    fn plans_are_made_once_and_bounded() {
-        let mut plans = PlanCache::of_at_most(2);
-        let mut made = Vec::new();
-        for key in [1, 2, 1, 2, 3, 3, 1] {
-            let plan = plans.get(key, || {
-                made.push(key);
-                Ok(key * 10)
-            });
-            assert_eq!(plan, Ok(&mut (key * 10)));
-            assert!(plans.made.len() <= 2);
+    fn the_first_of_the_fastest_algorithms_is_kept() {
+        let failed = || Err(KernelError::Cublas { call: "product", reason: "unsupported".to_owned() });
+        for (timed, expected) in [
+            (vec![Ok(3.0), Ok(1.0), Ok(2.0), Ok(1.0)], 1),
+            (vec![failed(), Ok(2.0), Ok(f32::INFINITY)], 1),
+            (vec![failed(), failed()], 0),
+        ] {
+            assert_eq!(shortest(&timed), expected, "{timed:?}");
         }
-        assert_eq!(made, [1, 2, 3, 1]);
-        let error = KernelError::TooLarge { op: OP, what: "it" };
-        assert_eq!(plans.get(4, || Err(error.clone())), Err(error));
-        assert_eq!(plans.get(4, || Ok(40)), Ok(&mut 40), "failures are not cached");
     }
 
     /// Checks a product on the device against a plain reference.
@@ -402,29 +470,35 @@ mod tests {
     #[test]
     fn products_on_a_device_match_a_plain_reference() {
         on_device::with(|device| {
-            let blas = match Blas::open(device) {
-                Ok(blas) => blas,
-                Err(error @ KernelError::NoCublas { .. }) => return eprintln!("skipped: {error}"),
-                Err(error) => panic!("{error}"),
-            };
-            let planned = || blas.plans.lock().unwrap().made.len();
-            for (rows, inputs, outputs, y_stride) in
-                [(1, 64, 8, 8), (7, 256, 72, 72), (33, 512, 136, 200), (160, 1024, 256, 256)]
-            {
-                for activation in Activation::ALL {
-                    for (output_format, with_bias) in [
-                        (OutputFormat::Activations, false),
-                        (OutputFormat::Activations, true),
-                        (OutputFormat::F32, false),
-                    ] {
-                        let shape = MatmulParams { y_stride, output_format, ..dense(rows, inputs, outputs) };
-                        let before = planned();
-                        check(device, &blas, shape, activation, with_bias);
-                        check(device, &blas, shape, activation, with_bias);
-                        assert_eq!(planned(), before + 1, "planned once");
-                    }
+            for measures in [false, true] {
+                match Blas::open(device) {
+                    Ok(blas) => check_shapes(device, &blas, measures),
+                    Err(error @ KernelError::NoCublas { .. }) => return eprintln!("skipped: {error}"),
+                    Err(error) => panic!("{error}"),
                 }
             }
         });
+    }
+
+    fn check_shapes(device: &Device, blas: &Blas, measures: bool) {
+        blas.set_measures(measures);
+        let planned = || blas.plans.lock().unwrap().len();
+        for (rows, inputs, outputs, y_stride) in
+            [(1, 64, 8, 8), (7, 256, 72, 72), (33, 512, 136, 200), (160, 1024, 256, 256)]
+        {
+            for activation in Activation::ALL {
+                for (output_format, with_bias) in [
+                    (OutputFormat::Activations, false),
+                    (OutputFormat::Activations, true),
+                    (OutputFormat::F32, false),
+                ] {
+                    let shape = MatmulParams { y_stride, output_format, ..dense(rows, inputs, outputs) };
+                    let before = planned();
+                    check(device, blas, shape, activation, with_bias);
+                    check(device, blas, shape, activation, with_bias);
+                    assert_eq!(planned(), before + 1, "planned once");
+                }
+            }
+        }
     }
 }

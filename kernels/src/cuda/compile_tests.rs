@@ -52,15 +52,9 @@ struct Allowance {
 }
 
 /// The kernels that may use local memory, as NVRTC 13 compiles them. All others keep everything in registers.
-static ALLOWANCES: [Allowance; 17] = [
+static ALLOWANCES: [Allowance; 9] = [
     // Four values of a row, which an index selects that the compiler does not know.
     allowance("qkv_", None, 0, 32),
-    allowance("attention_decode_64_", Some(Architecture::Sm100), 12, 8),
-    allowance("attention_decode_64_", Some(Architecture::Sm120), 12, 8),
-    allowance("attention_decode_16_", Some(Architecture::Sm100), 12, 8),
-    allowance("attention_decode_16_", Some(Architecture::Sm120), 12, 8),
-    allowance("attention_decode_32_", Some(Architecture::Sm100), 4, 8),
-    allowance("attention_decode_32_", Some(Architecture::Sm120), 4, 8),
     allowance("attention_prefill_16_", Some(Architecture::Sm120), 4, 8),
     // The sums of a wide head are more than registers hold beside everything else.
     allowance("attention_prefill_256_", None, 0, 512),
@@ -71,9 +65,6 @@ static ALLOWANCES: [Allowance; 17] = [
     allowance("attention_ordered_", Some(Architecture::Sm90a), 8, 512),
     allowance("attention_ordered_", Some(Architecture::Sm100), 212, 656),
     allowance("attention_ordered_", Some(Architecture::Sm120), 276, 720),
-    // Values that are spilled outside of all loops.
-    allowance("sample_", Some(Architecture::Sm80), 28, 24),
-    allowance("sample_", Some(Architecture::Sm120), 40, 32),
 ];
 /// The bytes of local memory that a thread of any kernel may use as NVRTC 12 compiles it, which allocates other registers.
 const MAX_STACK_BYTES_OF_12: u32 = 1024;

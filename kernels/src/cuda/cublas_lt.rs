@@ -203,18 +203,20 @@ impl Handle {
         Ok(Handle { handle, library: library.clone() })
     }
 
-    /// Returns the algorithm that the library's heuristic ranks first for this product.
-    pub(super) fn fastest(
+    /// Returns the algorithms for this product in the order in which the library's heuristic ranks them, at least one and
+    /// at most `most`.
+    pub(super) fn ranked(
         &self,
         product: &Product,
         matrices: Matrices<'_>,
         preference: &Preference,
-    ) -> Result<sys::cublasLtMatmulAlgo_t, KernelError> {
+        most: usize,
+    ) -> Result<Vec<sys::cublasLtMatmulAlgo_t>, KernelError> {
         let call = "cublasLtMatmulAlgoGetHeuristic";
         let Matrices { a, b, d } = matrices;
-        let mut found = MaybeUninit::<sys::cublasLtMatmulHeuristicResult_t>::zeroed();
+        let mut found = vec![MaybeUninit::<sys::cublasLtMatmulHeuristicResult_t>::zeroed(); most];
         let mut count = 0;
-        // SAFETY: the library created all descriptors and they are alive; one result is requested, and there is room for one.
+        // SAFETY: the library created all descriptors and they are alive; there is room for as many results as are requested.
         let status = unsafe {
             (self.library.functions.heuristic)(
                 self.handle,
@@ -224,22 +226,27 @@ impl Handle {
                 d.layout,
                 d.layout,
                 preference.preference,
-                1,
-                found.as_mut_ptr(),
+                c_int::try_from(most).unwrap_or(c_int::MAX),
+                found.as_mut_ptr().cast(),
                 &mut count,
             )
         };
         self.library.check(call, status)?;
-        if count == 0 {
-            return Err(KernelError::Cublas { call, reason: "no algorithm was found".to_owned() });
-        }
-        // SAFETY: the result was written or is zero. The status is read as an integer, since it may be a value that the enum
-        // does not have.
-        unsafe {
+        let mut algorithms = Vec::new();
+        let mut failure = KernelError::Cublas { call, reason: "no algorithm was found".to_owned() };
+        for found in &found[..usize::try_from(count).unwrap_or(0).min(most)] {
             let found = found.as_ptr();
-            self.library.check(call, (&raw const (*found).state).cast::<c_int>().read())?;
-            Ok((&raw const (*found).algo).read())
+            // SAFETY: the result was written or is zero. The status is read as an integer, since it may be a value that the
+            // enum does not have.
+            let (status, algorithm) = unsafe {
+                ((&raw const (*found).state).cast::<c_int>().read(), (&raw const (*found).algo).read())
+            };
+            match self.library.check(call, status) {
+                Ok(()) => algorithms.push(algorithm),
+                Err(error) => failure = error,
+            }
         }
+        if algorithms.is_empty() { Err(failure) } else { Ok(algorithms) }
     }
 
     /// Queues the product in the stream.

@@ -113,6 +113,11 @@ impl Device {
         self.backend.multiprocessors()
     }
 
+    /// Returns the number of blocks of a kernel that the device runs at once, after all kernels are loaded.
+    pub(super) fn blocks_at_once(&self, launch: &Launch) -> Result<u32, KernelError> {
+        Ok(self.backend.blocks_per_multiprocessor(launch)?.saturating_mul(self.multiprocessors()))
+    }
+
     /// Returns the free and the total memory of the device in bytes, which other processes share.
     pub fn memory(&self) -> Result<Memory, KernelError> {
         self.backend.memory()

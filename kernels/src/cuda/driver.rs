@@ -85,6 +85,18 @@ impl DriverStream {
         self.code.get_or_init(|| self.load_all()).as_ref().map_err(Clone::clone)
     }
 
+    /// Returns the kernel of a launch. Fails if its blocks take more shared memory than they can.
+    fn kernel(&self, launch: &Launch) -> Result<sys::CUfunction, KernelError> {
+        let Launch { kernel, shared_bytes, .. } = launch;
+        let Some(Kernel { function, most_shared_bytes }) = self.code()?.kernels.get(kernel).copied() else {
+            return Err(KernelError::NoKernel { kernel: kernel.clone() });
+        };
+        let limit = || format!("at most {most_shared_bytes} for {kernel} on {}", self.name);
+        let what = "the shared memory of a block";
+        super::require(*shared_bytes <= most_shared_bytes, "launch", what, *shared_bytes, limit)?;
+        Ok(function)
+    }
+
     fn load_all(&self) -> Result<Code, KernelError> {
         let compiling = self.compiling.lock().unwrap_or_else(PoisonError::into_inner).take();
         let ended =
@@ -140,6 +152,17 @@ impl Backend for DriverStream {
 
     fn multiprocessors(&self) -> u32 {
         self.multiprocessors
+    }
+
+    fn blocks_per_multiprocessor(&self, launch: &Launch) -> Result<u32, KernelError> {
+        let function = self.kernel(launch)?;
+        self.queue.bind()?;
+        let threads = launch.block.iter().product::<u32>() as i32;
+        let bytes = launch.shared_bytes as usize;
+        // SAFETY: the function's module stays loaded as long as `self` lives.
+        unsafe { result::occupancy::max_active_block_per_multiprocessor(function, threads, bytes) }
+            .map(|blocks| u32::try_from(blocks).unwrap_or(0))
+            .map_err(|error| failed("cuOccupancyMaxActiveBlocksPerMultiprocessor", error))
     }
 
     fn memory(&self) -> Result<Memory, KernelError> {
@@ -224,13 +247,8 @@ impl Backend for DriverStream {
     }
 
     unsafe fn launch(&self, launch: &Launch, params: *const u8, _bytes: usize) -> Result<(), KernelError> {
-        let Launch { kernel, grid, block, shared_bytes } = launch;
-        let Some(Kernel { function, most_shared_bytes }) = self.code()?.kernels.get(kernel).copied() else {
-            return Err(KernelError::NoKernel { kernel: kernel.clone() });
-        };
-        let limit = || format!("at most {most_shared_bytes} for {kernel} on {}", self.name);
-        let what = "the shared memory of a block";
-        super::require(*shared_bytes <= most_shared_bytes, "launch", what, *shared_bytes, limit)?;
+        let Launch { grid, block, shared_bytes, .. } = launch;
+        let function = self.kernel(launch)?;
         self.queue.bind()?;
         let mut arguments = [params.cast_mut().cast()];
         let size = |of: &[u32; 3]| (of[0], of[1], of[2]);

@@ -208,6 +208,10 @@ impl Backend for EmulatedStream {
         self.emulation.multiprocessors
     }
 
+    fn blocks_per_multiprocessor(&self, launch: &Launch) -> Result<u32, KernelError> {
+        Ok(super::blocks_of_multiprocessor(launch.block.iter().product(), launch.shared_bytes))
+    }
+
     fn memory(&self) -> Result<Memory, KernelError> {
         let Emulation { memory_bytes: total, recorded_launch_bytes, .. } = self.emulation;
         let allocated = lock(&self.allocated).values().sum::<usize>() as u64;

@@ -146,6 +146,7 @@ pub(super) mod tests {
     use super::*;
     use crate::{
         cuda::host::{self, Buffer},
+        cuda::swiglu::{self, SwigluParams},
         dequantize,
         random::Random,
     };
@@ -264,6 +265,40 @@ pub(super) mod tests {
             let expected = self.products(&x, activation, rounds_weights);
             let largest = expected.iter().fold(0.0_f64, |largest, value| largest.max(value.abs()));
             activation.assert_close(y.values(), &expected, 1e-5 * largest.max(1.0));
+        }
+
+        /// Checks that gated products of random rows are those of two kernels, one after the other.
+        pub(in crate::cuda) fn check_gated(&self, rows: usize, activation: Activation) {
+            let Made { inputs, outputs, .. } = *self;
+            let mut random = Random::fresh();
+            let (width, stride) = (outputs / 2, outputs / 2 + 3);
+            let x = activation.random(&mut random, rows * inputs);
+            let bias = activation.random(&mut random, outputs);
+            let mut gate_up = activation.zeros(rows * outputs);
+            let params = MatmulParams { bias: bias.address(), ..self.params(rows, &x, &gate_up) };
+            let launch = gemv::launch(&params, self.weights, activation).expect("good shapes");
+            host::run(&launch, &params, &mut [gate_up.values_mut()]);
+            let mut expected = activation.zeros(rows * width);
+            let swiglu = SwigluParams {
+                gate_up: gate_up.address(),
+                out: expected.address(),
+                rows: rows as u32,
+                width: width as u32,
+            };
+            let launch = swiglu::launch(&swiglu, activation).expect("good shapes");
+            host::run(&launch, &swiglu, &mut [expected.values_mut()]);
+            let mut found = Buffer::new(vec![0x3c3c; rows * stride]);
+            let params = MatmulParams { y: found.address(), y_stride: stride as u32, ..params };
+            let launch = gemv::gated(&params, self.weights, activation).expect("good shapes");
+            host::run(&launch, &params, &mut [found.values_mut()]);
+            for (found, expected) in found.values().chunks(stride).zip(expected.values().chunks(width)) {
+                let expected: Vec<f64> = expected.iter().map(|bits| activation.decode(*bits)).collect();
+                activation.assert_close(&found[..width], &expected, 1e-6);
+                assert!(
+                    found[width..].iter().all(|word| *word == 0x3c3c),
+                    "gaps between rows are not written"
+                );
+            }
         }
 
         /// Checks that the products of a row have the same bits alone and among other rows, at positions in different tiles,

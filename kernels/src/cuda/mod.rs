@@ -20,6 +20,7 @@ mod library;
 mod loading;
 pub mod nvrtc;
 pub mod operation;
+mod plan_cache;
 pub mod shipped;
 pub mod source;
 pub mod usage;
@@ -114,6 +115,15 @@ impl Launch {
     fn new(kernel: String, grid: [u32; 3], threads: u32) -> Self {
         Launch { kernel, grid, block: [threads, 1, 1], shared_bytes: 0 }
     }
+}
+
+/// Returns the number of blocks with this many threads and bytes of shared memory that the largest multiprocessors run at
+/// once, if registers do not limit them.
+fn blocks_of_multiprocessor(threads: u32, shared_bytes: u32) -> u32 {
+    const THREADS: u32 = 2048;
+    const SHARED_BYTES: u32 = 228 << 10;
+    // Each block takes a KiB beside its own memory.
+    (SHARED_BYTES / (shared_bytes + (1 << 10))).min(THREADS / threads.max(1))
 }
 
 fn multiple_of_8(op: &'static str, what: &'static str, found: u32) -> Result<(), KernelError> {

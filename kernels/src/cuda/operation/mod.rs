@@ -7,9 +7,9 @@
 mod operands;
 
 use super::all_reduce::{self, AllReduceParams, MAX_RANKS, SIGNAL_BYTES, Shots};
-use super::attention_decode::{self, AttentionDecodeParams, AttentionMergeParams, Split};
+use super::attention_decode::{self, AttentionDecodeParams, Split};
 use super::attention_prefill::{self, AttentionJoinParams, AttentionPrefillParams, Join, QueryTile};
-use super::blas;
+use super::blas::{self, Blas};
 use super::device::{Device, Slice};
 use super::embedding::{self, EmbeddingParams, Table};
 use super::matmul::{self, MatmulParams, OutputFormat, Weights};
@@ -17,13 +17,13 @@ use super::qkv::{self, QkvParams};
 use super::rms_norm::{self, RmsNormParams};
 use super::sample::{self, Adjustment, Logits, SampleParams, SampleRow};
 use super::swiglu::{self, SwigluParams};
-use super::{Activation, Address};
+use super::{Activation, Address, Launch};
 use super::{gemm, gemv};
 use crate::KernelError;
 use crate::error::product;
 pub use operands::{
-    ACTIVATION_BYTES, AllReduce, Decode, Embedding, Matrix, Pages, Prefill, Product, Products, Qkv, RmsNorm,
-    Sample, Splits,
+    ACTIVATION_BYTES, AllReduce, Decode, Embedding, GatedProduct, Matrix, Pages, Prefill, Product, Products,
+    Qkv, RmsNorm, Sample, Splits,
 };
 
 impl Device {
@@ -84,57 +84,74 @@ impl Device {
         activation: Activation,
         products: Products<'_>,
     ) -> Result<(), KernelError> {
-        const OP: &str = "matmul";
-        let Product { x, rows, y, y_stride, output_format } = *of;
-        let Matrix { weights, data, scales, bias, outputs, inputs, scale_rows, scale_columns } = *matrix;
-        if rows == 0 {
+        if of.rows == 0 {
             return Ok(());
         }
-        let [data_bytes, scale_bytes] = matrix.bytes()?;
-        holds(OP, "weights", data, &[data_bytes])?;
-        match scales {
-            Some(scales) => holds(OP, "scales", scales, &[scale_bytes])?,
-            None => crate::error::expect_len(OP, "scales", scale_bytes, 0)?,
-        }
-        if let Some(bias) = bias {
-            holds(OP, "bias", bias, &[outputs as usize, ACTIVATION_BYTES])?;
-        }
-        let sum_bytes = if output_format == OutputFormat::F32 { 4 } else { ACTIVATION_BYTES };
-        let last = product(OP, "y", &[rows as usize - 1, y_stride as usize])?;
-        holds(OP, "x", x, &[rows as usize, inputs as usize, ACTIVATION_BYTES])?;
-        holds(OP, "y", y, &[last.saturating_add(outputs as usize), sum_bytes])?;
-        let params = MatmulParams {
-            x: x.address(),
-            weights: data.address(),
-            scales: address(scales),
-            bias: address(bias),
-            y: y.address(),
-            rows,
-            inputs,
-            outputs,
-            y_stride,
-            output_format,
-            scale_rows,
-            scale_columns,
-        };
+        let params = matmul_params(matrix, of)?;
         let launch = match products {
-            Products::FixedOrder => gemm::launch(&params, weights, activation)?,
-            Products::Fastest(blas) => {
-                let dense = weights == Weights::Plain && rows > gemv::MAX_ROWS;
-                // Products that the library does not support are left to Skep's kernels, which support more.
-                let is_supported = || dense && blas::ProductLayout::of(&params, activation).is_ok();
-                if let Some(blas) = blas.filter(|_| is_supported()) {
-                    // SAFETY: the slices match the shapes.
-                    match unsafe { blas.matmul(&params, activation) } {
-                        Err(KernelError::NoAlgorithm { .. }) => {}
-                        done => return done,
-                    }
-                }
-                matmul::launch(&params, weights, activation)?
-            }
+            Products::FixedOrder => gemm::launch(&params, matrix.weights, activation)?,
+            Products::Fastest(_) => matmul::launch(&params, matrix.weights, activation)?,
         };
+        if let Some(blas) = self.faster_library(&params, &launch, matrix.weights, activation, products)? {
+            // SAFETY: the slices match the shapes.
+            match unsafe { blas.matmul(&params, activation) } {
+                Err(KernelError::NoAlgorithm { .. }) => {}
+                done => return done,
+            }
+        }
         // SAFETY: the slices match the shapes.
         unsafe { self.launch(&launch, &params) }
+    }
+
+    /// Computes `silu(gate) · up` of the products with a matrix that holds the outputs of the gate first.
+    pub fn gated_matmul(
+        &self,
+        matrix: &Matrix<'_>,
+        of: &GatedProduct<'_>,
+        activation: Activation,
+        products: Products<'_>,
+    ) -> Result<(), KernelError> {
+        let GatedProduct { x, rows, gate_up, out } = *of;
+        let (y, y_stride, output_format) = (gate_up, matrix.outputs, OutputFormat::Activations);
+        let product = Product { x, rows, y, y_stride, output_format };
+        let width = matrix.outputs / 2;
+        if matches!(products, Products::Fastest(_)) && (1..=gemv::MAX_ROWS).contains(&rows) {
+            holds("gemv_gated", "out", out, &[rows as usize, width as usize, ACTIVATION_BYTES])?;
+            let params = matmul_params(matrix, &product)?;
+            let plain = gemv::launch(&params, matrix.weights, activation)?;
+            if self.faster_library(&params, &plain, matrix.weights, activation, products)?.is_none() {
+                let params = MatmulParams { y: out.address(), y_stride: width, ..params };
+                let launch = gemv::gated(&params, matrix.weights, activation)?;
+                // SAFETY: the slices match the shapes.
+                return unsafe { self.launch(&launch, &params) };
+            }
+        }
+        self.matmul(matrix, &product, activation, products)?;
+        self.swiglu(gate_up, out, rows, width, activation)
+    }
+
+    /// Returns the library if it computes the product faster than this launch of Skep's kernels. Products that the library does
+    /// not support are left to these kernels, which support more.
+    fn faster_library<'a>(
+        &self,
+        params: &MatmulParams,
+        own: &Launch,
+        weights: Weights,
+        activation: Activation,
+        products: Products<'a>,
+    ) -> Result<Option<&'a Blas>, KernelError> {
+        let Products::Fastest(Some(blas)) = products else { return Ok(None) };
+        if weights != Weights::Plain || blas::ProductLayout::of(params, activation).is_err() {
+            return Ok(None);
+        }
+        if params.rows > gemv::MAX_ROWS {
+            return Ok(Some(blas));
+        }
+        // SAFETY: the caller has checked that the slices match the shapes.
+        let launch = || unsafe { self.launch(own, params) };
+        // SAFETY: as above.
+        let is_slower = unsafe { blas.is_slower_than(params, activation, launch) }?;
+        Ok(if is_slower == Some(false) { Some(blas) } else { None })
     }
 
     /// Applies bias, norms and rotation to the rows, and writes keys and values into their pages.
@@ -179,7 +196,12 @@ impl Device {
         unsafe { self.launch(&launch, &params) }
     }
 
-    /// Computes the attention of rows that are the only rows of their sequences.
+    /// Returns the number of blocks of attention with splits that the device runs at once.
+    pub fn attention_blocks(&self, head_size: u32, activation: Activation) -> Result<u32, KernelError> {
+        self.blocks_at_once(&attention_decode::block(head_size, activation)?)
+    }
+
+    /// Computes the attention of sequences with few rows, whose contexts are divided into splits.
     pub fn attention_decode(
         &self,
         of: &Decode<'_>,
@@ -187,56 +209,41 @@ impl Device {
         activation: Activation,
     ) -> Result<(), KernelError> {
         const OP: &str = "attention_decode";
-        let Decode {
-            q,
-            page_tables,
-            splits,
-            first_state,
-            states,
-            out,
-            rows,
-            split_count,
-            table_stride,
-            scale,
-        } = *of;
+        let Decode { q, page_tables, splits, states, arrivals, out, .. } = *of;
+        let Decode { rows, sequences, split_count, state_count, table_stride, window, scale, .. } = *of;
         let Pages { keys, values, heads, kv_heads, head_size } = *pages;
-        let (count, heads_wide, size) = (rows as usize, heads as usize, head_size as usize);
+        let (count, size) = (rows as usize, head_size as usize);
         let q_stride = (heads + 2 * kv_heads) * head_size;
         holds(OP, "q", q, &[count, q_stride as usize, ACTIVATION_BYTES])?;
-        holds(OP, "page tables", page_tables, &[count, table_stride as usize, 4])?;
+        holds(OP, "page tables", page_tables, &[sequences as usize, table_stride as usize, 4])?;
         holds(OP, "splits", splits, &[split_count as usize, size_of::<Split>()])?;
-        holds(OP, "first_state", first_state, &[count + 1, 4])?;
-        holds(OP, "states", states, &[split_count as usize, heads_wide, size + 2, 4])?;
-        holds(OP, "out", out, &[count, heads_wide, size, ACTIVATION_BYTES])?;
+        holds(OP, "states", states, &[state_count as usize, heads as usize, size + 2, 4])?;
+        holds(OP, "out", out, &[count, heads as usize, size, ACTIVATION_BYTES])?;
+        let sums = state_count as usize * heads as usize * size * 4;
         let params = AttentionDecodeParams {
             q: q.address(),
             keys: keys.address(),
             values: values.address(),
+            out: out.address(),
             page_tables: page_tables.address(),
             splits: splits.address(),
-            states: states.address(),
+            sums: states.address(),
+            weights: states.part(sums..states.bytes())?.address(),
+            arrivals: arrivals.address(),
             q_stride,
             table_stride,
             heads,
             kv_heads,
+            window,
             scale,
         };
         let launch = attention_decode::launch(&params, split_count, head_size, activation)?;
-        // SAFETY: the slices match the shapes; the caller guarantees the pages, the splits and the state indices.
-        unsafe { self.launch(&launch, &params) }?;
-        let params = AttentionMergeParams {
-            states: states.address(),
-            first_state: first_state.address(),
-            out: out.address(),
-            heads,
-            head_size,
-        };
-        let launch = attention_decode::merge(&params, rows, activation);
-        // SAFETY: as above.
+        // SAFETY: the slices match the shapes; the caller guarantees the pages and the rows, sequences, states and arrivals
+        // of the splits.
         unsafe { self.launch(&launch, &params) }
     }
 
-    /// Computes the attention of sequences with several rows.
+    /// Computes the attention of sequences with many rows.
     pub fn attention_prefill(
         &self,
         of: &Prefill<'_>,
@@ -370,6 +377,40 @@ impl Device {
         // SAFETY: the slices match the shapes; the caller guarantees the indices in the rows.
         unsafe { self.launch(&launch, &params) }
     }
+}
+
+/// Checks the slices of a product, and returns its parameters.
+fn matmul_params(matrix: &Matrix<'_>, of: &Product<'_>) -> Result<MatmulParams, KernelError> {
+    const OP: &str = "matmul";
+    let Product { x, rows, y, y_stride, output_format } = *of;
+    let Matrix { data, scales, bias, outputs, inputs, scale_rows, scale_columns, .. } = *matrix;
+    let [data_bytes, scale_bytes] = matrix.bytes()?;
+    holds(OP, "weights", data, &[data_bytes])?;
+    match scales {
+        Some(scales) => holds(OP, "scales", scales, &[scale_bytes])?,
+        None => crate::error::expect_len(OP, "scales", scale_bytes, 0)?,
+    }
+    if let Some(bias) = bias {
+        holds(OP, "bias", bias, &[outputs as usize, ACTIVATION_BYTES])?;
+    }
+    let sum_bytes = if output_format == OutputFormat::F32 { 4 } else { ACTIVATION_BYTES };
+    let last = product(OP, "y", &[rows as usize - 1, y_stride as usize])?;
+    holds(OP, "x", x, &[rows as usize, inputs as usize, ACTIVATION_BYTES])?;
+    holds(OP, "y", y, &[last.saturating_add(outputs as usize), sum_bytes])?;
+    Ok(MatmulParams {
+        x: x.address(),
+        weights: data.address(),
+        scales: address(scales),
+        bias: address(bias),
+        y: y.address(),
+        rows,
+        inputs,
+        outputs,
+        y_stride,
+        output_format,
+        scale_rows,
+        scale_columns,
+    })
 }
 
 fn address(slice: Option<Slice<'_>>) -> Address {

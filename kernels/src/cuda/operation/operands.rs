@@ -41,6 +41,19 @@ pub struct Product<'a> {
     pub output_format: OutputFormat,
 }
 
+/// Rows to multiply with a matrix that holds the outputs of a gate and then as many others, and the destination of
+/// `silu(gate) · up`.
+#[derive(Clone, Copy)]
+pub struct GatedProduct<'a> {
+    /// `[rows, inputs]`.
+    pub x: Slice<'a>,
+    pub rows: u32,
+    /// `[rows, outputs]`, for products that a kernel of their own computes.
+    pub gate_up: Slice<'a>,
+    /// `[rows, outputs / 2]`.
+    pub out: Slice<'a>,
+}
+
 /// The kernels that may compute a product.
 #[derive(Clone, Copy)]
 pub enum Products<'a> {
@@ -105,24 +118,29 @@ pub struct Qkv<'a> {
     pub epsilon: f32,
 }
 
-/// Attention of rows that are the only rows of their sequences.
+/// Attention of sequences with few rows, whose contexts are divided into splits.
 #[derive(Clone, Copy)]
 pub struct Decode<'a> {
     pub q: Slice<'a>,
-    /// u32 `[rows, table_stride]`.
+    /// u32 `[sequences, table_stride]`.
     pub page_tables: Slice<'a>,
     pub splits: Slice<'a>,
-    /// u32 `[rows + 1]`.
-    pub first_state: Slice<'a>,
+    /// f32 `[state_count, heads, head_size]`, then `[state_count, heads, 2]`.
     pub states: Slice<'a>,
+    /// u32: zeros for each tile of rows with several splits, and each block of a split.
+    pub arrivals: Slice<'a>,
     pub out: Slice<'a>,
     pub rows: u32,
+    pub sequences: u32,
     pub split_count: u32,
+    pub state_count: u32,
     pub table_stride: u32,
+    /// Number of positions that a row sees, including its own. 0 means all positions up to its own.
+    pub window: u32,
     pub scale: f32,
 }
 
-/// Attention of sequences with several rows.
+/// Attention of sequences with many rows.
 #[derive(Clone, Copy)]
 pub struct Prefill<'a> {
     /// The queries of the whole step.

@@ -2,7 +2,9 @@
 //!
 //! Invariant: an executor allocates what these functions return. They read shapes and formats, and no values.
 
-use skep_kernels::cuda::attention_decode::blocks_per_split;
+use skep_kernels::cuda::attention_decode::{
+    Blocks, blocks_per_split, max_blocks_per_multiprocessor, rows_per_split,
+};
 
 use super::layout::{LayerOffsets, Layout, activation_of};
 use super::step::{Attention, Cuts};
@@ -17,8 +19,6 @@ use crate::shard::{self, Shard};
 
 /// Number of rows with which the products of a step keep a device busy.
 pub(super) const STEP_TOKENS: usize = 2048;
-/// Number of blocks per multiprocessor that compute attention at once.
-const BLOCKS_PER_MULTIPROCESSOR: u32 = 8;
 
 /// Returns the part of a device's memory that is reserved for each rank on it, for recordings and for what the driver
 /// allocates while it runs.
@@ -68,7 +68,8 @@ pub(super) fn workspace_of_rank(
 ) -> Result<(Sizes, WorkspaceOffsets), ModelError> {
     let config = checkpoint.config();
     let sizes = Sizes::new(config, &limits(config, options)?, layout);
-    let cuts = cuts(multiprocessors, &sizes, layout, 0, attention(options, config));
+    let blocks = multiprocessors * max_blocks_per_multiprocessor(sizes.head_size as u32);
+    let cuts = cuts(blocks, &sizes, &[layout], 0, attention(options, config));
     let widths = Widths::of_rank(layout, config);
     let offsets = WorkspaceOffsets::new(&sizes, &cuts, &widths, options.tensor_parallel, draws);
     Ok((sizes, offsets))
@@ -92,20 +93,26 @@ pub(super) fn attention(options: &ExecutorOptions, config: &ModelConfig) -> Atte
     }
 }
 
+/// Returns what all steps share on devices that run this many blocks of attention at once and hold these layers.
 pub(super) fn cuts(
-    multiprocessors: u32,
+    blocks: u32,
     sizes: &Sizes,
-    layout: &Layout,
+    layouts: &[&Layout],
     spare_page: u32,
     attention: Attention,
 ) -> Cuts {
-    let of = |layer: &LayerOffsets| {
-        blocks_per_split(layer.heads as u32, layer.kv_heads as u32, sizes.head_size as u32)
+    let of = |count: fn(u32, u32) -> u32| {
+        let layers = layouts.iter().flat_map(|layout| &layout.layers);
+        layers.map(move |layer: &LayerOffsets| count(layer.heads as u32, layer.kv_heads as u32))
     };
     Cuts {
         windows: sizes.windows.clone(),
-        blocks: multiprocessors * BLOCKS_PER_MULTIPROCESSOR,
-        blocks_per_split: layout.layers.iter().map(of).max().unwrap_or(1),
+        blocks: Blocks {
+            at_once: blocks,
+            per_split: of(blocks_per_split).max().unwrap_or(1),
+            rows: of(rows_per_split).min().unwrap_or(1),
+        },
+        most_shape_rows: sizes.sequences,
         spare_page,
         attention,
     }
@@ -144,8 +151,12 @@ pub(crate) fn workspace_of_widths(
     let sizes = Sizes::of_limits(limits, windows, Vec::new(), widths.head_size);
     let cuts = Cuts {
         windows: sizes.windows.clone(),
-        blocks: multiprocessors * BLOCKS_PER_MULTIPROCESSOR,
-        blocks_per_split: 1,
+        blocks: Blocks {
+            at_once: multiprocessors * max_blocks_per_multiprocessor(widths.head_size as u32),
+            per_split: 1,
+            rows: 1,
+        },
+        most_shape_rows: sizes.sequences,
         spare_page: 0,
         attention: Attention::Split,
     };

@@ -1,13 +1,14 @@
 //! The executor that runs a model on CUDA devices with this project's kernels, in the order of each device's queue.
 //!
 //! One thread drives all ranks. It enqueues a step and continues; only drawing waits, for the tokens. Steps that
-//! decode one row of each sequence are recorded once per shape and then replayed. Invariant: all memory is allocated
+//! decode few rows of each sequence are recorded once per shape and then replayed. Invariant: all memory is allocated
 //! before the first step, and a model that does not fit is rejected then.
 
 mod draw;
 pub(crate) mod estimate;
 mod layout;
 mod rank;
+mod shape;
 mod start;
 mod step;
 mod warm_up;
@@ -125,7 +126,7 @@ impl CudaExecutor {
         self.copy_inputs(&step)?;
         let leader = self.leader();
         leader.drawn.record()?;
-        // Sequences of one token come first in a step, in the order of the batch.
+        // Sequences of one token are decoded, so they come first in a step, in the order of the batch.
         let count = next.drawn.len();
         let tokens = leader.drawn_tokens(count)?;
         for rank in self.stages.iter().flatten() {

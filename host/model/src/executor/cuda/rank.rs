@@ -7,21 +7,21 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use skep_kernels::KernelError;
+use skep_kernels::cuda::PAGE_POSITIONS;
 use skep_kernels::cuda::blas::Blas;
 use skep_kernels::cuda::device::{Device, DeviceBuffer, Event, HostBuffer, Slice};
 use skep_kernels::cuda::matmul::OutputFormat;
 use skep_kernels::cuda::operation::{
-    ACTIVATION_BYTES, AllReduce, Decode, Embedding, Pages, Prefill, Product, Products, Qkv, RmsNorm, Splits,
+    ACTIVATION_BYTES, AllReduce, Decode, Embedding, GatedProduct, Pages, Prefill, Product, Products, Qkv,
+    RmsNorm, Splits,
 };
-use skep_kernels::cuda::qkv::Pairing;
-use skep_kernels::cuda::{Activation, PAGE_POSITIONS};
 
 use super::layout::{LayerOffsets, MatrixOffsets, TokenOffsets};
+use super::shape::Shape;
 use super::step::Step;
 use super::weights::{DeviceWeights, size, table_format};
 use super::workspace::{Sizes, WorkspaceOffsets, logits_stride};
 use crate::batch::PAGE_TOKENS;
-use crate::config::{ModelConfig, RopePairing};
 use crate::error::ModelError;
 use crate::models::parts::{Completion, Input, Output, Part, parts};
 
@@ -53,49 +53,6 @@ pub(super) struct Rank {
     pub(super) handed_on: Event,
     /// Marks that the step's arrays have been copied, with one event per input buffer.
     pub(super) copied: [Event; 2],
-}
-
-/// The parts of the configuration that a step needs.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Shape {
-    pub(super) hidden: usize,
-    pub(super) head_size: usize,
-    pub(super) vocabulary: usize,
-    pub(super) epsilon: f32,
-    pub(super) pairing: Pairing,
-    pub(super) activation: Activation,
-    /// Time that ranks wait for each other, in microseconds.
-    pub(super) rank_deadline_us: u64,
-    /// Maximum number of blocks in which a rank may wait for others. Waiting blocks take the device from what the
-    /// other ranks still compute.
-    pub(super) meeting_blocks: u32,
-    /// Whether a row's products are computed in one order, however many rows there are.
-    pub(super) deterministic: bool,
-}
-
-impl Shape {
-    pub(super) fn new(
-        config: &ModelConfig,
-        activation: Activation,
-        rank_deadline_us: u64,
-        meeting_blocks: u32,
-        deterministic: bool,
-    ) -> Self {
-        Shape {
-            hidden: config.hidden_size,
-            head_size: config.head_size,
-            vocabulary: config.vocabulary_size,
-            epsilon: config.norm_epsilon,
-            pairing: match config.rope.pairing {
-                RopePairing::Halves => Pairing::Halves,
-                RopePairing::Interleaved => Pairing::Interleaved,
-            },
-            activation,
-            rank_deadline_us,
-            meeting_blocks,
-            deterministic,
-        }
-    }
 }
 
 impl Rank {
@@ -203,11 +160,15 @@ impl Rank {
     ) -> Result<(), ModelError> {
         let product = Product { x, rows: size(rows)?, y, y_stride: size(y_stride)?, output_format };
         let matrix = self.weights.matrix(matrix)?;
-        let products = match self.shape.deterministic {
+        Ok(self.device.matmul(&matrix, &product, self.shape.activation, self.products())?)
+    }
+
+    /// Returns the kernels that may compute products.
+    fn products(&self) -> Products<'_> {
+        match self.shape.deterministic {
             true => Products::FixedOrder,
             false => Products::Fastest(self.blas.as_ref()),
-        };
-        Ok(self.device.matmul(&matrix, &product, self.shape.activation, products)?)
+        }
     }
 
     fn norm(
@@ -441,6 +402,7 @@ impl Rank {
         let attended = self.rows(&self.offsets.attended, rows, layer.heads * head_size)?;
         let page_tables = self.array(&step.page_tables)?;
         let (table_stride, scale) = (size(step.stride)?, 1.0 / (head_size as f32).sqrt());
+        let (states, window) = (&self.offsets.states, size(layer.window.unwrap_or(0))?);
         if step.decoded > 0 {
             let plan = self.sizes.windows.iter().position(|window| *window == layer.window);
             let plan = &step.plans[plan.unwrap_or(0)];
@@ -448,12 +410,15 @@ impl Rank {
                 q: qkv,
                 page_tables,
                 splits: self.array(&plan.splits)?,
-                first_state: self.array(&plan.first_state)?,
-                states: self.workspace_slice(&self.offsets.states, self.offsets.states.len())?,
+                states: self.workspace_slice(&states.values, states.values.len())?,
+                arrivals: self.workspace_slice(&states.arrivals, states.arrivals.len())?,
                 out: attended,
                 rows: size(step.decoded)?,
+                sequences: size(step.sequences)?,
                 split_count: size(plan.split_count)?,
+                state_count: size(states.count)?,
                 table_stride,
+                window,
                 scale,
             };
             self.device.attention_decode(&decode, &pages, activation)?;
@@ -462,7 +427,7 @@ impl Rank {
             let splits = match &step.splits {
                 Some(splits) => Some(Splits {
                     keys: splits.keys,
-                    states: self.workspace_slice(&self.offsets.states, self.offsets.states.len())?,
+                    states: self.workspace_slice(&states.values, states.values.len())?,
                     joins: self.array(&splits.joins)?,
                     join_count: size(splits.join_count)?,
                 }),
@@ -475,7 +440,7 @@ impl Rank {
                 tiles: self.array(&step.tiles)?,
                 tile_count: size(step.tile_count)?,
                 table_stride,
-                window: size(layer.window.unwrap_or(0))?,
+                window,
                 scale,
                 splits,
             };
@@ -487,15 +452,21 @@ impl Rank {
     fn gate(&self, layer: &LayerOffsets, rows: usize, normed: Slice<'_>) -> Result<Slice<'_>, ModelError> {
         let width = layer.down.inputs;
         let gate_up = self.rows(&self.offsets.gate_up, rows, 2 * width)?;
+        let out = self.rows(&self.offsets.gated, rows, width)?;
+        if let [matrix] = &layer.gate_up[..] {
+            let product = GatedProduct { x: normed, rows: size(rows)?, gate_up, out };
+            let matrix = self.weights.matrix(matrix)?;
+            self.device.gated_matmul(&matrix, &product, self.shape.activation, self.products())?;
+            return Ok(out);
+        }
         let mut first = 0;
         for matrix in &layer.gate_up {
             let y = gate_up.part(first * ACTIVATION_BYTES..gate_up.bytes())?;
             self.multiply(matrix, normed, rows, y, 2 * width, OutputFormat::Activations)?;
             first += matrix.outputs;
         }
-        let gated = self.rows(&self.offsets.gated, rows, width)?;
-        self.device.swiglu(gate_up, gated, size(rows)?, size(width)?, self.shape.activation)?;
-        Ok(gated)
+        self.device.swiglu(gate_up, out, size(rows)?, size(width)?, self.shape.activation)?;
+        Ok(out)
     }
 
     fn pages_of(&self, index: usize, layer: &LayerOffsets) -> Result<Pages<'_>, ModelError> {

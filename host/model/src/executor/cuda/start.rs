@@ -9,6 +9,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
+use skep_kernels::cuda::attention_decode::max_blocks_per_multiprocessor;
 use skep_kernels::cuda::blas::Blas;
 use skep_kernels::cuda::device::{Device, Loaded};
 use skep_kernels::cuda::matmul::Weights;
@@ -19,8 +20,9 @@ use super::estimate::{
     workspace_bytes, workspace_of_rank,
 };
 use super::layout::Layout;
-use super::rank::{Rank, Shape};
-use super::weights::DeviceWeights;
+use super::rank::Rank;
+use super::shape::Shape;
+use super::weights::{DeviceWeights, size};
 use super::workspace::{Sizes, WorkspaceOffsets};
 use super::{CudaExecutor, DrawBuffers, Recordings, StepInputs, warm_up};
 use crate::batch::{Batch, PAGE_TOKENS};
@@ -197,12 +199,14 @@ impl<'a> CudaModel<'a> {
         limits.step_tokens = STEP_TOKENS;
         let mut memory = Vec::new();
         let last = stages.len() - 1;
-        // Every rank has room for as many splits as the smallest device runs at once.
         let multiprocessors =
             stages.iter().flatten().map(|prepared| prepared.device.multiprocessors()).min().unwrap_or(1);
         let leader = &stages[last][0];
         let attention = attention(&self.options, self.checkpoint.config());
-        let cuts = cuts(multiprocessors, &leader.sizes, &leader.weights.layout, pages as u32, attention);
+        let blocks = attention_blocks(stages.iter().flatten())?;
+        let layouts: Vec<&Layout> =
+            stages.iter().flatten().map(|prepared| &prepared.weights.layout).collect();
+        let cuts = cuts(blocks, &leader.sizes, &layouts, pages as u32, attention);
         let meeting_blocks = self.meeting_blocks(multiprocessors);
         let mut finished = Vec::new();
         for (stage, prepared) in stages.into_iter().enumerate() {
@@ -242,8 +246,13 @@ impl<'a> CudaModel<'a> {
         };
         let prepare = |executor: &mut CudaExecutor| {
             let free = executor.free_bytes()?;
-            executor.try_steps()?;
-            if self.warms_up { executor.warm_up(&free, &warm_up::report()) } else { Ok(()) }
+            executor.set_measures(self.warms_up);
+            let prepared = executor.try_steps().and_then(|()| match self.warms_up {
+                true => executor.warm_up(&free, &warm_up::report()),
+                false => Ok(()),
+            });
+            executor.set_measures(false);
+            prepared
         };
         if let Err(error) = prepare(&mut executor) {
             let ModelError::Kernel(KernelError::Cublas { .. }) = &error else { return Err(error) };
@@ -361,7 +370,8 @@ impl<'a> CudaModel<'a> {
         let workspace_bytes = workspace_bytes(&prepared.sizes, &prepared.offsets, self.checkpoint.config());
         let PreparedRank { position, device, blas, weights, mut sizes, offsets } = prepared;
         sizes.page_count = pages + 1;
-        // Signals and the failure word must start as zeros. Everything else is written before it is read.
+        // Signals, the failure word and the counts of arrivals must start as zeros. Everything else is written before
+        // it is read.
         let workspace = Arc::new(device.zeroed(offsets.bytes)?);
         let kv_bytes = sizes.page_bytes().saturating_mul(sizes.page_count);
         let kv = Arc::new(device.zeroed(kv_bytes)?);
@@ -422,6 +432,18 @@ impl CudaExecutor {
         }
         names.join(", ")
     }
+}
+
+/// Returns the number of blocks of attention that every device runs at once. Ranks have room for as many splits as the
+/// largest devices run, and no more are planned.
+fn attention_blocks<'a>(ranks: impl Iterator<Item = &'a PreparedRank>) -> Result<u32, ModelError> {
+    let mut least = u32::MAX;
+    for PreparedRank { device, weights, sizes, .. } in ranks {
+        let (head_size, activation) = (size(sizes.head_size)?, weights.layout.activation);
+        let most = device.multiprocessors() * max_blocks_per_multiprocessor(head_size);
+        least = least.min(device.attention_blocks(head_size, activation)?.clamp(1, most.max(1)));
+    }
+    Ok(least)
 }
 
 /// Returns whether products may use the library for dense weights, which adds up in a different order for every

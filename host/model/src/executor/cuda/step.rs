@@ -1,13 +1,13 @@
 //! The inputs of a step's kernels, packed into one run of bytes that is copied to each device at once.
 //!
-//! Rows that are the only ones of their sequences come first; they are decoded. If attention has one order, they are
-//! tiles of one row instead, because contexts that are split according to what else a step holds are added up in a
-//! different order. Invariant: the batch has been checked. Steps with the same shape have every array at the same
-//! offset, so recorded launches find it.
+//! Sequences with few rows come first, in the order of the batch; they are decoded. If attention has one order, these are
+//! sequences with one row, which are tiles instead, because contexts that are split according to what else a step holds
+//! are added up in a different order. Invariant: the batch has been checked. Steps with the same shape have every array
+//! at the same offset, so recorded launches find it.
 
 use std::ops::Range;
 
-use skep_kernels::cuda::attention_decode::{Plan, Split};
+use skep_kernels::cuda::attention_decode::{Blocks, MAX_ROWS, Plan, Rows, Split};
 use skep_kernels::cuda::attention_prefill::{Join, QueryTile, TILE_KEYS};
 
 use crate::batch::{Batch, BatchSequence, PAGE_TOKENS};
@@ -21,15 +21,16 @@ const LEAST_STRIDE: usize = 64;
 pub(super) struct Cuts {
     /// The distinct windows of the layers.
     pub(super) windows: Vec<Option<usize>>,
-    /// Number of blocks that run at once.
-    pub(super) blocks: u32,
-    pub(super) blocks_per_split: u32,
+    /// The blocks that split contexts.
+    pub(super) blocks: Blocks,
+    /// Maximum number of rows of a step with a shape.
+    pub(super) most_shape_rows: usize,
     /// A page that is never read.
     pub(super) spare_page: u32,
     pub(super) attention: Attention,
 }
 
-/// The attention of rows that are the only ones of their sequences.
+/// The attention of sequences with few rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Attention {
     /// Contexts are divided into as many splits as the device runs at once.
@@ -47,6 +48,14 @@ impl Attention {
         Attention::FixedOrder { split_keys: split as u32 }
     }
 
+    /// Returns the maximum number of rows of a sequence that is decoded.
+    fn most_decoded_rows(self) -> usize {
+        match self {
+            Attention::Split => MAX_ROWS as usize,
+            Attention::FixedOrder { .. } => 1,
+        }
+    }
+
     /// Returns the number of splits of a context with this many pages.
     fn splits(self, pages: usize) -> usize {
         match self {
@@ -56,8 +65,8 @@ impl Attention {
     }
 
     /// Returns the maximum number of states in a step with this many rows and sequences, and this many
-    /// pages per sequence.
-    pub(super) fn max_states(self, rows: usize, sequences: usize, pages: usize) -> usize {
+    /// pages per sequence, if attention has one order.
+    fn max_states(self, rows: usize, sequences: usize, pages: usize) -> usize {
         match self.splits(pages) {
             0 | 1 => 0,
             splits => rows.saturating_add(sequences.saturating_mul(splits)),
@@ -65,7 +74,8 @@ impl Attention {
     }
 }
 
-/// The shape of a step that decodes one row of each sequence. Every shape has separate recordings.
+/// The shape of a step that decodes few rows of each sequence and needs the logits of all of them. Every shape has
+/// separate recordings. It does not matter which rows belong to which sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct DecodeShape {
     pub(super) rows: usize,
@@ -78,6 +88,8 @@ pub(super) struct Step {
     pub(super) rows: usize,
     /// Number of rows, at the start, whose contexts are divided into splits.
     pub(super) decoded: usize,
+    /// Number of page tables.
+    pub(super) sequences: usize,
     pub(super) stride: usize,
     pub(super) logit_rows: usize,
     /// The shape, if recordings are made for such steps.
@@ -101,7 +113,6 @@ pub(super) struct Step {
 pub(super) struct PlanOffsets {
     pub(super) splits: Range<usize>,
     pub(super) split_count: usize,
-    pub(super) first_state: Range<usize>,
 }
 
 /// The splits of contexts if attention has one order.
@@ -123,18 +134,27 @@ pub(super) fn bucket(rows: usize) -> usize {
 
 impl Cuts {
     /// Returns the maximum number of splits in a step with this many decoded rows.
-    pub(super) fn max_splits(&self, rows: usize) -> usize {
-        if self.attention != Attention::Split {
-            return 0;
+    fn max_splits(&self, rows: usize) -> usize {
+        match self.attention {
+            Attention::Split => self.blocks.max_splits(u32::try_from(rows).unwrap_or(u32::MAX)) as usize,
+            Attention::FixedOrder { .. } => 0,
         }
-        (self.blocks / self.blocks_per_split.max(1)).max(u32::try_from(rows).unwrap_or(u32::MAX)) as usize
+    }
+
+    /// Returns the maximum number of states in a step with this many rows and sequences, and this many pages per
+    /// sequence.
+    pub(super) fn max_states(&self, rows: usize, sequences: usize, pages: usize) -> usize {
+        match self.attention {
+            Attention::Split => self.blocks.max_states() as usize,
+            ordered @ Attention::FixedOrder { .. } => ordered.max_states(rows, sequences, stride(pages)),
+        }
     }
 
     /// Returns the size of the largest step in bytes.
     pub(super) fn most_bytes(&self, rows: usize, sequences: usize, pages: usize, logit_rows: usize) -> usize {
         let tables = sequences.saturating_mul(stride(pages)).saturating_mul(4);
-        let plans = self.windows.len()
-            * (self.max_splits(sequences) * size_of::<Split>() + (sequences + 1) * 4 + 2 * ALIGNMENT);
+        let decoded = rows.min(sequences.saturating_mul(self.attention.most_decoded_rows()));
+        let plans = self.windows.len() * (self.max_splits(decoded) * size_of::<Split>() + ALIGNMENT);
         // A decoded sequence has a tile for each split, and a join.
         let splits = sequences.saturating_mul(self.attention.splits(stride(pages)));
         let tiles = (rows / 64 + splits.max(sequences) + 1).saturating_mul(size_of::<QueryTile>())
@@ -147,15 +167,24 @@ impl Cuts {
     /// Packs a step or a micro-batch of one. A micro-batch has no shape, because its logits follow those of others.
     /// `buffer` is cleared first.
     pub(super) fn pack(&self, batch: &Batch, is_whole: bool, buffer: &mut Vec<u8>) -> Step {
-        let (decoded, others): (Vec<_>, Vec<_>) =
-            batch.sequences.iter().enumerate().partition(|(_, sequence)| sequence.tokens.len() == 1);
-        let all_wanted = batch.sequences.iter().all(|sequence| sequence.logit_rows() == 1);
-        let only_decodes = others.iter().all(|(_, sequence)| sequence.tokens.is_empty());
+        let few = 1..=self.attention.most_decoded_rows();
+        let (decoded, others): (Vec<_>, Vec<_>) = batch
+            .sequences
+            .iter()
+            .enumerate()
+            .partition(|(_, sequence)| few.contains(&sequence.tokens.len()));
+        let all_wanted =
+            batch.sequences.iter().all(|sequence| sequence.logit_rows() == sequence.tokens.len());
+        let decoded_rows = decoded.iter().map(|(_, sequence)| sequence.tokens.len()).sum::<usize>();
         let pages = batch.sequences.iter().map(|sequence| sequence.pages.len()).max().unwrap_or(0);
         let stride = stride(pages);
-        let shape = (is_whole && only_decodes && all_wanted && !decoded.is_empty())
-            .then(|| DecodeShape { rows: bucket(decoded.len()), stride });
-        let padding = shape.map_or(0, |shape| shape.rows - decoded.len());
+        let has_shape = is_whole && others.is_empty() && all_wanted && decoded_rows > 0;
+        let shape = has_shape
+            .then(|| DecodeShape { rows: bucket(decoded_rows), stride })
+            .filter(|shape| shape.rows <= self.most_shape_rows);
+        let padding = shape.map_or(0, |shape| shape.rows - decoded_rows);
+        // A step with a shape has as many page tables as rows, so that the arrays keep their offsets.
+        let sequences = shape.map_or(batch.sequences.len(), |shape| shape.rows);
         let ordered: Vec<_> = decoded.iter().chain(&others).copied().collect();
         let rows = batch.token_count() + padding;
 
@@ -175,19 +204,18 @@ impl Cuts {
             let pages = sequence.pages.iter().map(|page| page.0);
             pages.chain(std::iter::repeat(self.spare_page)).take(stride)
         });
-        let spare = std::iter::repeat_n(self.spare_page, padding * stride);
+        let spare = std::iter::repeat_n(self.spare_page, (sequences - ordered.len()) * stride);
         let page_tables = packing.put(tables.chain(spare).map(u32::to_le_bytes));
         let is_split = self.attention == Attention::Split;
         let plans = match decoded.is_empty() || !is_split {
             true => Vec::new(),
-            false => self
-                .windows
-                .iter()
-                .map(|window| self.put_plan(&mut packing, &decoded, *window, shape))
-                .collect(),
+            false => {
+                let rows = planned_rows(&decoded, padding);
+                self.windows.iter().map(|window| self.put_plan(&mut packing, &rows, *window, shape)).collect()
+            }
         };
         let (mut tiles, joins) = self.decode_tiles(&decoded, decoded.len() + padding, stride);
-        let mut row = decoded.len() as u32;
+        let mut row = decoded_rows as u32;
         let first_state = tiles.len() as u32;
         for (index, (_, sequence)) in others.iter().enumerate() {
             let (count, start) = (sequence.tokens.len() as u32, sequence.start as u32);
@@ -210,11 +238,12 @@ impl Cuts {
             None => Some(packing.put(wanted_rows(batch, &ordered).into_iter().map(u32::to_le_bytes))),
         };
         let logit_rows = batch.logit_rows();
-        let decoded = if is_split { decoded.len() + padding } else { 0 };
+        let decoded = if is_split { decoded_rows + padding } else { 0 };
         let bytes = packing.bytes.len();
         Step {
             rows,
             decoded,
+            sequences,
             stride,
             logit_rows,
             shape,
@@ -262,26 +291,16 @@ impl Cuts {
     fn put_plan(
         &self,
         packing: &mut Packing<'_>,
-        decoded: &[(usize, &BatchSequence)],
+        rows: &[Rows],
         window: Option<usize>,
         shape: Option<DecodeShape>,
     ) -> PlanOffsets {
-        let seen: Vec<Range<u32>> = decoded
-            .iter()
-            .map(|(_, sequence)| {
-                let end = sequence.start + 1;
-                window.map_or(0, |window| end.saturating_sub(window)) as u32..end as u32
-            })
-            .collect();
-        let Plan { mut splits, mut first_state } = Plan::new(&seen, self.blocks_per_split, self.blocks);
+        let mut splits = Plan::new(rows, window.unwrap_or(0) as u32, &self.blocks).splits;
         if let Some(DecodeShape { rows, .. }) = shape {
-            first_state.resize(rows + 1, splits.len() as u32);
             splits.resize(self.max_splits(rows).max(splits.len()), Split::SPARE);
         }
-        let words = splits.iter().flat_map(|split| [split.row, split.first, split.last, split.state]);
-        let range = packing.put(words.map(u32::to_le_bytes));
-        let first_state = packing.put(first_state.into_iter().map(u32::to_le_bytes));
-        PlanOffsets { splits: range, split_count: splits.len(), first_state }
+        let range = packing.put(splits.iter().flat_map(Split::words).map(u32::to_le_bytes));
+        PlanOffsets { splits: range, split_count: splits.len() }
     }
 }
 
@@ -301,6 +320,20 @@ impl Packing<'_> {
 /// Returns the number of pages in a row of the page tables.
 pub(super) fn stride(pages: usize) -> usize {
     pages.max(LEAST_STRIDE).next_power_of_two()
+}
+
+/// Returns the rows of decoded sequences, and the padding rows. Each of these is the first row of its own page table, which
+/// has only the spare page.
+fn planned_rows(decoded: &[(usize, &BatchSequence)], padding: usize) -> Vec<Rows> {
+    let sequences = decoded.iter().map(|(_, sequence)| (sequence.tokens.len(), sequence.start));
+    let padding = std::iter::repeat_n((1, 0), padding);
+    let (mut rows, mut first_row) = (Vec::new(), 0);
+    for (sequence, (count, start)) in sequences.chain(padding).enumerate() {
+        let (count, first_position) = (count as u32, start as u32);
+        rows.push(Rows { sequence: sequence as u32, first_row, count, first_position });
+        first_row += count;
+    }
+    rows
 }
 
 fn positions_of(sequence: &BatchSequence) -> Range<usize> {
@@ -329,8 +362,13 @@ mod tests {
     use crate::batch::{LogitsWanted, PageId};
 
     fn cuts() -> Cuts {
-        let attention = Attention::Split;
-        Cuts { windows: vec![None, Some(4)], blocks: 8, blocks_per_split: 2, spare_page: 99, attention }
+        Cuts {
+            windows: vec![None, Some(4)],
+            blocks: Blocks { at_once: 8, per_split: 2, rows: 4 },
+            most_shape_rows: 8,
+            spare_page: 99,
+            attention: Attention::Split,
+        }
     }
 
     fn sequence(start: usize, tokens: &[u32], logits: LogitsWanted) -> BatchSequence {
@@ -346,25 +384,30 @@ mod tests {
     fn decoded_rows_come_first_and_logits_keep_the_order_of_the_batch() {
         let batch = Batch {
             sequences: vec![
-                sequence(15, &[1, 2, 3], LogitsWanted::Tail(2)),
+                sequence(15, &[1; 17], LogitsWanted::Tail(2)),
                 sequence(40, &[7], LogitsWanted::Last),
-                sequence(0, &[4, 5], LogitsWanted::None),
+                sequence(14, &[4, 5, 6, 7, 8], LogitsWanted::None),
             ],
         };
         let mut bytes = Vec::new();
         let step = cuts().pack(&batch, true, &mut bytes);
-        assert_eq!((step.rows, step.decoded, step.logit_rows, step.shape), (6, 1, 3, None));
-        assert_eq!(words(&bytes, &step.tokens), [7, 1, 2, 3, 4, 5]);
-        assert_eq!(words(&bytes, &step.positions), [40, 15, 16, 17, 0, 1]);
+        assert_eq!((step.rows, step.decoded, step.sequences), (23, 6, 3));
+        assert_eq!((step.logit_rows, step.shape), (3, None));
+        assert_eq!(words(&bytes, &step.tokens)[..8], [7, 4, 5, 6, 7, 8, 1, 1]);
+        assert_eq!(words(&bytes, &step.positions)[..8], [40, 14, 15, 16, 17, 18, 15, 16]);
         let slots: Vec<u32> = words(&bytes, &step.slots).chunks(2).map(|pair| pair[0]).collect();
-        assert_eq!(slots, [12 * 16 + 8, 10 * 16 + 15, 11 * 16, 11 * 16 + 1, 160, 161]);
-        assert_eq!(words(&bytes, step.wanted.as_ref().unwrap()), [2, 3, 0]);
-        assert_eq!(words(&bytes, &step.tiles)[..4], [1, 3, 15, 1]);
-        assert_eq!(words(&bytes, &step.tiles)[8..12], [4, 2, 0, 2]);
+        assert_eq!(slots[..4], [12 * 16 + 8, 10 * 16 + 14, 10 * 16 + 15, 11 * 16]);
+        assert_eq!(words(&bytes, step.wanted.as_ref().unwrap()), [21, 22, 0]);
+        assert_eq!(words(&bytes, &step.tiles), [6, 17, 15, 2, 0, u32::MAX, 6, 0]);
         assert_eq!(words(&bytes, &step.page_tables)[..4], [10, 11, 12, 99]);
-        let windowed = words(&bytes, &step.plans[1].splits);
-        assert_eq!((windowed[1], windowed[2]), (37, 41));
-        assert!(bytes.len() <= cuts().most_bytes(6, 3, 3, 3));
+        // Five rows are two tiles, each with one split.
+        let [whole, windowed] = [0, 1].map(|plan| words(&bytes, &step.plans[plan].splits));
+        let splits: Vec<_> = whole.chunks(10).map(|split| (split[..6].to_vec(), split[8])).collect();
+        let expected = [[0, 0, 1, 40, 0, 41], [1, 1, 4, 14, 0, 18], [1, 5, 1, 18, 0, 19]];
+        assert_eq!(splits, expected.map(|split| (split.to_vec(), 1)));
+        let keys: Vec<_> = windowed.chunks(10).map(|split| [split[4], split[5]]).collect();
+        assert_eq!(keys, [[37, 41], [11, 18], [15, 19]]);
+        assert!(bytes.len() <= cuts().most_bytes(23, 3, 3, 3));
     }
 
     #[test]
@@ -379,12 +422,24 @@ mod tests {
         assert_eq!(three.shape, Some(DecodeShape { rows: 4, stride: 64 }));
         assert_eq!((three.rows, three.decoded), (4, 4));
         assert_eq!(Step { logit_rows: 4, ..three.clone() }, four);
-        // The padding row writes to a page that is never read, and sees no keys.
+        // The padding row writes to a page that is never read, and sees only what it writes.
         assert_eq!(words(&bytes, &three.slots)[6..], [99 * 16, 0]);
-        let first_state = words(&bytes, &three.plans[0].first_state);
-        assert_eq!(first_state[3], first_state[4]);
+        assert_eq!(words(&bytes, &three.page_tables)[3 * 64..], [99; 64]);
+        let splits = words(&bytes, &three.plans[0].splits);
+        assert!(splits.chunks(10).any(|split| split[..6] == [3, 3, 1, 0, 0, 1]), "{splits:?}");
         let (longer, _) = step(&[64 * 16, 1, 2, 3]);
         assert_eq!(longer.shape, Some(DecodeShape { rows: 4, stride: 128 }));
+        // Drafts have the shape of as many rows.
+        let drafts = |tokens: &[usize]| {
+            let draft = |count: &usize| sequence(100, &vec![5; *count], LogitsWanted::Tail(*count));
+            let mut bytes = Vec::new();
+            (cuts().pack(&Batch { sequences: tokens.iter().map(draft).collect() }, true, &mut bytes), bytes)
+        };
+        let (drafted, bytes) = drafts(&[1, 3]);
+        assert_eq!(Step { logit_rows: 4, ..drafted }, four);
+        assert!(bytes.len() <= cuts().most_bytes(8, 8, 8, 8));
+        assert_eq!(drafts(&[5, 4]).0.shape, None, "such a step has more rows than any shape");
+        assert_eq!(drafts(&[4, 3]).0.shape, Some(DecodeShape { rows: 8, stride: 64 }));
     }
 
     #[test]

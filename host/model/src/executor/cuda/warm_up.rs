@@ -6,6 +6,7 @@
 
 use std::time::{Duration, Instant};
 
+use skep_kernels::cuda::attention_decode::MAX_ROWS;
 use skep_kernels::cuda::device::Device;
 
 use super::CudaExecutor;
@@ -29,9 +30,9 @@ impl CudaExecutor {
         let most = self.leader().sizes.logit_rows;
         let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
         // Many rows, few rows, and one row, which is launched, recorded and replayed.
-        for tokens in [PAGE_TOKENS, 2, 1, 1, 1] {
+        for tokens in [MAX_ROWS as usize + 1, 2, 1, 1, 1] {
             let logits = LogitsWanted::Tail(tokens.min(most));
-            let pages = vec![PageId(self.cuts.spare_page)];
+            let pages = vec![PageId(self.cuts.spare_page); tokens.div_ceil(PAGE_TOKENS)];
             let sequence = BatchSequence { tokens: vec![0; tokens], start: 0, pages, logits };
             self.try_step(&Batch { sequences: vec![sequence] })?;
             let row = SampleRow::plain(0, &greedy);
@@ -74,6 +75,15 @@ impl CudaExecutor {
         let recorded = self.recordings.made.len();
         tracing::info!(recorded, steps = all, bytes = taken.iter().sum::<u64>(), "prepared steps");
         Ok(())
+    }
+
+    /// Sets whether ranks time the algorithms of products that they have not computed yet.
+    pub(super) fn set_measures(&self, measures: bool) {
+        self.stages
+            .iter()
+            .flatten()
+            .filter_map(|rank| rank.blas.as_ref())
+            .for_each(|blas| blas.set_measures(measures));
     }
 
     fn try_step(&mut self, batch: &Batch) -> Result<(), ModelError> {

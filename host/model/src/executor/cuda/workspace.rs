@@ -8,7 +8,7 @@ use skep_kernels::cuda::operation::ACTIVATION_BYTES;
 use skep_kernels::cuda::sample::{Adjustment, SampleRow};
 
 use super::layout::Layout;
-use super::step::{Cuts, bucket, stride};
+use super::step::{Cuts, bucket};
 use crate::batch::PAGE_TOKENS;
 use crate::config::ModelConfig;
 
@@ -53,13 +53,22 @@ pub(super) struct WorkspaceOffsets {
     pub(super) attended: Range<usize>,
     pub(super) gate_up: Range<usize>,
     pub(super) gated: Range<usize>,
-    pub(super) states: Range<usize>,
+    pub(super) states: StateOffsets,
     pub(super) wanted: [Range<usize>; 2],
     pub(super) shares: Range<usize>,
     pub(super) signals: Range<usize>,
     pub(super) failure: Range<usize>,
     pub(super) draw: Option<DrawOffsets>,
     pub(super) bytes: usize,
+}
+
+/// The ranges of the states of splits, and of the counts of arrivals, which are zeros between launches.
+#[derive(Clone, Debug)]
+pub(super) struct StateOffsets {
+    pub(super) values: Range<usize>,
+    /// Number of states.
+    pub(super) count: usize,
+    pub(super) arrivals: Range<usize>,
 }
 
 /// The ranges of the buffers that only the drawing rank has.
@@ -162,8 +171,7 @@ impl WorkspaceOffsets {
         let of_rows = |width: usize| rows.saturating_mul(width).saturating_mul(ACTIVATION_BYTES);
         let wanted = sizes.logit_rows * hidden * ACTIVATION_BYTES;
         let shared = |bytes: usize| if ranks > 1 { bytes } else { 0 };
-        let ordered = cuts.attention.max_states(rows, sizes.sequences, stride(sizes.pages));
-        let states = cuts.max_splits(sizes.sequences).max(ordered);
+        let states = cuts.max_states(rows, sizes.sequences, sizes.pages);
         let inputs = cuts.most_bytes(rows, sizes.sequences, sizes.pages, sizes.logit_rows);
         let share = (rows * hidden / 8).div_ceil(ranks) * 8 * ACTIVATION_BYTES;
         WorkspaceOffsets {
@@ -176,7 +184,11 @@ impl WorkspaceOffsets {
             attended: take(of_rows(attended)),
             gate_up: take(of_rows(2 * gated)),
             gated: take(of_rows(gated)),
-            states: take(states.saturating_mul(heads * (head_size + 2) * 4)),
+            states: StateOffsets {
+                values: take(states.saturating_mul(heads * (head_size + 2) * 4)),
+                count: states,
+                arrivals: take(cuts.blocks.max_arrivals() as usize * 4),
+            },
             wanted: [take(wanted), take(wanted)],
             shares: take(shared(share)),
             signals: take(shared(SIGNAL_BYTES)),

@@ -1,0 +1,315 @@
+//! Attention of up to sixteen rows per sequence over its paged keys and values, split along the context.
+
+mod plan;
+
+use super::{Activation, Address, Launch, WARP, WIDE_HEAD};
+use crate::KernelError;
+use crate::device_constants::device_constant;
+pub use plan::{Blocks, Plan, Rows, Split};
+
+/// Maximum number of rows of a sequence that are planned with splits. More rows have enough blocks without them.
+pub const MAX_ROWS: u32 = 16;
+/// Number of pairs of a row and a query head per block.
+const PACKED_ROWS: u32 = device_constant!("attention_decode.cu", "PACKED_ROWS");
+/// Number of warps per block; half as many if heads are wide.
+const MAX_WARPS: u32 = device_constant!("attention_decode.cu", "MAX_DECODE_WARPS");
+const STAGES: u32 = device_constant!("attention_decode.cu", "DECODE_STAGES");
+const PAD: u32 = device_constant!("attention_decode.cu", "DECODE_PAD");
+const OP: &str = "attention_decode";
+const HEAD_SIZES: [u32; 6] = [16, 32, 64, 96, 128, 256];
+
+/// The parameters of the kernel, whose blocks each attend within a split.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionDecodeParams {
+    /// `[rows, q_stride]`. Each row starts with the queries.
+    pub q: Address,
+    /// `[pages, PAGE_POSITIONS, kv_heads, head_size]`
+    pub keys: Address,
+    /// `[pages, PAGE_POSITIONS, kv_heads, head_size]`
+    pub values: Address,
+    /// `[rows, heads, head_size]`
+    pub out: Address,
+    /// u32 `[sequences, table_stride]`.
+    pub page_tables: Address,
+    /// An array of [`Split`].
+    pub splits: Address,
+    /// f32 `[states, heads, head_size]`.
+    pub sums: Address,
+    /// f32 `[states, heads, 2]`.
+    pub weights: Address,
+    /// u32 `[arrivals, blocks per split]`. They must be zeros, and are zeros again afterwards.
+    pub arrivals: Address,
+    pub q_stride: u32,
+    pub table_stride: u32,
+    pub heads: u32,
+    pub kv_heads: u32,
+    /// Number of positions that a row sees, including its own. 0 means all positions up to its own.
+    pub window: u32,
+    pub scale: f32,
+}
+
+/// Returns the number of blocks per split, as in the kernel: for each key-value head, one block for as many of its query
+/// heads as a tile has rows.
+pub fn blocks_per_split(heads: u32, kv_heads: u32) -> u32 {
+    kv_heads * (heads / kv_heads.max(1)).div_ceil(PACKED_ROWS)
+}
+
+/// Returns the number of rows of a sequence that a split may have, so that a block has no more pairs of a row and a query
+/// head than a tile has rows.
+pub fn rows_per_split(heads: u32, kv_heads: u32) -> u32 {
+    (PACKED_ROWS / (heads / kv_heads.max(1)).max(1)).max(1)
+}
+
+/// Returns the launch for this number of splits. Fails for head sizes, ratios of heads and strides that no kernel
+/// supports.
+pub fn launch(
+    params: &AttentionDecodeParams,
+    splits: u32,
+    head_size: u32,
+    activation: Activation,
+) -> Result<Launch, KernelError> {
+    let block = block(head_size, activation)?;
+    let (heads, kv_heads) = (params.heads, params.kv_heads);
+    super::require(kv_heads > 0 && heads % kv_heads.max(1) == 0, OP, "heads", heads, || {
+        format!("a multiple of the {kv_heads} key-value heads")
+    })?;
+    super::multiple_of_8(OP, "q_stride", params.q_stride)?;
+    let grid = [splits, blocks_per_split(heads, kv_heads), 1];
+    Ok(Launch { grid, ..block })
+}
+
+/// Returns the maximum number of blocks that a multiprocessor of any architecture runs at once, for the size of buffers. A
+/// device may run fewer: see [`Device::attention_blocks`](super::device::Device::attention_blocks).
+pub fn max_blocks_per_multiprocessor(head_size: u32) -> u32 {
+    super::blocks_of_multiprocessor(warps(head_size) * WARP, shared_bytes(head_size))
+}
+
+/// Returns the launch of one block. Fails for head sizes that no kernel supports.
+pub(super) fn block(head_size: u32, activation: Activation) -> Result<Launch, KernelError> {
+    let sizes = || HEAD_SIZES.map(|size| size.to_string()).join(", ");
+    super::require(HEAD_SIZES.contains(&head_size), OP, "head_size", head_size, sizes)?;
+    let name = format!("attention_decode_{head_size}_{}", activation.suffix());
+    let shared_bytes = shared_bytes(head_size);
+    Ok(Launch { shared_bytes, ..Launch::new(name, [1, 1, 1], warps(head_size) * WARP) })
+}
+
+fn warps(head_size: u32) -> u32 {
+    if head_size > WIDE_HEAD { MAX_WARPS / 2 } else { MAX_WARPS }
+}
+
+/// Returns the shared memory of a block in bytes: the queries, and the pages of each warp.
+fn shared_bytes(head_size: u32) -> u32 {
+    let pages = 1 + 2 * STAGES * warps(head_size);
+    pages * PACKED_ROWS * (head_size + PAD) * 2
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        cuda::host::{self, Buffer, Context},
+        random::Random,
+    };
+
+    /// The shape of a test.
+    #[derive(Clone, Copy, Debug)]
+    struct Shape {
+        heads: usize,
+        kv_heads: usize,
+        head_size: usize,
+        window: u32,
+        /// Number of blocks that the device runs at once.
+        blocks: u32,
+    }
+
+    impl Shape {
+        fn new(heads: usize, kv_heads: usize, head_size: usize) -> Self {
+            Shape { heads, kv_heads, head_size, window: 0, blocks: 60 }
+        }
+
+        fn blocks(&self) -> Blocks {
+            let (heads, kv_heads) = (self.heads as u32, self.kv_heads as u32);
+            Blocks {
+                at_once: self.blocks,
+                per_split: blocks_per_split(heads, kv_heads),
+                rows: rows_per_split(heads, kv_heads),
+            }
+        }
+
+        fn scale(&self) -> f32 {
+            1.0 / (self.head_size as f32).sqrt()
+        }
+    }
+
+    /// The rows of a test, and what they see.
+    struct Case {
+        activation: Activation,
+        shape: Shape,
+        paged: Context,
+        q: Buffer,
+        q_stride: usize,
+        rows: Vec<Rows>,
+        count: usize,
+    }
+
+    impl Case {
+        /// Creates sequences with these contexts, each with the number of rows at its end that attend.
+        fn new(activation: Activation, shape: Shape, sequences: &[(u32, u32)]) -> Self {
+            let mut random = Random::fresh();
+            let Shape { heads, kv_heads, head_size, .. } = shape;
+            let contexts: Vec<u32> = sequences.iter().map(|(context, _)| *context).collect();
+            let paged = Context::random(activation, &mut random, &contexts, kv_heads, head_size);
+            let (mut rows, mut first_row) = (Vec::new(), 0);
+            for (sequence, (context, count)) in sequences.iter().copied().enumerate() {
+                let sequence = sequence as u32;
+                rows.push(Rows { sequence, first_row, count, first_position: context - count });
+                first_row += count;
+            }
+            let q_stride = (heads + 2 * kv_heads) * head_size;
+            let count = first_row as usize;
+            let q = activation.random(&mut random, count * q_stride);
+            Case { activation, shape, paged, q, q_stride, rows, count }
+        }
+
+        fn attended(&self, plan: &Plan) -> Vec<u16> {
+            let Shape { heads, kv_heads, head_size, window, .. } = self.shape;
+            // All values of the states are NaN at first.
+            let nans = |count: usize| Buffer::new(vec![0xffff; 2 * count]);
+            let states = plan.states as usize * heads;
+            let (sums, weights) = (nans(states * head_size), nans(states * 2));
+            let mut arrivals = Buffer::new(vec![0; 2 * self.shape.blocks().max_arrivals() as usize]);
+            let mut out = self.activation.zeros(self.count * heads * head_size);
+            let params = AttentionDecodeParams {
+                q: self.q.address(),
+                keys: self.paged.keys.address(),
+                values: self.paged.values.address(),
+                out: out.address(),
+                page_tables: host::address(&self.paged.page_tables),
+                splits: host::address(&plan.splits),
+                sums: sums.address(),
+                weights: weights.address(),
+                arrivals: arrivals.address(),
+                q_stride: self.q_stride as u32,
+                table_stride: self.paged.table_stride as u32,
+                heads: heads as u32,
+                kv_heads: kv_heads as u32,
+                window,
+                scale: self.shape.scale(),
+            };
+            let launch = launch(&params, plan.splits.len() as u32, head_size as u32, self.activation);
+            let written = &mut [out.values_mut(), arrivals.values_mut()];
+            host::run(&launch.expect("good shapes"), &params, written);
+            assert!(arrivals.values().iter().all(|half| *half == 0), "the next launch counts from zero");
+            out.values().to_vec()
+        }
+
+        fn expected(&self) -> Vec<f64> {
+            let Shape { heads, kv_heads, head_size, window, .. } = self.shape;
+            let each = |rows: &Rows| (0..rows.count).map(|row| (*rows, row)).collect::<Vec<_>>();
+            let attend = |(rows, row): (Rows, u32), head: usize| {
+                let position = rows.first_position + row;
+                let first = if window == 0 { 0 } else { (position + 1).saturating_sub(window) };
+                let at = (rows.first_row + row) as usize * self.q_stride + head * head_size;
+                let query = &self.q.values()[at..][..head_size];
+                let seen = first as usize..position as usize + 1;
+                let (sequence, kv_head) = (rows.sequence as usize, head / (heads / kv_heads));
+                self.paged.attend(query, sequence, kv_head, seen, self.shape.scale().into())
+            };
+            let rows = self.rows.iter().flat_map(each);
+            rows.flat_map(|row| (0..heads).flat_map(move |head| attend(row, head))).collect()
+        }
+    }
+
+    fn check(activation: Activation, shape: Shape) {
+        let case = Case::new(activation, shape, &[(1, 1), (300, 1), (37, 3), (128, 1), (257, 16), (16, 16)]);
+        let mut plan = Plan::new(&case.rows, shape.window, &shape.blocks());
+        let found = case.attended(&plan);
+        // Weights are rounded to the format of the activations before the second product.
+        activation.assert_close(&found, &case.expected(), 2.0 * activation.rounding());
+        // Neither spare splits nor the order in which splits arrive change anything.
+        plan.splits.reverse();
+        plan.splits.extend([Split::SPARE; 2]);
+        assert!(case.attended(&plan) == found, "{activation:?} {shape:?}");
+    }
+
+    #[test]
+    fn divided_contexts_match_the_reference() {
+        for activation in Activation::ALL {
+            for (heads, kv_heads, head_size) in
+                [(9, 3, 64), (8, 1, 128), (2, 2, 16), (4, 2, 96), (9, 1, 32), (38, 2, 16), (5, 1, 256)]
+            {
+                check(activation, Shape::new(heads, kv_heads, head_size));
+            }
+        }
+    }
+
+    #[test]
+    fn undivided_contexts_match_the_reference() {
+        for activation in Activation::ALL {
+            check(activation, Shape { blocks: 1, ..Shape::new(9, 3, 64) });
+        }
+    }
+
+    #[test]
+    fn rows_see_only_their_window() {
+        for window in [1, 16, 100, 200] {
+            check(Activation::Bf16, Shape { window, ..Shape::new(4, 2, 32) });
+        }
+    }
+
+    #[test]
+    fn a_row_has_the_same_bits_alone_and_beside_drafts() {
+        for activation in Activation::ALL {
+            let shape = Shape { blocks: 1, ..Shape::new(4, 1, 64) };
+            let case = Case::new(activation, shape, &[(200, 4)]);
+            let together = Plan::new(&case.rows, 0, &shape.blocks());
+            assert_eq!(together.splits.len(), 1);
+            let alone = Plan::new(&case.rows, 0, &Blocks { rows: 1, ..shape.blocks() });
+            assert_eq!(alone.splits.len(), 4);
+            assert!(case.attended(&alone) == case.attended(&together), "{activation:?}");
+        }
+    }
+
+    #[test]
+    fn a_block_has_no_more_pairs_of_row_and_head_than_a_tile() {
+        for (group, rows, blocks) in [(1, 16, 1), (3, 5, 1), (4, 4, 1), (8, 2, 1), (16, 1, 1), (19, 1, 2)] {
+            assert_eq!((rows_per_split(2 * group, 2), blocks_per_split(2 * group, 2)), (rows, 2 * blocks));
+        }
+    }
+
+    #[test]
+    fn every_head_size_fits_the_shared_memory_of_every_architecture() {
+        // The shared memory per block of sm_86, sm_89 and sm_120, which have the least.
+        assert!(HEAD_SIZES.iter().all(|size| shared_bytes(*size) <= 99 << 10));
+        assert_eq!([64, 128, 256].map(shared_bytes), [39_168, 73_984, 76_032]);
+        assert_eq!([64, 128, 256].map(max_blocks_per_multiprocessor), [5, 3, 3]);
+    }
+
+    #[test]
+    fn unsupported_heads_are_rejected() {
+        let none = Address::NONE;
+        let params = AttentionDecodeParams {
+            q: none,
+            keys: none,
+            values: none,
+            out: none,
+            page_tables: none,
+            splits: none,
+            sums: none,
+            weights: none,
+            arrivals: none,
+            q_stride: 0,
+            table_stride: 0,
+            heads: 9,
+            kv_heads: 2,
+            window: 0,
+            scale: 1.0,
+        };
+        let refused = |head_size| {
+            launch(&params, 1, head_size, Activation::F16).expect_err("9 is not a multiple of 2").to_string()
+        };
+        assert!(refused(64).contains("multiple of the 2"), "{}", refused(64));
+        assert!(refused(72).contains("16, 32, 64"), "{}", refused(72));
+    }
+}
