@@ -55,7 +55,7 @@ struct SampleParams {
     uint32_t mask_words;
 };
 
-constexpr int SAMPLE_WARPS = 16;
+constexpr int SAMPLE_WARPS = 32;
 constexpr int SAMPLE_THREADS = SAMPLE_WARPS * WARP;
 constexpr float MOST = 3.402823466e38f;
 constexpr float UNIT = 1099511627776.0f; // 2^40
