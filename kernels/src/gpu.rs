@@ -7,7 +7,7 @@ use cudarc::driver::{result, sys};
 use libloading::Library;
 
 /// The functions of the driver that this crate calls. cudarc looks up each when it is called first, and panics without it.
-const DRIVER_FUNCTIONS: [&str; 45] = [
+const DRIVER_FUNCTIONS: [&str; 46] = [
     "cuCtxEnablePeerAccess",
     "cuCtxSetCurrent",
     "cuDeviceCanAccessPeer",

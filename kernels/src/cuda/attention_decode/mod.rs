@@ -222,7 +222,7 @@ mod tests {
     }
 
     fn check(activation: Activation, shape: Shape) {
-        let case = Case::new(activation, shape, &[(1, 1), (300, 1), (37, 3), (128, 1), (257, 16), (16, 16)]);
+        let case = Case::new(activation, shape, &[(1, 1), (300, 1), (37, 3), (150, 16), (16, 2)]);
         let mut plan = Plan::new(&case.rows, shape.window, &shape.blocks());
         let found = case.attended(&plan);
         // Weights are rounded to the format of the activations before the second product.
