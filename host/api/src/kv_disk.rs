@@ -78,6 +78,8 @@ pub struct KvPeers {
     /// Pages that other hosts got from this one.
     pub given_pages: u64,
     pub given_bytes: u64,
+    /// The lane on which this host fetches pages of hosts that have it too: `nixl` while its process runs, otherwise `http`.
+    pub lane: String,
 }
 
 /// Work of the disk that keeps KV pages since the host started.

@@ -11,9 +11,9 @@ use skep_engine::{DiskTier, PageNamer, SealingSecret, TierOptions, TierShares};
 use skep_gateway::{ClusterKey, PageOptions, PageStage};
 use skep_runtime::{HostRole, SealingKey};
 
-use crate::cluster_setup::ClusterSetup;
-
 use crate::cluster_cache::CacheOptions;
+use crate::cluster_setup::ClusterSetup;
+use crate::kv_transfer::TransferSettings;
 
 /// The purpose of the key that names pages, which is derived from that of the cluster.
 const NAMES: &str = "kv page names";
@@ -47,6 +47,8 @@ pub struct KvDiskOptions {
     pub is_encrypted: bool,
     /// Whether the hosts of a cluster give each other pages.
     pub has_peers: bool,
+    /// The lane that these pages take.
+    pub transfer: TransferSettings,
     /// The cache that the hosts share in their memory, beside the disk.
     pub cluster_cache: Option<CacheOptions>,
     /// Percentage of the tier that a tenant's pages may take, by name.
@@ -66,6 +68,7 @@ impl Default for KvDiskOptions {
             warm_ahead: Duration::from_secs(2),
             is_encrypted: false,
             has_peers: true,
+            transfer: TransferSettings::default(),
             cluster_cache: None,
             tenant_percent: BTreeMap::new(),
             other_tenants_percent: None,

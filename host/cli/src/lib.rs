@@ -25,6 +25,7 @@ pub mod failure;
 mod file_settings;
 pub mod guest_build;
 pub mod kv_disk;
+pub mod kv_transfer;
 mod local_models;
 pub mod logging;
 mod machine;

@@ -16,6 +16,9 @@ pub const HOME_VARIABLE: &str = "SKEP_HOME";
 /// Environment variable with the path of a folder of compiled kernels.
 pub const CUBINS_VARIABLE: &str = "SKEP_CUBINS";
 
+/// Environment variable with the path of the folder that has NIXL's library.
+pub const NIXL_VARIABLE: &str = "SKEP_NIXL";
+
 /// Returns the cache folder: `$SKEP_HOME`, or `skep` in the platform's cache folder for this user.
 pub fn cache_dir() -> Result<PathBuf> {
     if let Some(home) = std::env::var_os(HOME_VARIABLE).filter(|home| !home.is_empty()) {
@@ -59,6 +62,11 @@ fn shipped(named: Option<OsString>, beside: Option<&Path>) -> Result<Option<Path
         ),
         None => Ok(beside.map(|beside| beside.join("cubins")).filter(|folder| folder.is_dir())),
     }
+}
+
+/// Returns the folder with NIXL's library that the environment names: `$SKEP_NIXL`.
+pub fn nixl_folder() -> Option<PathBuf> {
+    std::env::var_os(NIXL_VARIABLE).filter(|named| !named.is_empty()).map(PathBuf::from)
 }
 
 /// Returns the default folder of the host's data: the platform's data folder for this user, or inside

@@ -119,7 +119,13 @@ pub async fn start_with(
         Some(ClusterPages::new(&place.key, options))
     });
     // A host without a model has no pages.
-    let cache = options.kv_disk.cluster_cache.as_ref().filter(|_| options.cluster.role.computes());
+    let computes = options.cluster.role.computes();
+    if let Some((place, pages)) = cluster.as_ref().zip(pages.as_ref()).filter(|_| computes)
+        && let Some(agent) = options.kv_disk.transfer.start(&place.url)?
+    {
+        pages.transfer_by(agent);
+    }
+    let cache = options.kv_disk.cluster_cache.as_ref().filter(|_| computes);
     let cache = match cache.zip(shared_key.as_ref()) {
         Some((cache, key)) => {
             let url = options.cluster.url.as_deref();

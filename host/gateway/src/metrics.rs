@@ -27,6 +27,9 @@ pub(crate) const KV_FETCHED_PAGES: &str = "skep_cluster_kv_fetched_pages_total";
 pub(crate) const KV_FETCHED_BYTES: &str = "skep_cluster_kv_fetched_bytes_total";
 pub(crate) const KV_GIVEN_PAGES: &str = "skep_cluster_kv_given_pages_total";
 pub(crate) const KV_GIVEN_BYTES: &str = "skep_cluster_kv_given_bytes_total";
+pub(crate) const KV_LANE_BYTES: &str = "skep_cluster_kv_lane_bytes_total";
+pub(crate) const KV_LANE_TIME: &str = "skep_cluster_kv_lane_seconds";
+pub(crate) const KV_LANE_ERRORS: &str = "skep_cluster_kv_lane_errors_total";
 pub(crate) const PREFILL_ORDERS: &str = "skep_cluster_prefills_total";
 pub(crate) const PREFILL_TOKENS: &str = "skep_cluster_prefill_tokens_total";
 pub(crate) const PREFILL_TIME: &str = "skep_cluster_prefill_seconds";
@@ -236,6 +239,24 @@ const METRICS: &[MetricSpec] = &[
         kind: MetricKind::Counter,
         unit: Unit::Bytes,
         help: "Bytes of KV pages that other hosts of the cluster got",
+    },
+    MetricSpec {
+        name: KV_LANE_BYTES,
+        kind: MetricKind::Counter,
+        unit: Unit::Bytes,
+        help: "Bytes of KV pages that came from other hosts of the cluster, by the lane that they took",
+    },
+    MetricSpec {
+        name: KV_LANE_TIME,
+        kind: MetricKind::Histogram(SECONDS),
+        unit: Unit::Seconds,
+        help: "Time in which KV pages of a transfer came, without waits for the engine, by lane",
+    },
+    MetricSpec {
+        name: KV_LANE_ERRORS,
+        kind: MetricKind::Counter,
+        unit: Unit::Count,
+        help: "Transfers of KV pages that failed, by lane; those of `nixl` continue over HTTP",
     },
     MetricSpec {
         name: PREFILL_ORDERS,

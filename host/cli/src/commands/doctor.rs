@@ -15,6 +15,7 @@ use skep_mooncake::Library;
 use super::out;
 use crate::config::{self, Config};
 use crate::guest_build;
+use crate::kv_transfer::TransferSettings;
 use crate::server_options::ServerOptions;
 use crate::style::{self, Painter};
 use crate::{catalog, machine, paths};
@@ -74,6 +75,7 @@ pub fn run(args: &Args) -> Result<()> {
         kernel_compiler(),
         dense_products(),
         compiled_kernels(),
+        kv_transfer(),
     ];
     if let Some(file) = &args.config {
         checks.extend(cluster_cache(file)?);
@@ -318,6 +320,35 @@ fn compiled_kernels_in(folder: &Path) -> Check {
         }
     };
     ok(KERNEL_CACHE, format!("{found} ({})", folder.display()))
+}
+
+/// Checks for NIXL, through which hosts of a cluster read each other's KV pages, by starting a helper with it.
+fn kv_transfer() -> Check {
+    const NAME: &str = "KV transfer";
+    const HTTP: &str = "KV pages travel between hosts over HTTP";
+    const PATIENCE: Duration = Duration::from_secs(30);
+    let settings = TransferSettings::default();
+    let library = match settings.library(paths::nixl_folder()) {
+        Ok(Some(library)) => library,
+        Ok(None) => return lacking(NAME, State::Note, HTTP, skep_transfer::HINT),
+        Err(error) => {
+            let found = error.to_string().lines().next().unwrap_or_default().to_owned();
+            return lacking(NAME, State::Note, format!("{found}; {HTTP}"), skep_transfer::HINT);
+        }
+    };
+    let shown = library.display().to_string();
+    let devices = std::env::var(skep_transfer::DEVICES_VARIABLE).ok();
+    let settings = TransferSettings { nixl_mb: 1, ..settings };
+    let started = settings
+        .helper("doctor".to_owned(), library, devices)
+        .and_then(|options| Ok(skep_transfer::TransferAgent::start(options)?.wait_until_ready(PATIENCE)?));
+    match started {
+        Ok(_) => ok(NAME, format!("KV pages travel between hosts through NIXL ({shown})")),
+        Err(why) => {
+            let why = why.to_string().lines().next().unwrap_or_default().to_owned();
+            lacking(NAME, State::Note, format!("{why}; {HTTP}"), skep_transfer::HINT)
+        }
+    }
 }
 
 const KERNEL_CACHE: &str = "CUDA kernels";

@@ -104,11 +104,11 @@ fn show(status: &KvDisk) -> Result<()> {
         HumanBytes(*written_today_bytes),
         HumanBytes(*written_yesterday_bytes),
     ))?;
-    if let Some(KvPeers { questions, missed, fetched_pages, fetched_bytes, given_pages, given_bytes }) =
-        &status.peers
-    {
+    if let Some(peers) = &status.peers {
+        let KvPeers { questions, missed, fetched_pages, fetched_bytes, given_pages, given_bytes, lane } =
+            peers;
         out::line(&format!(
-            "other hosts: {fetched_pages} pages fetched ({}), {given_pages} given ({}); asked {}, {missed} of them with \
+            "other hosts, over {lane}: {fetched_pages} pages fetched ({}), {given_pages} given ({}); asked {}, {missed} of them with \
              no answer or some pages missing",
             HumanBytes(*fetched_bytes),
             HumanBytes(*given_bytes),

@@ -23,6 +23,7 @@ mod invoke;
 mod kernels;
 mod key;
 mod kv;
+mod kv_agent;
 mod list;
 mod logs;
 mod mcp;
@@ -75,6 +76,7 @@ Environment:
               API key for a host that requires one
   SKEP_HOME   folder for models, toolchain and data (default: the user's cache and data folders)
   SKEP_CUBINS folder with the GPU kernels that `skep kernels build` made
+  SKEP_NIXL   folder with the library of NIXL, through which KV pages travel between hosts
   SKEP_CLUSTER_KEY
               the key of a cluster, for `skep up --cluster` without a key file
   NO_COLOR    turns colors off")]
@@ -146,6 +148,8 @@ enum Command {
     Cluster(cluster::Command),
     #[command(subcommand)]
     Kv(kv::Command),
+    #[command(hide = true)]
+    KvAgent(kv_agent::Args),
     #[command(subcommand)]
     Db(db::Command),
     Backup(backup::Args),
@@ -260,6 +264,7 @@ impl Command {
             Command::Config(command) => config::run(command).await,
             Command::Cluster(command) => cluster::run(command).await,
             Command::Kv(command) => kv::run(command).await,
+            Command::KvAgent(args) => kv_agent::run(&args),
             Command::Db(command) => db::run(command).await,
             Command::Backup(args) => backup::run(args).await,
             Command::Restore(args) => restore::run(args).await,

@@ -29,14 +29,30 @@ pub(super) const GENERATE: &str = "/cluster/v1/generate";
 pub(super) const PAGES_COUNT: &str = "/cluster/v1/pages/count";
 /// The KV pages themselves.
 pub(super) const PAGES_READ: &str = "/cluster/v1/pages/read";
+/// Where in the memory of a host its KV pages can be read.
+pub(super) const PAGES_LEND: &str = "/cluster/v1/pages/lend";
+/// The KV pages that a host was lent were read.
+pub(super) const PAGES_RETURN: &str = "/cluster/v1/pages/return";
 /// An order of a prompt's pages, which a prefill host computes.
 pub(super) const PREFILL: &str = "/cluster/v1/prefill";
 /// The pages of such an order, as they become ready.
 pub(super) const PREFILL_PAGES: &str = "/cluster/v1/prefill/pages";
 /// The end of such an order, whose pages nobody fetches any more.
 pub(super) const PREFILL_END: &str = "/cluster/v1/prefill/end";
-pub(super) const ROUTES: [&str; 10] =
-    [INVOKE, FOLLOW, CANCEL, DRAIN, GENERATE, PAGES_COUNT, PAGES_READ, PREFILL, PREFILL_PAGES, PREFILL_END];
+pub(super) const ROUTES: [&str; 12] = [
+    INVOKE,
+    FOLLOW,
+    CANCEL,
+    DRAIN,
+    GENERATE,
+    PAGES_COUNT,
+    PAGES_READ,
+    PAGES_LEND,
+    PAGES_RETURN,
+    PREFILL,
+    PREFILL_PAGES,
+    PREFILL_END,
+];
 /// The code of the error that a session is owned by another host.
 pub(super) const ELSEWHERE: &str = "session_elsewhere";
 
@@ -108,6 +124,11 @@ async fn act(gateway: &Gateway, cluster: &Cluster, path: &str, body: &[u8]) -> R
         }
         PAGES_COUNT => Ok(([(header::CONTENT_TYPE, JSON)], pages(cluster)?.count(body)?).into_response()),
         PAGES_READ => Ok(([(header::CONTENT_TYPE, BYTES)], pages(cluster)?.give(body)?).into_response()),
+        PAGES_LEND => Ok(Json(pages(cluster)?.lend(body).await?).into_response()),
+        PAGES_RETURN => {
+            pages(cluster)?.take_back(parse(body)?);
+            Ok(StatusCode::NO_CONTENT.into_response())
+        }
         PREFILL => {
             let order: PrefillOrderBody = parse(body)?;
             pages(cluster)?.order(host.models(), order)

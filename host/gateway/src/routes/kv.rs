@@ -71,8 +71,10 @@ pub trait ClusterCache: fmt::Debug + Send + Sync {
 
 /// Returns what went to and came from other hosts; `None` if nothing does.
 fn peers(gateway: &Gateway) -> Option<KvPeers> {
-    let figures = gateway.cluster.as_ref()?.pages.as_ref()?.figures();
+    let pages = gateway.cluster.as_ref()?.pages.as_ref()?;
+    let figures = pages.figures();
     Some(KvPeers {
+        lane: pages.lane().to_owned(),
         questions: figures.questions,
         missed: figures.missed,
         fetched_pages: figures.fetched_pages,

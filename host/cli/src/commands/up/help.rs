@@ -77,7 +77,11 @@ All settings:
              pin_percent (25: of the pages, that pins keep), warm_ahead_s (2: pages
              of a session are read before its alarm; 0 reads none ahead), encrypt
              (false: with the key of the secrets), peers (true: hosts of a cluster
-             give each other pages)
+             give each other pages), transfer (the lane that these take: \"http\",
+             \"nixl\", or \"auto\": NIXL where its library is named), nixl_dir (folder
+             of the library; or SKEP_NIXL), nixl_devices (network devices on which
+             NIXL listens, such as \"eth1\"; or UCX_NET_DEVICES), nixl_mb (128: memory
+             that is shared with its process)
   [limits]   memory_mb, tables, table_elements, instances, cpu_ms, turn_ms,
              approval_ms, tokens_per_turn, tokens_per_day, state_kb, session_kb,
              host_calls, host_call_kb, fetches, fetch_kb, log_kb,

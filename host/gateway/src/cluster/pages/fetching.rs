@@ -6,7 +6,7 @@
 use super::{
     super::{peers, routes},
     ClusterPages, Count, Shared,
-    figures::Ending,
+    figures::{Ending, Lane},
 };
 use axum::body::{Body, BodyDataStream, Bytes, to_bytes};
 use futures::{StreamExt, stream::FuturesUnordered};
@@ -29,7 +29,7 @@ const MAX_ASKED_HOSTS: usize = 16;
 /// Time within which a host answers how many pages it has.
 const ASK_TIME: Duration = Duration::from_millis(500);
 /// Time within which the next page arrives.
-const PAGE_TIME: Duration = Duration::from_secs(2);
+pub(super) const PAGE_TIME: Duration = Duration::from_secs(2);
 /// Fewer pages are not worth a second request.
 const MIN_PAGES: usize = 2;
 /// Number of pages that wait until the engine takes them.
@@ -165,8 +165,28 @@ impl Shared {
         (host, pages)
     }
 
-    /// Reads the pages of a question, and hands them over as they arrive.
+    /// Reads the pages of a question in the memory of a host as far as that works, and asks it for the others over HTTP. They are
+    /// handed over as they arrive.
     pub(super) async fn read(
+        self: &Arc<Self>,
+        host: &Member,
+        mut question: PageQuestion,
+        pages: &SyncSender<Vec<u8>>,
+    ) -> Ending {
+        let (handed, ended) = self.read_directly(host, &question, pages).await;
+        if let Some(ending) = ended {
+            return ending;
+        }
+        question.names.drain(..handed);
+        let ending = self.read_answer(host, question, pages).await;
+        if matches!(ending, Ending::Late | Ending::Broken | Ending::Rejected) {
+            Lane::Http.record_error();
+        }
+        ending
+    }
+
+    /// Reads the pages of a question in the answer to it, and hands them over as they arrive.
+    async fn read_answer(
         self: &Arc<Self>,
         host: &Member,
         question: PageQuestion,
@@ -183,15 +203,22 @@ impl Shared {
         };
         let mut images = Images::of(answer.into_body(), PAGE_TIME);
         let (image_bytes, mut handing, mut bytes) = (question.image_bytes(), Duration::ZERO, 0);
+        let mut ending = Ending::Fetched;
         for number in 0..question.names.len() {
             match self.take(host, (&question, number), &mut images, pages).await {
                 Ok(waited) => handing += waited,
-                Err(ending) => return ending,
+                Err(why) => {
+                    ending = why;
+                    break;
+                }
             }
             bytes += image_bytes as u64;
             self.rate.record(bytes, began.elapsed().saturating_sub(handing), Instant::now());
         }
-        Ending::Fetched
+        if bytes > 0 {
+            Lane::Http.record(bytes, began.elapsed().saturating_sub(handing));
+        }
+        ending
     }
 
     /// Takes the next image of an answer, and hands its page over. Returns for how long the engine had no room for it.
@@ -202,16 +229,26 @@ impl Shared {
         images: &mut Images,
         pages: &SyncSender<Vec<u8>>,
     ) -> Result<Duration, Ending> {
-        let (image_bytes, payload_bytes, layout) =
-            (question.image_bytes(), question.payload_bytes, question.layout);
-        let name = question.names[number];
-        let image = match timeout(images.patience, images.next(image_bytes)).await {
+        let image = match timeout(images.patience, images.next(question.image_bytes())).await {
             Ok(Ok(Some(image))) => image,
             Ok(Ok(None)) => return Err(Ending::Cut),
             Ok(Err(_)) => return Err(Ending::Broken),
             Err(_) => return Err(Ending::Late),
         };
-        let shared = self.clone();
+        self.accept(host, (question, number), image, pages).await
+    }
+
+    /// Checks that an image is that of a page of the question, and hands the page over. Returns for how long the engine had no room
+    /// for it.
+    pub(super) async fn accept(
+        self: &Arc<Self>,
+        host: &Member,
+        (question, number): (&PageQuestion, usize),
+        image: Vec<u8>,
+        pages: &SyncSender<Vec<u8>>,
+    ) -> Result<Duration, Ending> {
+        let (layout, payload_bytes) = (question.layout, question.payload_bytes);
+        let (shared, name) = (self.clone(), question.names[number]);
         let opening = move || shared.seal.open(layout, name, payload_bytes, image);
         let page = match tokio::task::spawn_blocking(opening).await {
             Ok(Ok(page)) => page,
@@ -225,7 +262,7 @@ impl Shared {
         if !hand_over(page, pages).await {
             return Err(Ending::Unwanted);
         }
-        self.figures.record_fetched(image_bytes as u64);
+        self.figures.record_fetched(question.image_bytes() as u64);
         Ok(arrived.elapsed())
     }
 }

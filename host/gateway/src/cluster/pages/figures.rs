@@ -2,6 +2,7 @@
 
 use crate::metrics::{
     KV_FETCH_TIME, KV_FETCHED_BYTES, KV_FETCHED_PAGES, KV_FETCHES, KV_GIVEN_BYTES, KV_GIVEN_PAGES,
+    KV_LANE_BYTES, KV_LANE_ERRORS, KV_LANE_TIME,
 };
 use std::{
     sync::atomic::{AtomicU64, Ordering::Relaxed},
@@ -68,6 +69,37 @@ impl Ending {
     }
 }
 
+/// The way that pages take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lane {
+    /// The body of an answer.
+    Http,
+    /// A READ of the other host's memory.
+    Nixl,
+}
+
+impl Lane {
+    const ALL: [Lane; 2] = [Lane::Http, Lane::Nixl];
+
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Lane::Http => "http",
+            Lane::Nixl => "nixl",
+        }
+    }
+
+    /// Counts pages that took this lane in one transfer.
+    pub(super) fn record(self, bytes: u64, took: Duration) {
+        metrics::counter!(KV_LANE_BYTES, "lane" => self.as_str()).increment(bytes);
+        metrics::histogram!(KV_LANE_TIME, "lane" => self.as_str()).record(took.as_secs_f64());
+    }
+
+    /// Counts a transfer that failed.
+    pub(super) fn record_error(self) {
+        metrics::counter!(KV_LANE_ERRORS, "lane" => self.as_str()).increment(1);
+    }
+}
+
 #[derive(Default)]
 pub(super) struct Figures {
     questions: AtomicU64,
@@ -123,4 +155,9 @@ pub(super) fn begin() {
         metrics::counter!(KV_FETCHES, "outcome" => ending.as_str()).increment(0);
     }
     let _ = metrics::histogram!(KV_FETCH_TIME);
+    for lane in Lane::ALL {
+        metrics::counter!(KV_LANE_BYTES, "lane" => lane.as_str()).increment(0);
+        metrics::counter!(KV_LANE_ERRORS, "lane" => lane.as_str()).increment(0);
+        let _ = metrics::histogram!(KV_LANE_TIME, "lane" => lane.as_str());
+    }
 }

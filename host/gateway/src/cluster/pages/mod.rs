@@ -1,16 +1,19 @@
 //! KV pages that the hosts of a cluster give each other.
 //!
 //! A host that lacks the pages of a prompt asks the others how many of them they have, and fetches those of the one with most
-//! (`fetching`). A host that is asked gives what is on its disk (`giving`), and nothing that was erased. A decode host has a
-//! prefill host compute the pages of long prompts (`split`). All of them do it beside their engines, within bounds of memory,
-//! time and rate.
+//! (`fetching`). A host that is asked gives what is on its disk (`giving`), and nothing that was erased. Its pages come in the
+//! body of an answer, or, where both hosts can, it lends them (`lending`) and the other one reads its memory (`direct`). A decode
+//! host has a prefill host compute the pages of long prompts (`split`). All of them do it beside their engines, within bounds of
+//! memory, time and rate.
 //!
 //! Invariant: pages that are not exactly those that were asked for are never handed to the engine. Whatever fails is a miss,
 //! and the pages are computed.
 
+mod direct;
 mod fetching;
 mod figures;
 mod giving;
+mod lending;
 mod split;
 
 pub use figures::PageFigures;
@@ -19,10 +22,13 @@ pub(super) use split::{PrefillOrderBody, TransferName};
 use super::{key::ClusterKey, link::Link};
 use crate::ApiError;
 use axum::{body::Body, http::StatusCode, response::Response};
-use figures::Figures;
+use direct::Direct;
+use figures::{Figures, Lane};
+use lending::{Loans, Offer, Return};
 use serde::{Deserialize, Serialize};
 use skep_engine::{DiskTier, ModelSet, PageNamer, PageQuestion, SealingSecret, TransferRate, TransitSeal};
 use skep_runtime::{Member, WorkingHost};
+use skep_transfer::TransferAgent;
 use split::{PrefillDesk, PrefillOrders};
 use std::{
     collections::HashMap,
@@ -92,6 +98,9 @@ struct Shared {
     link: Link,
     runtime: Handle,
     others: OnceLock<OtherHosts>,
+    /// Reads of other hosts' memory, if there is a library for them.
+    direct: OnceLock<Direct>,
+    loans: Loans,
     /// Hosts that did not answer as they should, and when.
     resting: Mutex<HashMap<i64, Instant>>,
     rate: TransferRate,
@@ -129,6 +138,8 @@ impl ClusterPages {
             link: Link::new(key.clone()),
             runtime: Handle::current(),
             others: OnceLock::new(),
+            direct: OnceLock::new(),
+            loans: Loans::default(),
             resting: Mutex::default(),
             rate: TransferRate::assumed(FETCH_LATENCY_S, FETCH_BYTES_PER_S),
             fetching_bytes: AtomicU64::new(0),
@@ -152,9 +163,21 @@ impl ClusterPages {
         }
     }
 
+    /// Reads the memory of other hosts that can be read through this agent, and lends them this host's pages in the same way.
+    pub fn transfer_by(&self, agent: TransferAgent) {
+        // A second call changes nothing, because a host has one helper.
+        let _ = self.shared.direct.set(Direct::new(agent));
+    }
+
     /// Returns what was fetched and given since the start.
     pub(crate) fn figures(&self) -> PageFigures {
         self.shared.figures.now()
+    }
+
+    /// Returns the lane on which pages are fetched from hosts that have it too.
+    pub(crate) fn lane(&self) -> &'static str {
+        let is_ready = self.shared.direct.get().is_some_and(Direct::is_ready);
+        if is_ready { Lane::Nixl.as_str() } else { Lane::Http.as_str() }
     }
 
     /// Answers how many of the pages of a question are here, from the first on.
@@ -169,6 +192,16 @@ impl ClusterPages {
     /// Answers a question with the images of the pages that are here, from the first on.
     pub(super) fn give(&self, body: &[u8]) -> Result<Body, ApiError> {
         giving::give(&self.shared, parse(body)?)
+    }
+
+    /// Answers a question with the addresses at which the pages that are here can be read for a while, from the first on.
+    pub(super) async fn lend(&self, body: &[u8]) -> Result<Offer, ApiError> {
+        lending::lend(&self.shared, parse(body)?).await
+    }
+
+    /// Ends a loan whose pages were read.
+    pub(super) fn take_back(&self, ended: Return) {
+        self.shared.loans.end(&ended);
     }
 
     /// Takes an order of a prompt's pages for one of these models.

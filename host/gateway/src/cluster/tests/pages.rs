@@ -25,6 +25,7 @@ use skep_engine::{
     TierShares, TransitSeal,
 };
 use skep_runtime::{HostRole, Member};
+use skep_transfer::{AgentOptions, TransferAgent};
 use std::{
     path::Path,
     sync::Arc,
@@ -157,6 +158,29 @@ async fn pages_arrive_as_they_were_written() {
     }
     assert_eq!((pages.figures().questions, pages.figures().missed), (5, 4));
     assert!(pages.are_there(), "a host without a page is asked again");
+}
+
+#[tokio::test]
+async fn pages_arrive_over_http_while_there_is_no_helper() {
+    let there = there().await;
+    let (member, _stop) = serve(there.routes.clone()).await;
+    let (pages, _folder) = here(&member, &key());
+    for pages in [&there.pages, &pages] {
+        let agent = TransferAgent::start(AgentOptions {
+            name: "test".to_owned(),
+            library: "/nowhere/libnixl_capi.so".into(),
+            program: "/nowhere/skep".into(),
+            arguments: Vec::new(),
+            environment: Vec::new(),
+            ring_bytes: 1 << 20,
+        });
+        pages.transfer_by(agent.unwrap());
+    }
+    let asked = question(&there.tier, 30);
+    write(&there.tier, &asked);
+    let expected: Vec<Vec<u8>> = asked.names.iter().map(contents).collect();
+    assert_eq!(fetch(&pages, &asked).await, expected);
+    assert_eq!(pages.figures().missed, 0);
 }
 
 #[tokio::test]
@@ -299,7 +323,7 @@ async fn questions_that_cannot_be_read_are_refused_and_hosts_without_pages_say_s
     };
     let mut many = asked.encode();
     many[12..16].copy_from_slice(&u32::MAX.to_le_bytes());
-    for path in [routes::PAGES_COUNT, routes::PAGES_READ] {
+    for path in [routes::PAGES_COUNT, routes::PAGES_READ, routes::PAGES_LEND] {
         for body in [b"{}".as_slice(), &many, &asked.encode()[..60]] {
             assert_eq!(code(&there.routes, path, body).await, (400, "invalid_question".to_owned()), "{path}");
         }
@@ -308,6 +332,12 @@ async fn questions_that_cannot_be_read_are_refused_and_hosts_without_pages_say_s
         assert_eq!(unsigned.error()["code"], "cluster_key_required");
     }
     assert_eq!(code(&there.routes, routes::PAGES_COUNT, &asked.encode()).await.0, 200);
+    // It has pages, and no helper that could lend them.
+    let refused = code(&there.routes, routes::PAGES_LEND, &asked.encode()).await;
+    assert_eq!(refused, (404, "transfer_off".to_owned()));
+    assert_eq!(code(&there.routes, routes::PAGES_RETURN, b"[]").await, (400, "invalid_json".to_owned()));
+    let ended = json!({"loan": "one that there is not"}).to_string();
+    assert_eq!(code(&there.routes, routes::PAGES_RETURN, ended.as_bytes()).await.0, 204);
     let without = gateway(&there.server.host, GatewayOptions::default(), THERE, Script::new(vec![None]));
     let refused = code(&routes_of(without), routes::PAGES_READ, &asked.encode()).await;
     assert_eq!(refused, (404, "pages_off".to_owned()));
