@@ -15,6 +15,8 @@ mod gate;
 mod mcp;
 /// Hosts without a model, and hosts with different ones.
 mod models;
+/// KV pages of other hosts that come through NIXL.
+mod nixl;
 /// The hosts.
 mod nodes;
 /// KV pages of other hosts.

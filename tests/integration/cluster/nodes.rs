@@ -102,6 +102,13 @@ impl Site {
         self.joined(self.command(), cluster_key).await
     }
 
+    /// Starts a host with this variable in its environment.
+    pub async fn node_with_variable(&self, name: &str, value: &str) -> Node {
+        let mut command = self.command();
+        command.env(name, value);
+        self.joined(command, &self.path("cluster.key")).await
+    }
+
     /// Starts a host without a model.
     pub async fn gateway(&self) -> Node {
         let mut command = self.command_without_model();
@@ -260,6 +267,17 @@ impl Node {
         for agent in agents {
             until(async || self.get(&format!("/v1/agents/{agent}")).await.0 == 200).await;
         }
+    }
+
+    /// Returns the process that this host has started with an argument.
+    pub fn process_with(&self, argument: &str) -> Option<u32> {
+        let parent = format!("PPid:\t{}\n", self.child.id());
+        let processes = std::fs::read_dir("/proc").unwrap().flatten();
+        processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).find(|process: &u32| {
+            let read =
+                |file: &str| std::fs::read_to_string(format!("/proc/{process}/{file}")).unwrap_or_default();
+            read("status").contains(&parent) && read("cmdline").split('\0').any(|found| found == argument)
+        })
     }
 
     /// Sends a signal such as `-STOP`.

@@ -10,18 +10,18 @@ use serde_json::{Value, json};
 use std::{fs::OpenOptions, io::Write};
 
 /// Returns a text of about 1,500 tokens.
-fn long_text() -> String {
+pub fn long_text() -> String {
     (1..32)
         .map(|rule| format!("Rule {rule}: a parcel of {} kg goes to {}. ", rule * 3 % 17, rule % 7))
         .collect()
 }
 
-async fn kv(node: &Node) -> Value {
+pub async fn kv(node: &Node) -> Value {
     node.ok(Method::GET, "/v1/kv", Value::Null).await
 }
 
 /// Waits until at least this many pages are on a host's disk and nothing waits.
-async fn written(node: &Node, pages: u64) {
+pub async fn written(node: &Node, pages: u64) {
     until(async || {
         let status = kv(node).await;
         status["pages"].as_u64() >= Some(pages) && status["queued_bytes"] == 0
@@ -29,7 +29,7 @@ async fn written(node: &Node, pages: u64) {
     .await;
 }
 
-async fn chat(node: &Node, messages: &Value) -> Value {
+pub async fn chat(node: &Node, messages: &Value) -> Value {
     let body = json!({"messages": messages, "temperature": 0, "max_tokens": 16});
     node.ok(Method::POST, "/v1/chat/completions", body).await
 }
@@ -42,7 +42,7 @@ async fn say(node: &Node, text: &str) -> (Value, u64) {
 }
 
 /// Returns the number of tokens of a prompt, and how many of them were not computed.
-fn prompt_tokens(answer: &Value) -> (u64, u64) {
+pub fn prompt_tokens(answer: &Value) -> (u64, u64) {
     let usage = &answer["usage"];
     let cached = &usage["prompt_tokens_details"]["cached_tokens"];
     (usage["prompt_tokens"].as_u64().unwrap(), cached.as_u64().unwrap())
@@ -74,6 +74,7 @@ async fn what_one_host_has_computed_another_one_fetches() {
     assert_eq!(at_a["choices"][0]["message"], at_b["choices"][0]["message"]);
     let (given, fetched) = (kv(&a).await, kv(&b).await);
     assert_eq!(fetched["peers"]["fetched_pages"].as_u64(), Some(cached / 16), "{fetched}");
+    assert_eq!(fetched["peers"]["lane"], "http", "nobody named a library");
     assert_eq!(given["peers"]["given_pages"], fetched["peers"]["fetched_pages"], "{given}");
     assert_eq!((&fetched["peers"]["questions"], &fetched["read_pages"]), (&json!(1), &json!(0)), "{fetched}");
 

@@ -1,0 +1,116 @@
+//! KV pages that one host reads in the memory of another through NIXL, and over HTTP once that does not work.
+
+use super::{
+    nodes::{Node, Site, until},
+    pages::{chat, kv, long_text, prompt_tokens, written},
+};
+use crate::clients::{installed, made};
+use reqwest::Method;
+use serde_json::json;
+use std::{
+    fs::OpenOptions,
+    io::Write,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+/// NIXL with UCX: a download of 69 MB, of which 131 MB are unpacked.
+const PACKAGE: &str = "nixl-cu12==1.5.1";
+/// Unpacks what is loaded. The rest are headers, and a library for another purpose.
+const UNPACK: &str = "import glob, sys, zipfile\narchive = zipfile.ZipFile(glob.glob(sys.argv[1] + '/*.whl')[0])\nfor name in \
+                      archive.namelist():\n    if not name.startswith('nixl_ep') and '/headers/' not in name: \
+                      archive.extract(name, sys.argv[1])";
+
+/// Returns the folder of the library.
+fn library() -> Option<PathBuf> {
+    // The tests of the crate of transfers use the same folder.
+    made("nixl", &[PACKAGE], |folder: &Path| {
+        std::fs::create_dir_all(folder).map_err(|error| error.to_string())?;
+        let mut download = Command::new("python3");
+        download.args(["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input"]);
+        download.args(["--retries", "1", "--no-deps", "--only-binary", ":all:", PACKAGE, "--dest"]);
+        installed(download.arg(folder))?;
+        installed(Command::new("python3").args(["-c", UNPACK]).arg(folder))
+    })
+}
+
+/// Returns the bytes of pages that took a lane to this host.
+async fn lane_bytes(node: &Node, lane: &str) -> u64 {
+    let metrics = node.request(Method::GET, "/metrics").send().await.unwrap().text().await.unwrap();
+    let name = format!("skep_cluster_kv_lane_bytes_total{{lane=\"{lane}\"}} ");
+    let line = metrics.lines().find_map(|line| line.strip_prefix(&name));
+    line.unwrap_or_else(|| panic!("{metrics}")).parse().unwrap()
+}
+
+/// Computes a prompt at one host, and one with the same beginning at both, which must answer alike. Returns the number of tokens
+/// of this prompt at the other host, and how many of them were not computed.
+async fn ask_both(a: &Node, b: &Node, title: &str) -> (u64, u64) {
+    let question = |text: &str| {
+        let rules = format!("{title}\n{}", long_text());
+        json!([{"role": "system", "content": rules}, {"role": "user", "content": text}])
+    };
+    let before = kv(a).await["pages"].as_u64().unwrap();
+    let (prompt, _) = prompt_tokens(&chat(a, &question("Where does a parcel of 9 kg go?")).await);
+    written(a, before + prompt / 16 - 4).await;
+    let other = question("And one of 12 kg?");
+    let at_b = chat(b, &other).await;
+    let at_a = chat(a, &other).await;
+    assert_eq!(at_a["choices"][0]["message"], at_b["choices"][0]["message"]);
+    prompt_tokens(&at_b)
+}
+
+fn signal(process: u32, name: &str) {
+    let sent = Command::new("kill").args([name, &process.to_string()]).status().unwrap();
+    assert!(sent.success());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pages_are_read_in_the_memory_of_another_host_and_over_http_without_its_helper() {
+    let Some(library) = tokio::task::spawn_blocking(library).await.unwrap() else { return };
+    let Some(site) = Site::start(false).await else { return };
+    // The library is reached through a link, which the test removes.
+    let folder = site.path("nixl");
+    std::os::unix::fs::symlink(library, &folder).unwrap();
+    let section = "[kv]\ndisk_free_percent = 0\nalways_read = true\ntransfer = \"nixl\"\nnixl_dir = \"nixl\"\n\
+                   nixl_devices = \"lo\"\nnixl_mb = 32\n";
+    let mut settings = OpenOptions::new().append(true).open(site.path("skep.toml")).unwrap();
+    settings.write_all(section.as_bytes()).unwrap();
+    // A host on the same machine is read over TCP like any other.
+    let node = async || site.node_with_variable("UCX_TLS", "tcp").await;
+    let (a, b) = (node().await, node().await);
+    let lane = async |node: &Node| kv(node).await["peers"]["lane"].clone();
+    for node in [&a, &b] {
+        until(async || lane(node).await == "nixl").await;
+    }
+    let (prompt, cached) = ask_both(&a, &b, "The first rules.").await;
+    let fetched = kv(&b).await;
+    assert!(cached + 96 > prompt, "{cached} of {prompt} tokens were cached: {fetched}");
+    assert_eq!(fetched["peers"]["fetched_pages"].as_u64(), Some(cached / 16), "{fetched}");
+    let bytes = lane_bytes(&b, "nixl").await;
+    assert_eq!((Some(bytes), lane_bytes(&b, "http").await), (fetched["peers"]["fetched_bytes"].as_u64(), 0));
+
+    // A helper that is stopped delays the pages, which are then asked for over HTTP. One that is killed is started again.
+    let theirs = a.process_with("kv-agent").expect("the helper runs");
+    signal(theirs, "-STOP");
+    let (prompt, cached) = ask_both(&a, &b, "Other rules.").await;
+    assert!(cached + 96 > prompt, "{cached} of {prompt} tokens were cached: {}", kv(&b).await);
+    assert!(lane_bytes(&b, "http").await > 0, "{}", kv(&b).await);
+    signal(theirs, "-KILL");
+    until(async || a.process_with("kv-agent").is_some_and(|process| process != theirs)).await;
+    until(async || lane(&a).await == "nixl").await;
+
+    // A helper that cannot be started any more leaves the pages to HTTP.
+    std::fs::remove_file(folder).unwrap();
+    let ours = b.process_with("kv-agent").expect("the helper runs");
+    signal(ours, "-KILL");
+    until(async || lane(&b).await == "http").await;
+    let before = lane_bytes(&b, "http").await;
+    let (prompt, cached) = ask_both(&a, &b, "The last rules.").await;
+    assert!(cached + 96 > prompt, "{cached} of {prompt} tokens were cached: {}", kv(&b).await);
+    assert!(lane_bytes(&b, "http").await > before, "{}", kv(&b).await);
+
+    // A helper ends with its host, however this one ends.
+    let theirs = a.process_with("kv-agent").expect("the helper runs");
+    a.kill();
+    until(async || !Path::new(&format!("/proc/{theirs}")).exists()).await;
+}
