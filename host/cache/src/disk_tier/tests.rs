@@ -256,7 +256,7 @@ fn an_abandoned_read_ends_and_a_slow_disk_is_detected() {
     assert!(tier.read_time(0) > before, "what waits is counted");
     assert_eq!(pages.poll(), PageRead::NotYet);
     drop(pages);
-    tier.faults().read_delay_ms.store(0, SeqCst);
+    tier.faults().read_delay_ms.store(3, SeqCst);
     assert_eq!(read(&tier, form, &prefixes).len(), 40);
     assert!(tier.status().read_pages < 80, "the first read ended early");
     assert!(tier.read_time(BYTES as u64) > before, "the measured rate counts");
