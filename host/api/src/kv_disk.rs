@@ -61,7 +61,7 @@ pub struct KvClusterCache {
     pub put_bytes: u64,
     /// Pages that were not put, because it was away, full or slow.
     pub dropped_pages: u64,
-    /// Pages that left it because this host erased them.
+    /// Pages that left it because this host erased them, or because they were damaged.
     pub removed_pages: u64,
 }
 

@@ -36,7 +36,7 @@ pub const CLUSTER_PUT_PAGES: &str = "skep_kv_cluster_put_pages_total";
 pub const CLUSTER_PUT_BYTES: &str = "skep_kv_cluster_put_bytes_total";
 /// Counter of the pages that were not put, because the cluster cache was away, full or slow.
 pub const CLUSTER_DROPPED_PAGES: &str = "skep_kv_cluster_dropped_pages_total";
-/// Counter of the pages that left the cluster cache because this host erased them.
+/// Counter of the pages that left the cluster cache because this host erased them, or because they were damaged.
 pub const CLUSTER_REMOVED_PAGES: &str = "skep_kv_cluster_removed_pages_total";
 /// Gauge that is 1 while the cluster cache can be used.
 pub const CLUSTER_UP: &str = "skep_kv_cluster_up";

@@ -125,7 +125,7 @@ pub const METRICS: &[MetricSpec] = &[
     ),
     counter(
         disk::CLUSTER_REMOVED_PAGES,
-        "KV pages that left the cluster cache because this host erased them",
+        "KV pages that left the cluster cache because this host erased them, or because they were damaged",
     ),
     gauge(disk::CLUSTER_UP, "Whether the cluster cache can be used"),
 ];

@@ -30,8 +30,9 @@ const READ_AHEAD: usize = 16;
 const LATENCY_S: f64 = 0.002;
 /// Assumed rate, until it has been measured: that of a network with a gigabit per second.
 const BYTES_PER_S: f64 = 100e6;
-/// Time that the threads get when the cache is dropped. A call that hangs does not keep the process from ending.
-const CLOSE_TIME: Duration = Duration::from_secs(5);
+/// Time that the threads get when the cache is closed, and the library to take leave of the store after them. A call that hangs
+/// does not keep the process from ending.
+const CLOSE_TIME: Duration = Duration::from_millis(if cfg!(test) { 500 } else { 5_000 });
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The pages that the hosts of a cluster keep in their memory together.
@@ -154,17 +155,35 @@ impl ClusterCache {
         let until = Instant::now() + CLOSE_TIME;
         let threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
         for thread in threads {
-            while !thread.is_finished() && Instant::now() < until {
-                std::thread::sleep(LOOK_INTERVAL);
-            }
-            if !thread.is_finished() {
+            if !has_ended(thread, until) {
                 tracing::warn!("the cluster cache does not answer; pages that wait to be put are not put");
-            } else if thread.join().is_err() {
-                tracing::error!("a thread of the cluster cache panicked");
             }
         }
-        self.shared.connection.close();
+        let Some(objects) = self.shared.connection.leave() else { return };
+        let leaving = std::thread::Builder::new().name("cache-leave".to_owned()).spawn(move || drop(objects));
+        match leaving {
+            Ok(thread) => {
+                if !has_ended(thread, Instant::now() + CLOSE_TIME) {
+                    tracing::warn!("the cluster cache does not answer; this host does not take leave of it");
+                }
+            }
+            Err(error) => tracing::error!(%error, "a thread of the cluster cache does not start"),
+        }
     }
+}
+
+/// Waits for the end of a thread. Returns false if it has not ended by then.
+fn has_ended(thread: JoinHandle<()>, until: Instant) -> bool {
+    while !thread.is_finished() && Instant::now() < until {
+        std::thread::sleep(LOOK_INTERVAL);
+    }
+    if !thread.is_finished() {
+        return false;
+    }
+    if thread.join().is_err() {
+        tracing::error!("a thread of the cluster cache panicked");
+    }
+    true
 }
 
 impl Drop for ClusterCache {

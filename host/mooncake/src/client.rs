@@ -18,6 +18,8 @@ const OWN_BUFFER_BYTES: u64 = 16 << 20;
 const CONNECT_TIME: Duration = Duration::from_secs(2);
 /// The code for an object that does not exist.
 const NOT_FOUND: i64 = -704;
+/// The codes for an object that somebody puts, reads or copies at this moment. The master works.
+const IN_USE: [i64; 3] = [-703, -706, -708];
 
 /// A client that is connected to the master and gives it a segment of this host's memory.
 pub(crate) struct Client {
@@ -154,11 +156,12 @@ impl Objects for Client {
         }
     }
 
-    fn remove(&self, name: &CStr) -> Result<(), Failure> {
+    fn remove(&self, name: &CStr) -> Result<bool, Failure> {
         // SAFETY: the name ends with NUL. Force removes an object that was read a moment ago, too.
         let code = unsafe { (self.functions.remove)(self.handle, name.as_ptr(), 1) };
         match i64::from(code) {
-            0 | NOT_FOUND => Ok(()),
+            0 | NOT_FOUND => Ok(true),
+            code if IN_USE.contains(&code) => Ok(false),
             code => Err(Failure::Master { call: "remove", code }),
         }
     }

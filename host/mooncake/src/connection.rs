@@ -110,10 +110,10 @@ impl Connection {
         drop(gone);
     }
 
-    /// Ends the connection once the calls have ended that use it.
-    pub fn close(&self) {
-        let objects = self.state().objects.take();
-        drop(objects);
+    /// Gives up the store. It is left when the last user of what is returned has dropped it, which can take a minute if its
+    /// master is away.
+    pub fn leave(&self) -> Option<Arc<dyn Objects>> {
+        self.state().objects.take()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, SyncSender};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use skep_cache::PageQuestion;
+use skep_cache::{ErasedPages, PageQuestion};
 
 use crate::arena::Lane;
 use crate::figures::Ending;
@@ -70,6 +70,8 @@ fn fetch(shared: &Shared, question: &PageQuestion, pages: &SyncSender<Vec<u8>>, 
                 Ok(page) => page,
                 Err(error) => {
                     tracing::warn!(%error, "a KV page of the cluster cache is not used");
+                    // Nobody puts a page that is there, so this one would be a miss for all hosts until it is evicted.
+                    shared.work.remove(ErasedPages::Pages(vec![(question.layout, *name)]));
                     return Ending::Rejected;
                 }
             };

@@ -22,7 +22,7 @@ pub struct CacheStatus {
     pub put_bytes: u64,
     /// Pages that were not put.
     pub dropped_pages: u64,
-    /// Pages that were removed because this host erased them.
+    /// Pages that were removed because this host erased them, or because they were damaged.
     pub removed_pages: u64,
 }
 

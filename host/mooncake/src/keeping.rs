@@ -121,17 +121,37 @@ fn on_disk<'n>(shared: &Shared, layout: LayoutId, names: &'n [Digest], asked: In
     }
 }
 
+/// Removes pages. Those that a failure has left are put back, and so are those that somebody uses at this moment.
 fn remove(shared: &Shared, objects: &dyn Objects, removal: Task) {
-    let removed = shared.timed(|| match &removal {
-        Task::RemoveAll => objects.remove_beginning(shared.names.prefix()),
-        Task::Remove(pages) => {
-            pages.iter().try_for_each(|(layout, name)| objects.remove(&shared.names.of(*layout, *name)))?;
-            Ok(pages.len() as u64)
+    let (mut reached, mut removed, mut in_use) = (0, 0, Vec::new());
+    // A call that took too long is a failure for others, but has removed its pages. To repeat it would take as long.
+    let _ = shared.timed(|| {
+        match &removal {
+            Task::RemoveAll => {
+                removed = objects.remove_beginning(shared.names.prefix())?;
+                reached = 1;
+            }
+            Task::Remove(pages) => {
+                for page in pages {
+                    let (layout, name) = page;
+                    match objects.remove(&shared.names.of(*layout, *name))? {
+                        true => removed += 1,
+                        false => in_use.push(*page),
+                    }
+                    reached += 1;
+                }
+            }
+            Task::Put(_) => {}
         }
-        Task::Put(_) => Ok(0),
+        Ok(())
     });
-    match removed {
-        Ok(pages) => shared.figures.record_removed(pages),
-        Err(_) => shared.work.remove_later(removal),
+    shared.figures.record_removed(removed);
+    shared.work.remove_after_use(in_use);
+    match removal {
+        Task::RemoveAll if reached == 0 => shared.work.remove_later(Task::RemoveAll),
+        Task::Remove(pages) if reached < pages.len() => {
+            shared.work.remove_later(Task::Remove(pages[reached..].to_vec()));
+        }
+        _ => {}
     }
 }

@@ -35,8 +35,9 @@ pub(crate) trait Objects: Send + Sync {
     /// none came.
     fn get(&self, lane: &mut Lane, names: &[CString], bytes: usize) -> Result<Vec<Option<Vec<u8>>>, Failure>;
 
-    /// Removes an object. One that does not exist is removed already.
-    fn remove(&self, name: &CStr) -> Result<(), Failure>;
+    /// Removes an object. Returns false if somebody uses it at this moment, so that it can be removed later only. One that does
+    /// not exist is removed already.
+    fn remove(&self, name: &CStr) -> Result<bool, Failure>;
 
     /// Removes all objects whose names begin with `prefix`, and returns their number.
     fn remove_beginning(&self, prefix: &str) -> Result<u64, Failure>;

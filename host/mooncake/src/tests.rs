@@ -30,6 +30,10 @@ struct Store {
     is_full: AtomicBool,
     /// Whether the host that has the bytes of objects has stopped.
     hangs: AtomicBool,
+    /// Whether somebody uses all objects, so that none can be removed.
+    is_in_use: AtomicBool,
+    /// Whether the master does not answer a client that takes leave.
+    ignores_leave: AtomicBool,
     /// Whether bytes of objects cannot be moved, because the host that has them is gone.
     has_no_owner: AtomicBool,
     connects: AtomicUsize,
@@ -56,6 +60,15 @@ impl Store {
 
 /// A client of the store.
 struct Client(Arc<Store>);
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        let began = Instant::now();
+        while self.0.ignores_leave.load(SeqCst) && began.elapsed() < PATIENCE {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
 
 impl Objects for Client {
     fn exist(&self, names: &[CString]) -> Result<Vec<bool>, Failure> {
@@ -97,10 +110,13 @@ impl Objects for Client {
         Ok((0..names.len()).map(|at| (at < found.len()).then(|| lane.copy(at, bytes)).flatten()).collect())
     }
 
-    fn remove(&self, name: &CStr) -> Result<(), Failure> {
+    fn remove(&self, name: &CStr) -> Result<bool, Failure> {
         self.0.answer()?;
-        self.0.objects.lock().unwrap().remove(name);
-        Ok(())
+        let is_free = !self.0.is_in_use.load(SeqCst);
+        if is_free {
+            self.0.objects.lock().unwrap().remove(name);
+        }
+        Ok(is_free)
     }
 
     fn remove_beginning(&self, prefix: &str) -> Result<u64, Failure> {
@@ -249,12 +265,22 @@ fn an_image_that_the_store_has_changed_or_that_others_sealed_is_not_used() {
     let question = one.put("s", 5);
     store.change(|image| *image.last_mut().unwrap() ^= 1);
     assert_eq!(other.fetch(&question), 0);
+    // It leaves the store, into which it is put again.
+    other.until(|status| status.removed_pages == 1);
     store.change(|image| *image.last_mut().unwrap() ^= 1);
+    let put_again = |put_pages| {
+        one.cache.keep(question.layout, PAGE_BYTES, question.names.clone());
+        one.until(|status| status.put_pages == put_pages);
+    };
+    put_again(6);
+    assert_eq!(one.fetch(&question), 5);
     let (stranger, namesake) = (Host::with(&store, (1, 2)), Host::with(&store, (2, 1)));
     for host in [&stranger, &namesake] {
         host.until(|status| status.is_up);
         assert_eq!(host.fetch(&question), 0);
     }
+    namesake.until(|status| status.removed_pages == 1);
+    put_again(7);
     store.change(|image| image.truncate(100));
     assert_eq!(other.fetch(&question), 0);
     assert_eq!(other.cache.status().fetched_pages, 0);
@@ -295,6 +321,32 @@ fn pages_that_are_erased_before_their_turn_are_not_put_or_leave_again() {
         assert!(began.elapsed() < PATIENCE, "{} objects", store.len());
         std::thread::sleep(Duration::from_millis(2));
     }
+}
+
+#[test]
+fn a_page_that_somebody_uses_is_removed_later_and_holds_up_nothing() {
+    let store = Arc::<Store>::default();
+    let one = Host::new(&store);
+    one.put("deleted", 3);
+    store.is_in_use.store(true, SeqCst);
+    let session = EraseFilter::Session(one.tier.keys().owner(Some("agent"), Some("deleted")));
+    assert_eq!(one.tier.forget(session), 3);
+    let kept = one.put("kept", 4);
+    assert_eq!((one.fetch(&kept), one.cache.status().removed_pages, store.len()), (4, 0, 7));
+    store.is_in_use.store(false, SeqCst);
+    one.until(|status| status.removed_pages == 3);
+    assert_eq!((store.len(), store.connects.load(SeqCst)), (4, 1));
+}
+
+#[test]
+fn a_master_that_does_not_answer_does_not_keep_a_host_from_ending() {
+    let store = Arc::<Store>::default();
+    let one = Host::new(&store);
+    store.ignores_leave.store(true, SeqCst);
+    let began = Instant::now();
+    one.cache.close();
+    assert!(began.elapsed() < PATIENCE / 2);
+    store.ignores_leave.store(false, SeqCst);
 }
 
 #[test]

@@ -10,6 +10,8 @@ use skep_cache::{Digest, ErasedPages};
 const MAX_WAITING_PAGES: usize = 1 << 18;
 /// Maximum number of pages that wait to be removed. Further ones stay, sealed, until the store evicts them.
 const MAX_WAITING_REMOVALS: usize = 1 << 20;
+/// Time after which a page is removed again that somebody used.
+const USE_TIME: Duration = Duration::from_millis(if cfg!(test) { 20 } else { 1_000 });
 /// Number of pages that are removed before somebody else gets a turn.
 const REMOVED_AT_ONCE: usize = 256;
 
@@ -26,6 +28,9 @@ struct Waiting {
     put_pages: usize,
     /// Layouts and names of pages.
     removals: VecDeque<(Digest, Digest)>,
+    /// Pages that somebody used when they were to be removed, and since when they wait.
+    in_use: Vec<(Digest, Digest)>,
+    in_use_since: Option<Instant>,
     /// Whether all pages have to be removed.
     removes_all: bool,
 }
@@ -59,17 +64,7 @@ impl Work {
                 waiting.removes_all = true;
                 waiting.removals.clear();
             }
-            ErasedPages::Pages(pages) => {
-                let room = MAX_WAITING_REMOVALS.saturating_sub(waiting.removals.len());
-                if room < pages.len() {
-                    let pages = pages.len() - room;
-                    tracing::warn!(
-                        pages,
-                        "erased KV pages stay sealed in the cluster cache until it evicts them"
-                    );
-                }
-                waiting.removals.extend(pages.into_iter().take(room));
-            }
+            ErasedPages::Pages(pages) => waiting.remove(pages),
         }
         drop(waiting);
         self.wake();
@@ -94,6 +89,11 @@ impl Work {
     /// Waits for something to do for at most `time`.
     pub fn next(&self, time: Duration) -> Option<Task> {
         let mut waiting = self.lock();
+        if waiting.in_use_since.is_some_and(|since| since.elapsed() >= USE_TIME) {
+            waiting.in_use_since = None;
+            let pages = std::mem::take(&mut waiting.in_use);
+            waiting.remove(pages);
+        }
         if waiting.is_empty() {
             (waiting, _) = self.arrived.wait_timeout(waiting, time).unwrap_or_else(PoisonError::into_inner);
         }
@@ -119,12 +119,30 @@ impl Work {
         }
     }
 
+    /// Queues the removal of pages that somebody uses at this moment. Other work has its turn before.
+    pub fn remove_after_use(&self, pages: Vec<(Digest, Digest)>) {
+        if !pages.is_empty() {
+            let mut waiting = self.lock();
+            waiting.in_use.extend(pages);
+            waiting.in_use_since.get_or_insert_with(Instant::now);
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Waiting> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Waiting {
+    fn remove(&mut self, pages: Vec<(Digest, Digest)>) {
+        let room = MAX_WAITING_REMOVALS.saturating_sub(self.removals.len());
+        if room < pages.len() {
+            let pages = pages.len() - room;
+            tracing::warn!(pages, "erased KV pages stay sealed in the cluster cache until it evicts them");
+        }
+        self.removals.extend(pages.into_iter().take(room));
+    }
+
     fn is_empty(&self) -> bool {
         self.puts.is_empty() && self.removals.is_empty() && !self.removes_all
     }
