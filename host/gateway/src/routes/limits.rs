@@ -8,7 +8,7 @@ use axum::{
 };
 use serde::Deserialize;
 use skep_api::{LimitStatus, MoneyLimit, TenantLimits, marker};
-use skep_runtime::{Tenant, TenantLoad};
+use skep_runtime::{ApiKey, Tenant, TenantLoad};
 use std::num::NonZeroU32;
 use utoipa::IntoParams;
 
@@ -55,7 +55,9 @@ pub(crate) async fn show(
 /// Returns the valid keys of a tenant that have a rate of their own.
 async fn keys_of(gateway: &Gateway, tenant: &Tenant) -> Result<Vec<(String, NonZeroU32)>, ApiError> {
     let keys = gateway.host.keys().list().await?;
-    let valid = keys.into_iter().filter(|key| key.tenant == *tenant && key.revoked_at_ms.is_none());
+    let now = gateway.host.now_ms();
+    let is_valid = |key: &ApiKey| key.revoked_at_ms.is_none() && key.expires_at_ms.is_none_or(|at| at > now);
+    let valid = keys.into_iter().filter(|key| key.tenant == *tenant && is_valid(key));
     Ok(valid.filter_map(|key| Some((key.id, key.requests_per_minute?))).collect())
 }
 

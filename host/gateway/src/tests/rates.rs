@@ -190,6 +190,17 @@ async fn a_caller_reads_how_far_the_rates_of_its_tenant_are_used() {
     };
     let admin = host.server.host.keys().create(admin).await.unwrap().1;
     assert_eq!(read(&admin, "/v1/limits?tenant=paced").await.json(), of_paced);
+    // A key that has expired is left out.
+    let expired = NewApiKey {
+        tenant: Tenant::new("acme").unwrap(),
+        role: Role::Invoke,
+        agents: None,
+        name: String::new(),
+        expires_in: Some(Duration::from_nanos(1)),
+        requests_per_minute: NonZeroU32::new(7),
+        bodies: false,
+    };
+    host.server.host.keys().create(expired).await.unwrap();
     let of_keys = read(&admin, "/v1/limits?tenant=acme").await.json();
     assert_eq!(used(&of_keys, "requests_per_minute"), [(0, 5, true)], "{of_keys}");
 }
