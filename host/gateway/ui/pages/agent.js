@@ -55,17 +55,20 @@ function Overview({ name, path, data, manifest, caller }) {
     const [config, secrets] = await Promise.all([quietly('/v1/config'), quietly('/v1/secrets')]);
     return { config, secrets: secrets?.data };
   }, [isAdmin, name]);
+  // A key for some agents does not see what its tenant uses.
+  const seesUse = !caller.agents;
   const today = usePolled(async (signal) => {
+    if (!seesUse) return {};
     const { data: lines } = await api.get('/v1/usage', { signal, query: { by: 'agent', since: '1d' } });
     return lines.find((line) => line.name === name) ?? { output_tokens: 0, input_tokens: 0, cached_input_tokens: 0, requests: 0 };
-  }, [name], { everyMs: 10_000 });
+  }, [name, seesUse], { everyMs: 10_000, when: seesUse });
   return html`<div class="agent-overview">
     <div class="stack">
       <${Section} title="Active version"><${Facts} rows=${[
         ['Version', number(data.version)], ['Deployed', html`<${Time} ms=${data.deployed_at_ms} relative />`], ['Model', html`<code>${data.model}</code>`],
         ['Component', html`<span class="row"><code title=${`SHA-256 ${data.digest}`}>${data.digest.slice(0, 12)}…</code><${Copy} text=${data.digest} label="Copy the digest" /></span>`]]} /><//>
-      <${Section} title="Used today" about=${isAdmin ? 'By all tenants, in UTC.' : `By the tenant ${caller.tenant}, in UTC.`}>
-        <${Loaded} resource=${today} lines=${2}>${(used) => html`<${Facts} rows=${[['Requests', number(used.requests)], ['Prompt tokens', number(used.input_tokens)], ['From the cache', used.input_tokens ? percent(used.cached_input_tokens / used.input_tokens) : '–'], ['Generated', number(used.output_tokens)]]} />`}<//><//>
+      ${seesUse && html`<${Section} title="Used today" about=${isAdmin ? 'By all tenants, in UTC.' : `By the tenant ${caller.tenant}, in UTC.`}>
+        <${Loaded} resource=${today} lines=${2}>${(used) => html`<${Facts} rows=${[['Requests', number(used.requests)], ['Prompt tokens', number(used.input_tokens)], ['From the cache', used.input_tokens ? percent(used.cached_input_tokens / used.input_tokens) : '–'], ['Generated', number(used.output_tokens)]]} />`}<//><//>`}
       <${Section} title="Grants" about=${isAdmin ? 'What its agent.toml asks for, and whether skep.toml allows it.' : 'What its agent.toml asks for. A key with the role “admin” sees what the host allows.'} flush>
         ${manifest ? html`<${Loaded} resource=${rights}>${({ config, secrets }) => html`<${Grants} rows=${grantRows(manifest, { agent: name, model: data.model, config, secrets })} />`}<//>` : html`<${Empty} title="The manifest cannot be read here">See it below.<//>`}<//>
       <${Section} title="agent.toml" flush><${Manifest} text=${data.manifest} /><//>
