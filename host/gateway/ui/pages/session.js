@@ -115,7 +115,7 @@ function LiveTurn({ agent, session, turn, caller, onEnd }) {
   const [stopping, stop] = useState(false);
   const state = feed.end === 'error' ? stateOf('failed', feed.error.code) : feed.turn === null ? 'waiting' : stateOf('running', null, feed);
   return html`<div class="live-turn" aria-live="polite" aria-busy=${feed.end ? 'false' : 'true'}>
-    ${turn.text && html`<${MessageFrame} role="user"><p class="pre">${turn.text}</p>${turn.data !== undefined && html`<${JsonTree} value=${turn.data} label="Data" />`}<//>`}
+    ${(turn.text || turn.data !== undefined) && html`<${MessageFrame} role="user">${turn.text && html`<p class="pre">${turn.text}</p>`}${turn.data !== undefined && html`<${JsonTree} value=${turn.data} label="Data" />`}<//>`}
     <${MessageFrame} role="assistant">
       <${TurnOutput} feed=${feed} caller=${caller} />
       ${!feed.parts.length && !feed.end && html`<p class="muted">${state === 'waiting' ? 'Waiting for its turn…' : 'Working…'}</p>`}
