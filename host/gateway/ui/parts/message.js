@@ -25,11 +25,11 @@ export function Value({ value, label, open = 1 }) {
 export const Reasoning = ({ text, isOpen, words = 'Reasoning' }) => (text ? html`<details class="thought" open=${isOpen}>
   <summary><${Icon} name="right" size=${12} />${words}<span class="muted"> · ${count(text.trim().split(/\s+/).length, 'word')}</span></summary><p class="pre">${text.trim()}</p></details>` : null);
 
-/** A call of a tool, with its outcome once there is one. */
-export function Call({ name, args, result, error, hasResult, isOpen = 1, waiting }) {
+/** A call of a tool, with its outcome once there is one. `argsOpen` is how deep the arguments are unfolded at first. */
+export function Call({ name, args, result, error, hasResult, isOpen = 1, argsOpen = isOpen, waiting }) {
   return html`<div class=${cx('toolcall', error !== undefined && error !== null && 'failed')}>
     <div class="toolcall-head"><${Icon} name="tool" size=${14} /><code>${name}</code>${waiting && html`<span class="spinner" aria-hidden="true"></span><span class="muted small">${waiting}</span>`}</div>
-    <div class="toolcall-part"><span class="toolcall-label">Arguments</span><${Value} value=${args} label=${`Arguments of ${name}`} open=${isOpen} /></div>
+    <div class="toolcall-part"><span class="toolcall-label">Arguments</span><${Value} value=${args} label=${`Arguments of ${name}`} open=${argsOpen} /></div>
     ${hasResult && html`<div class="toolcall-part"><span class="toolcall-label">Result</span><${Value} value=${result} label=${`Result of ${name}`} open=${isOpen} /></div>`}
     ${error !== undefined && error !== null && html`<div class="toolcall-part"><span class="toolcall-label">Error</span><p class="value-text pre mono bad-text">${error}</p></div>`}
   </div>`;

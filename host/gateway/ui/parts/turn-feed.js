@@ -74,13 +74,13 @@ function take(feed, event, data) {
 /** The call that waits for a person, or undefined. */
 export const openApproval = (feed) => (feed.end ? undefined : feed.parts.find(({ kind, decision }) => kind === 'approval' && !decision));
 
-/** Draws what a turn said and did. */
+/** Draws what a turn said and did. Arguments are unfolded as far as on the card of an approval, which leaves them out if they are above it. */
 export function TurnOutput({ feed, caller }) {
   const last = feed.parts.length - 1;
   return html`<div class="turn-output">${feed.parts.map((part, n) => {
     if (part.kind === 'text') return html`<${Markdown} key=${n} text=${part.text} class=${!feed.end && n === last ? 'growing' : ''} />`;
     if (part.kind === 'thinking') return html`<${Reasoning} key=${n} text=${part.text} isOpen=${!feed.end && n === last} words=${!feed.end && n === last ? 'Thinking…' : 'Reasoning'} />`;
-    if (part.kind === 'call') return html`<${Call} key=${n} name=${part.name} args=${part.arguments} result=${part.result} error=${part.error} hasResult=${part.hasResult} waiting=${!part.isOver && !feed.end && (openApproval(feed) ? 'waits for a decision' : 'runs')} />`;
+    if (part.kind === 'call') return html`<${Call} key=${n} name=${part.name} args=${part.arguments} argsOpen=${2} result=${part.result} error=${part.error} hasResult=${part.hasResult} waiting=${!part.isOver && !feed.end && (openApproval(feed) ? 'waits for a decision' : 'runs')} />`;
     if (part.kind === 'approval') return html`<${ApprovalPart} key=${n} part=${part} isOver=${!!feed.end} caller=${caller} isShown=${feed.parts.slice(0, n).some((call) => call.kind === 'call' && !call.isOver && call.name === part.tool && JSON.stringify(call.arguments) === JSON.stringify(part.arguments))} />`;
     return html`<${Note} key=${n}>${part.text}<//>`;
   })}</div>`;
