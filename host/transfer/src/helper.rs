@@ -38,6 +38,7 @@ pub fn serve(socket: OwnedFd) -> Result<Infallible, TransferError> {
         }
     };
     let Command::Begin { name, library, ring_bytes } = begin else { return Err(unexpected()) };
+    let waiting = hear(commands);
     let map = Mapping::new(&ring, ring_bytes).map_err(TransferError::Memory);
     let nixl = match map.and_then(|ring| begin_agent(&library, &name, ring)) {
         Ok((nixl, ready)) => {
@@ -49,6 +50,11 @@ pub fn serve(socket: OwnedFd) -> Result<Infallible, TransferError> {
             return Err(error);
         }
     };
+    work(nixl, host, &waiting)
+}
+
+/// Reads commands in a thread of its own, which ends the process when the host has ended, also while the library begins.
+fn hear(mut commands: FrameReader<UnixStream>) -> Receiver<Command> {
     let (sender, waiting) = sync_channel(WAITING_COMMANDS);
     std::thread::spawn(move || {
         // The worker lives as long as the process, so it always receives.
@@ -59,7 +65,7 @@ pub fn serve(socket: OwnedFd) -> Result<Infallible, TransferError> {
         }
         end();
     });
-    work(nixl, host, &waiting)
+    waiting
 }
 
 fn begin_agent(library: &Path, name: &str, ring: Mapping) -> Result<(Nixl, Event), TransferError> {

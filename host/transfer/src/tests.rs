@@ -5,15 +5,18 @@
 
 use std::fs;
 use std::io::Write as _;
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::OnceLock;
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::ring::Ring;
 use crate::{AgentOptions, AgentStatus, Peer, SlotCounts, TransferAgent, TransferError, find_library, serve};
+use crate::{descriptor, frame, message};
 
 const PACKAGE: &str = "nixl-cu12==1.5.1";
 /// Unpacks what is loaded. The rest are headers, and a library for another purpose.
@@ -64,6 +67,10 @@ fn target() -> PathBuf {
 /// Downloads and unpacks the package, unless an earlier run has.
 fn fetched() -> Result<PathBuf, String> {
     let folder = target().join("tmp/nixl");
+    fs::create_dir_all(target().join("tmp")).map_err(|error| error.to_string())?;
+    // The integration tests make the same folder, and may do so at this moment.
+    let lock = fs::File::create(target().join("tmp/nixl.lock")).map_err(|error| error.to_string())?;
+    lock.lock().map_err(|error| error.to_string())?;
     let ready = folder.join("ready");
     if fs::read_to_string(&ready).is_ok_and(|made| made == PACKAGE) {
         return find_library(&folder).map_err(|error| error.to_string());
@@ -206,6 +213,26 @@ fn a_missing_program_or_library_is_an_error_that_names_it() {
     assert!(error.contains("/nowhere/skep cannot be started"), "{error}");
     let error = missing(options("none", Path::new("/nowhere/libnixl_capi.so")));
     assert!(error.contains("/nowhere/libnixl_capi.so") && error.contains("pip download"), "{error}");
+}
+
+#[test]
+fn a_helper_ends_with_its_host_while_it_loads_the_library() {
+    let folder = tempfile::tempdir().unwrap();
+    // Whoever opens a pipe waits until somebody writes into it.
+    let library = folder.path().join("libnixl_capi.so");
+    assert!(Command::new("mkfifo").arg(&library).status().unwrap().success());
+    let (mut host, theirs) = UnixStream::pair().unwrap();
+    let AgentOptions { name, program, arguments, .. } = options("loads", &library);
+    let mut process = Command::new(program);
+    let child = process.args(arguments).stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).spawn().unwrap();
+    drop(process);
+    let ring = Ring::create(0).unwrap();
+    descriptor::send(&host, ring.file()).unwrap();
+    let begin = message::Command::Begin { name, library, ring_bytes: ring.bytes() as u64 };
+    frame::write(&mut host, &begin).unwrap();
+    drop(host);
+    let child = Mutex::new(child);
+    until("the helper does not end", || child.lock().unwrap().try_wait().unwrap().is_some());
 }
 
 #[test]

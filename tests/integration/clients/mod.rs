@@ -147,6 +147,9 @@ pub fn made(
     // A test that failed while it made a folder has left it without the file that says that it is ready.
     let _one = MADE.lock().unwrap_or_else(PoisonError::into_inner);
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
+    // Tests in another process may make the same folder at this moment.
+    let lock = std::fs::File::create(folder.with_extension("lock")).unwrap();
+    lock.lock().unwrap();
     let (ready, wanted) = (folder.join("ready"), packages.join("\n"));
     if std::fs::read_to_string(&ready).is_ok_and(|made| made == wanted) {
         return Some(folder);
