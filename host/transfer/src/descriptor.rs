@@ -13,6 +13,11 @@ use rustix::net::{
 
 /// The byte that a file comes with, because it cannot travel alone.
 const MARK: u8 = b'R';
+/// A program that the library may start does not get the file.
+#[cfg(target_os = "linux")]
+const FLAGS: RecvFlags = RecvFlags::CMSG_CLOEXEC;
+#[cfg(not(target_os = "linux"))]
+const FLAGS: RecvFlags = RecvFlags::empty();
 
 /// Sends a file.
 pub(crate) fn send(over: &UnixStream, file: &File) -> io::Result<()> {
@@ -31,7 +36,7 @@ pub(crate) fn receive(over: &UnixStream) -> io::Result<File> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut mark = [0_u8];
-    let received = recvmsg(over, &mut [IoSliceMut::new(&mut mark)], &mut control, RecvFlags::empty())?;
+    let received = recvmsg(over, &mut [IoSliceMut::new(&mut mark)], &mut control, FLAGS)?;
     let mut files = control.drain().filter_map(|message| match message {
         RecvAncillaryMessage::ScmRights(files) => Some(files),
         _ => None,
