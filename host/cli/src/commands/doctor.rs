@@ -15,7 +15,7 @@ use skep_mooncake::Library;
 use super::out;
 use crate::config::{self, Config};
 use crate::guest_build;
-use crate::kv_transfer::TransferSettings;
+use crate::kv_transfer::{TransferSetting, TransferSettings};
 use crate::server_options::ServerOptions;
 use crate::style::{self, Painter};
 use crate::{catalog, machine, paths};
@@ -30,7 +30,7 @@ Examples:
   skep doctor --config skep.toml   # also what these settings need
   skep doctor --json | jq '.[] | select(.state != \"ok\")'")]
 pub struct Args {
-    /// Also check what the settings in this file need: the library and the master of a cluster cache
+    /// Also check what the settings in this file need: the library and the master of a cluster cache, and NIXL
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Print as JSON
@@ -62,6 +62,10 @@ enum State {
 
 /// Checks the machine, and prints a line for each finding.
 pub fn run(args: &Args) -> Result<()> {
+    let transfer = match &args.config {
+        Some(file) => options(file)?.kv_disk.transfer,
+        None => TransferSettings::default(),
+    };
     let mut checks = vec![
         cpu(),
         memory(),
@@ -75,7 +79,7 @@ pub fn run(args: &Args) -> Result<()> {
         kernel_compiler(),
         dense_products(),
         compiled_kernels(),
-        kv_transfer(),
+        kv_transfer(transfer),
     ];
     if let Some(file) = &args.config {
         checks.extend(cluster_cache(file)?);
@@ -323,21 +327,26 @@ fn compiled_kernels_in(folder: &Path) -> Check {
 }
 
 /// Checks for NIXL, through which hosts of a cluster read each other's KV pages, by starting a helper with it.
-fn kv_transfer() -> Check {
+fn kv_transfer(settings: TransferSettings) -> Check {
     const NAME: &str = "KV transfer";
     const HTTP: &str = "KV pages travel between hosts over HTTP";
     const PATIENCE: Duration = Duration::from_secs(30);
-    let settings = TransferSettings::default();
-    let library = match settings.library(paths::nixl_folder()) {
-        Ok(Some(library)) => library,
-        Ok(None) => return lacking(NAME, State::Note, HTTP, skep_transfer::HINT),
-        Err(error) => {
+    let library = match (settings.lane, settings.library(paths::nixl_folder())) {
+        (TransferSetting::Http, _) => return ok(NAME, HTTP),
+        (_, Ok(Some(library))) => library,
+        (_, Ok(None)) => return lacking(NAME, State::Note, HTTP, skep_transfer::HINT),
+        (lane, Err(error)) => {
             let found = error.to_string().lines().next().unwrap_or_default().to_owned();
-            return lacking(NAME, State::Note, format!("{found}; {HTTP}"), skep_transfer::HINT);
+            return match lane {
+                // A host with this setting does not start.
+                TransferSetting::Nixl => lacking(NAME, State::Missing, found, skep_transfer::HINT),
+                _ => lacking(NAME, State::Note, format!("{found}; {HTTP}"), skep_transfer::HINT),
+            };
         }
     };
     let shown = library.display().to_string();
-    let devices = std::env::var(skep_transfer::DEVICES_VARIABLE).ok();
+    let variable = std::env::var(skep_transfer::DEVICES_VARIABLE).ok();
+    let devices = settings.nixl_devices.clone().or(variable);
     let settings = TransferSettings { nixl_mb: 1, ..settings };
     let started = settings
         .helper("doctor".to_owned(), library, devices)
@@ -369,12 +378,17 @@ fn is_enough(shipped: &[Architecture], devices: &[GpuInfo]) -> bool {
 
 /// Checks what the cluster cache needs that a file names.
 fn cluster_cache(file: &Path) -> Result<Vec<Check>> {
-    let mut options = ServerOptions::default();
-    Config::read(file)?.apply(&mut options).with_context(|| config::is_invalid(file))?;
-    let Some(cache) = options.kv_disk.cluster_cache else {
+    let Some(cache) = options(file)?.kv_disk.cluster_cache else {
         return Ok(vec![ok("cluster cache", "no Mooncake in [kv.cluster]")]);
     };
     Ok(vec![mooncake_library(cache.library.as_deref()), mooncake_master(&cache.master)])
+}
+
+/// Reads the settings of a host.
+fn options(file: &Path) -> Result<ServerOptions> {
+    let mut options = ServerOptions::default();
+    Config::read(file)?.apply(&mut options).with_context(|| config::is_invalid(file))?;
+    Ok(options)
 }
 
 fn mooncake_library(folder: Option<&Path>) -> Check {
@@ -470,6 +484,17 @@ mod tests {
         std::fs::write(&file, "[kv.cluster]\n").expect("a file");
         let error = format!("{:#}", cluster_cache(&file).expect_err("no kind"));
         assert!(error.contains("skep.toml") && error.contains("has no kind"), "{error}");
+    }
+
+    #[test]
+    fn nixl_is_needed_only_where_the_settings_say_so() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let of = |lane| {
+            let nixl_dir = Some(folder.path().to_owned());
+            kv_transfer(TransferSettings { lane, nixl_dir, ..TransferSettings::default() }).state
+        };
+        let lanes = [TransferSetting::Http, TransferSetting::Auto, TransferSetting::Nixl];
+        assert_eq!(lanes.map(of), [State::Ok, State::Note, State::Missing]);
     }
 
     #[test]
