@@ -12,7 +12,7 @@ use axum::{
 };
 use serde_json::{Value, json};
 use skep_engine::TokenMeter;
-use skep_runtime::{Manifest, NewApiKey, Role, SharedCounts, Tenant};
+use skep_runtime::{AgentName, Manifest, NewApiKey, Role, SharedCounts, Tenant};
 use std::{
     net::SocketAddr,
     num::NonZeroU32,
@@ -179,28 +179,30 @@ async fn a_caller_reads_how_far_the_rates_of_its_tenant_are_used() {
     assert_eq!(read(&key, "/v1/agents/echo").await.json().get("used"), None);
     let of_paced = read(&paced, "/v1/limits").await.json();
     assert_eq!(used(&of_paced, "tokens_per_minute"), [(40, 100, false)], "{of_paced}");
-    let admin = NewApiKey {
-        tenant: Tenant::local(),
-        role: Role::Admin,
+    let new = |tenant: &str, role: Role| NewApiKey {
+        tenant: Tenant::new(tenant).unwrap(),
+        role,
         agents: None,
         name: String::new(),
         expires_in: None,
         requests_per_minute: None,
         bodies: false,
     };
-    let admin = host.server.host.keys().create(admin).await.unwrap().1;
+    let keys = host.server.host.keys();
+    // A key for some agents does not see what other agents of its tenant use.
+    let narrow =
+        NewApiKey { agents: Some(vec![AgentName::new("echo").unwrap()]), ..new("acme", Role::Invoke) };
+    let narrow = keys.create(narrow).await.unwrap().1;
+    assert_eq!(read(&narrow, "/v1/limits").await.error()["code"], "key_is_for_agents");
+    let admin = keys.create(new("local", Role::Admin)).await.unwrap().1;
     assert_eq!(read(&admin, "/v1/limits?tenant=paced").await.json(), of_paced);
     // A key that has expired is left out.
     let expired = NewApiKey {
-        tenant: Tenant::new("acme").unwrap(),
-        role: Role::Invoke,
-        agents: None,
-        name: String::new(),
         expires_in: Some(Duration::from_nanos(1)),
         requests_per_minute: NonZeroU32::new(7),
-        bodies: false,
+        ..new("acme", Role::Invoke)
     };
-    host.server.host.keys().create(expired).await.unwrap();
+    keys.create(expired).await.unwrap();
     let of_keys = read(&admin, "/v1/limits?tenant=acme").await.json();
     assert_eq!(used(&of_keys, "requests_per_minute"), [(0, 5, true)], "{of_keys}");
 }
