@@ -86,15 +86,18 @@ async fn pages_are_read_in_the_memory_of_another_host_and_over_http_without_its_
     let fetched = kv(&b).await;
     assert!(cached + 96 > prompt, "{cached} of {prompt} tokens were cached: {fetched}");
     assert_eq!(fetched["peers"]["fetched_pages"].as_u64(), Some(cached / 16), "{fetched}");
-    let bytes = lane_bytes(&b, "nixl").await;
-    assert_eq!((Some(bytes), lane_bytes(&b, "http").await), (fetched["peers"]["fetched_bytes"].as_u64(), 0));
+    // A READ that a busy machine delays is given up, and its pages come over HTTP.
+    let (bytes, others) = (lane_bytes(&b, "nixl").await, lane_bytes(&b, "http").await);
+    assert!(bytes > 0, "{fetched}");
+    assert_eq!(Some(bytes + others), fetched["peers"]["fetched_bytes"].as_u64(), "{fetched}");
 
     // A helper that is stopped delays the pages, which are then asked for over HTTP. One that is killed is started again.
     let theirs = a.process_with("kv-agent").expect("the helper runs");
     signal(theirs, "-STOP");
+    let before = lane_bytes(&b, "http").await;
     let (prompt, cached) = ask_both(&a, &b, "Other rules.").await;
     assert!(cached + 96 > prompt, "{cached} of {prompt} tokens were cached: {}", kv(&b).await);
-    assert!(lane_bytes(&b, "http").await > 0, "{}", kv(&b).await);
+    assert!(lane_bytes(&b, "http").await > before, "{}", kv(&b).await);
     signal(theirs, "-KILL");
     until(async || a.process_with("kv-agent").is_some_and(|process| process != theirs)).await;
     until(async || lane(&a).await == "nixl").await;
