@@ -40,12 +40,11 @@ fn note_skip(why: &str) {
     file.and_then(|mut file| std::io::Write::write_all(&mut file, line.as_bytes())).unwrap();
 }
 
-/// Programs that even the machine of `.ci/run` may lack, as it may lack a GPU: they need root and a service of the system, or
-/// `SKEP_LLAMA_SERVER` has to name them.
-const OPTIONAL: [&str; 5] = ["llama-server", "mount", "pgbouncer", "podman", "systemd-analyze"];
+/// Programs and libraries that even the machine of `.ci/run` may lack, as it may lack a GPU: they need root and a service of the
+/// system, come from the system's packages, or `SKEP_LLAMA_SERVER` has to name them.
+const OPTIONAL: [&str; 6] = ["libibverbs", "llama-server", "mount", "pgbouncer", "podman", "systemd-analyze"];
 
-/// Reports that a test is skipped because one of the [`OPTIONAL`] programs is missing or does not work, which is never a
-/// failure.
+/// Reports that a test is skipped because something among [`OPTIONAL`] is missing or does not work, which is never a failure.
 pub fn skipped_without(program: &str) {
     assert!(OPTIONAL.contains(&program), "{program} is required");
     note_skip(&format!("{program} does not work on this machine"));

@@ -3,7 +3,7 @@
 use crate::{
     clients::{installed, made},
     durability::{Process, tiny_model},
-    harness::{Host, client},
+    harness::{Host, client, skipped_without},
 };
 use serde_json::{Value, json};
 use std::{
@@ -31,6 +31,10 @@ struct Mooncake {
 impl Mooncake {
     /// Returns Mooncake; `None` where it cannot be had, which skips the test.
     fn fetched() -> Option<Mooncake> {
+        let Some(debian) = debian_packages() else {
+            skipped_without("libibverbs");
+            return None;
+        };
         let packages = [&WHEELS[..], &DEBIAN[..]].concat();
         let folder = made("mooncake", &packages, |folder| {
             std::fs::create_dir_all(folder.join("wheels")).unwrap();
@@ -46,10 +50,7 @@ impl Mooncake {
                 installed(&mut unpack)?;
             }
             std::fs::remove_dir_all(folder.join("wheels")).unwrap();
-            std::fs::create_dir(folder.join("debian")).unwrap();
-            let mut download = Command::new("apt-get");
-            installed(download.arg("download").args(DEBIAN).current_dir(folder.join("debian")))?;
-            for package in files(&folder.join("debian")) {
+            for package in files(&debian) {
                 let mut unpack = Command::new("dpkg");
                 installed(unpack.arg("-x").arg(package).arg(folder.join("unpacked")))?;
             }
@@ -107,6 +108,22 @@ impl Drop for Master {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
+}
+
+/// Returns a folder with Debian's packages, which are downloaded once; `None` where they cannot be had, as on a machine that has
+/// no lists of packages.
+fn debian_packages() -> Option<PathBuf> {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("mooncake-debian");
+    let (ready, wanted) = (folder.with_extension("ready"), DEBIAN.join("\n"));
+    if std::fs::read_to_string(&ready).is_ok_and(|made| made == wanted) {
+        return Some(folder);
+    }
+    let _ = std::fs::remove_dir_all(&folder);
+    std::fs::create_dir_all(&folder).unwrap();
+    let mut download = Command::new("apt-get");
+    installed(download.arg("download").args(DEBIAN).current_dir(&folder)).ok()?;
+    std::fs::write(ready, wanted).unwrap();
+    Some(folder)
 }
 
 /// Returns the folders in which the libraries are found that Mooncake needs.
