@@ -13,7 +13,7 @@ pub struct KvDisk {
     pub max_bytes: u64,
     pub used_bytes: u64,
     pub pages: u64,
-    /// Number of tenants that have pages.
+    /// Number of tenants that have pages. Public pages count as those of a tenant of their own.
     pub tenants: u64,
     /// Pages that were there when the host started.
     pub pages_at_start: u64,

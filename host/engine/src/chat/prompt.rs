@@ -216,19 +216,22 @@ mod tests {
     use crate::chat::fixture;
     use skep_model::ChatTemplate;
 
+    /// Returns the text of the prompt that is public.
+    fn public_text(engine: &Engine, part: PublicPart, messages: &[ChatMessage]) -> String {
+        let mut options = ChatOptions::default();
+        options.affinity.public = part;
+        let prompt = render_and_encode(engine, messages, options.opening(), &options.cancel).unwrap();
+        match public_part(engine, messages, &options, &prompt.tokens) {
+            PublicPart::Tokens(tokens) => engine.tokenizer().decode(&prompt.tokens[..tokens], false),
+            _ => String::new(),
+        }
+    }
+
     #[test]
     fn nothing_but_the_system_message_of_a_prompt_is_public() {
         let engine = fixture::engine(ChatTemplate::chatml_default(), &[]);
         let system = ChatMessage::system("You greet the guests of a hotel.");
-        let public = |part: PublicPart, messages: &[ChatMessage]| {
-            let mut options = ChatOptions::default();
-            options.affinity.public = part;
-            let prompt = render_and_encode(&engine, messages, options.opening(), &options.cancel).unwrap();
-            match public_part(&engine, messages, &options, &prompt.tokens) {
-                PublicPart::Tokens(tokens) => engine.tokenizer().decode(&prompt.tokens[..tokens], false),
-                _ => String::new(),
-            }
-        };
+        let public = |part: PublicPart, messages: &[ChatMessage]| public_text(&engine, part, messages);
         let conversation = [system.clone(), ChatMessage::user("My secret is 7.")];
         let said = public(PublicPart::SystemMessage, &conversation);
         assert!(said.contains("You greet the guests of a hotel.") && !said.contains("secret"), "{said}");
@@ -236,6 +239,25 @@ mod tests {
         assert_eq!(said.trim_end(), public(PublicPart::SystemMessage, &other).trim_end());
         assert_eq!(public(PublicPart::Nothing, &conversation), "");
         assert_eq!(public(PublicPart::SystemMessage, &conversation[1..]), "");
+    }
+
+    #[test]
+    fn what_a_template_writes_of_other_messages_is_not_public() {
+        const ALL: &str = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}";
+        let messages =
+            [ChatMessage::system("You greet the guests of a hotel."), ChatMessage::user("My secret is 7.")];
+        for (what, before) in [
+            ("the newest message comes first", "{{ messages[-1].content }}\n"),
+            ("the number of messages comes first", "{{ messages | length }} messages\n"),
+            (
+                "a system message alone is refused",
+                "{% if messages | length < 2 %}{{ raise_exception('there is no question') }}{% endif %}",
+            ),
+        ] {
+            let template = ChatTemplate::new(&format!("{before}{ALL}"), None, None).unwrap();
+            let public = public_text(&fixture::engine(template, &[]), PublicPart::SystemMessage, &messages);
+            assert!(!public.contains("secret"), "{what}: {public}");
+        }
     }
 
     #[test]
