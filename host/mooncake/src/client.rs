@@ -89,9 +89,9 @@ impl Objects for Client {
             )
         };
         checked("batch_is_exist", code)?;
-        // A code of an object is one of the master, which answers for all of them.
-        match found.iter().find(|code| **code < 0) {
-            Some(code) => Err(Failure::Master { call: "batch_is_exist", code: i64::from(*code) }),
+        // Any other code of an object is one of the master, which answers for all of them.
+        match found.iter().map(|code| i64::from(*code)).find(|code| *code < 0 && !is_absent(*code)) {
+            Some(code) => Err(Failure::Master { call: "batch_is_exist", code }),
             None => Ok(found.into_iter().map(|code| code == 1).collect()),
         }
     }
@@ -149,7 +149,7 @@ impl Objects for Client {
         if images.iter().any(Option::is_some) || images.is_empty() {
             return Ok(images);
         }
-        let failed = results.iter().find(|code| **code < 0 && **code != NOT_FOUND).copied();
+        let failed = results.iter().copied().find(|code| *code < 0 && !is_absent(*code));
         match failed.or((code != 0).then_some(i64::from(code))) {
             Some(code) => Err(Failure::Transfer { code }),
             None => Ok(images),
@@ -185,6 +185,11 @@ impl Drop for Client {
 fn is_listening(address: &str) -> bool {
     let mut found = address.to_socket_addrs().into_iter().flatten();
     found.any(|address| TcpStream::connect_timeout(&address, CONNECT_TIME).is_ok())
+}
+
+/// Returns whether a code is that of an object that cannot be read because it does not exist, or not yet.
+fn is_absent(code: i64) -> bool {
+    code == NOT_FOUND || IN_USE.contains(&code)
 }
 
 fn pointers(names: &[CString]) -> Vec<*const c_char> {
