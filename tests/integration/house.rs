@@ -94,14 +94,20 @@ fn only_the_kernels_and_the_named_files_contain_unsafe_code() {
     }
 }
 
+/// The files that pass strings to C libraries. Whether C's `char` has a sign depends on the processor, and is nothing to a pointer to a
+/// `CStr`.
+const C_STRING_FILES: [&str; 3] =
+    ["host/mooncake/src/client.rs", "host/mooncake/src/library.rs", "host/transfer/src/nixl.rs"];
+
 /// `.ci/run` compiles only the kernels and the models for another processor, because all other crates are the same on each.
 #[test]
 fn only_the_kernels_contain_code_for_one_processor() {
     let is_of_a_processor = |path: &PathBuf| {
         let text = fs::read_to_string(path).unwrap();
-        ["target_arch", "target_feature", "core::arch", "std::arch", "c_char"]
-            .iter()
-            .any(|word| text.contains(word))
+        let has = |word: &str| text.contains(word);
+        let is_listed = C_STRING_FILES.iter().any(|listed| path.ends_with(listed));
+        ["target_arch", "target_feature", "core::arch", "std::arch"].into_iter().any(has)
+            || (has("c_char") && !is_listed)
     };
     let found: Vec<PathBuf> =
         rust_sources(&repository().join("host")).into_iter().filter(is_of_a_processor).collect();

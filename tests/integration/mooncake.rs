@@ -225,7 +225,7 @@ async fn hosts_share_pages_in_a_store_and_compute_what_is_lost_with_an_owner_or_
         until(host, |cache| cache["is_up"] == true).await;
     }
 
-    // What one host has computed comes to the other, with the same answer.
+    // The pages that one host has computed come to the other, with the same answer.
     let expected = chat(&plain, 1).await.0;
     let (answer, prompt, _) = chat(&a, 1).await;
     assert_eq!(answer, expected);
@@ -264,7 +264,7 @@ async fn hosts_share_pages_in_a_store_and_compute_what_is_lost_with_an_owner_or_
     let (answer, _, cached) = chat(&b, 2).await;
     assert_eq!((answer, cached < 64), (expected, true), "{cached}");
 
-    // So are those of a store whose master is killed, and the host stays usable and ends in order.
+    // The pages of a store whose master is killed are gone as well, and the host stays usable and ends in order.
     drop(master);
     let mut number = 3;
     let cache = loop {

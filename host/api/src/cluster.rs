@@ -38,6 +38,13 @@ pub struct ClusterHost {
     pub role: ClusterHostRole,
     /// The models that the host has itself.
     pub models: Vec<String>,
+    #[serde(flatten)]
+    pub work: ClusterHostWork,
+}
+
+/// The work that a host of a cluster has.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct ClusterHostWork {
     /// Number of sessions that the host owns.
     pub sessions: u64,
     pub running_turns: u64,

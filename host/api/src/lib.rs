@@ -68,7 +68,9 @@ pub use client_batch::{
     Batch, BatchCounts, BatchError, BatchErrors, BatchState, BatchTimes, CreateBatch, ExpiresAfter,
 };
 pub use client_file::{ClientFile, DeletedFile, UploadFile};
-pub use cluster::{ClusterHost, ClusterHostRole, ClusterHostState, ClusterHosts, ClusterVersions};
+pub use cluster::{
+    ClusterHost, ClusterHostRole, ClusterHostState, ClusterHostWork, ClusterHosts, ClusterVersions,
+};
 pub use completion::{Completion, CompletionChoice, CompletionLogprobs};
 pub use config::{Config, ConfigReload, Setting, SettingChange};
 pub use engine::{

@@ -42,6 +42,7 @@ impl Lane {
         Lane { region: Region { start, bytes } }
     }
 
+    /// Returns the memory of the lane.
     pub fn region(&self) -> Region {
         self.region
     }

@@ -48,6 +48,7 @@ pub(crate) enum Ending {
 }
 
 impl Ending {
+    /// All of them, for metrics that are visible from the start.
     pub const ALL: [Ending; 8] = [
         Ending::Fetched,
         Ending::Absent,
@@ -59,6 +60,7 @@ impl Ending {
         Ending::Unwanted,
     ];
 
+    /// Returns the label of metrics.
     pub fn as_str(self) -> &'static str {
         match self {
             Ending::Fetched => "fetched",
@@ -102,6 +104,7 @@ impl Figures {
         }
     }
 
+    /// Counts a question.
     pub fn record_end(&self, ending: Ending, took: Duration) {
         self.questions.fetch_add(1, Relaxed);
         if ending != Ending::Fetched {
@@ -111,6 +114,7 @@ impl Figures {
         metrics::histogram!(metric::CLUSTER_FETCH_TIME).record(took.as_secs_f64());
     }
 
+    /// Counts a page that was fetched.
     pub fn record_fetched(&self, bytes: u64) {
         self.fetched_pages.fetch_add(1, Relaxed);
         self.fetched_bytes.fetch_add(bytes, Relaxed);
@@ -118,6 +122,7 @@ impl Figures {
         metrics::counter!(metric::CLUSTER_FETCHED_BYTES).increment(bytes);
     }
 
+    /// Counts pages that were put.
     pub fn record_put(&self, pages: u64, bytes: u64) {
         self.put_pages.fetch_add(pages, Relaxed);
         self.put_bytes.fetch_add(bytes, Relaxed);
@@ -125,11 +130,13 @@ impl Figures {
         metrics::counter!(metric::CLUSTER_PUT_BYTES).increment(bytes);
     }
 
+    /// Counts pages that were not put.
     pub fn record_dropped(&self, pages: u64) {
         self.dropped_pages.fetch_add(pages, Relaxed);
         metrics::counter!(metric::CLUSTER_DROPPED_PAGES).increment(pages);
     }
 
+    /// Counts pages that were removed.
     pub fn record_removed(&self, pages: u64) {
         self.removed_pages.fetch_add(pages, Relaxed);
         metrics::counter!(metric::CLUSTER_REMOVED_PAGES).increment(pages);

@@ -252,7 +252,7 @@ fn pages_that_one_host_puts_come_to_another_in_bounded_batches() {
     assert_eq!(other.fetch(&PageQuestion { names: absent, ..question.clone() }), 0);
     let status = other.cache.status();
     assert_eq!((status.questions, status.missed, status.fetched_pages), (4, 2, 140));
-    // What the cache has is not put again.
+    // A page that the cache has is not put again.
     one.cache.keep(question.layout, PAGE_BYTES, question.names.clone());
     one.put("t", 3);
     assert_eq!((one.cache.status().put_pages, store.len()), (73, 73));

@@ -1,4 +1,4 @@
-//! What was found out about shapes of products, in bounded memory.
+//! The measured choices for shapes of products, in bounded memory.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use skep_api::{ClusterHost, ClusterHosts};
+use skep_api::{ClusterHost, ClusterHostWork, ClusterHosts};
 
 use super::{HostArgs, out};
 use crate::client::Client;
@@ -119,14 +119,17 @@ fn row(host: &ClusterHost) -> [String; 14] {
         lease_left_ms,
         role,
         models,
+        work,
+        ..
+    } = host;
+    let ClusterHostWork {
         sessions,
         running_turns,
         load_percent,
         waiting_requests,
         prefill_tokens,
         decode_tokens,
-        ..
-    } = host;
+    } = work;
     let mark = if *this { " (this one)" } else { "" };
     [
         number.to_string(),
@@ -166,14 +169,17 @@ mod tests {
             lease_left_ms: Some(9_880),
             role: ClusterHostRole::Gateway,
             models: vec!["a".to_owned(), "b".to_owned()],
-            sessions: 12,
-            running_turns: 2,
-            load_percent: Some(125),
-            waiting_requests: 1,
-            prefill_tokens: 900,
-            decode_tokens: 70,
+            work: ClusterHostWork {
+                sessions: 12,
+                running_turns: 2,
+                load_percent: Some(125),
+                waiting_requests: 1,
+                prefill_tokens: 900,
+                decode_tokens: 70,
+            },
         };
-        let early = ClusterHost { versions: None, lease_left_ms: None, load_percent: None, ..host.clone() };
+        let work = ClusterHostWork { load_percent: None, ..host.work.clone() };
+        let early = ClusterHost { versions: None, lease_left_ms: None, work, ..host.clone() };
         let other = ClusterHost { number: 4, this: false, ..early };
         assert_eq!(
             row(&host).join("|"),

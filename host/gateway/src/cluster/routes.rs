@@ -29,7 +29,7 @@ pub(super) const GENERATE: &str = "/cluster/v1/generate";
 pub(super) const PAGES_COUNT: &str = "/cluster/v1/pages/count";
 /// The KV pages themselves.
 pub(super) const PAGES_READ: &str = "/cluster/v1/pages/read";
-/// Where in the memory of a host its KV pages can be read.
+/// Lends KV pages, and answers where in the memory of the host they can be read.
 pub(super) const PAGES_LEND: &str = "/cluster/v1/pages/lend";
 /// The KV pages that a host was lent were read.
 pub(super) const PAGES_RETURN: &str = "/cluster/v1/pages/return";

@@ -6,7 +6,9 @@ use axum::{
     extract::{Path, State},
     http::StatusCode,
 };
-use skep_api::{ClusterHost, ClusterHostRole, ClusterHostState, ClusterHosts, ClusterVersions};
+use skep_api::{
+    ClusterHost, ClusterHostRole, ClusterHostState, ClusterHostWork, ClusterHosts, ClusterVersions,
+};
 use skep_runtime::{HostRole, HostVersions, Member};
 
 /// Shows the hosts that share the database with this one. A host that is not in a cluster shows itself.
@@ -84,12 +86,14 @@ fn described(host: skep_runtime::ClusterHost) -> ClusterHost {
             HostRole::Balancer => ClusterHostRole::Balancer,
         },
         models,
-        sessions,
-        running_turns,
-        load_percent,
-        waiting_requests,
-        prefill_tokens: tokens.prefill,
-        decode_tokens: tokens.decode,
+        work: ClusterHostWork {
+            sessions,
+            running_turns,
+            load_percent,
+            waiting_requests,
+            prefill_tokens: tokens.prefill,
+            decode_tokens: tokens.decode,
+        },
     }
 }
 

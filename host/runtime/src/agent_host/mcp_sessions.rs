@@ -31,8 +31,8 @@ impl AgentHost {
         Ok(found.map_or(SessionPlace::Here, |(member, _)| SessionPlace::There(member)))
     }
 
-    /// Takes a session over whose host is gone, if it is that of this caller and was used within this time. `None` means that there
-    /// is no such session, or that another host has it.
+    /// Takes a session over whose host is gone, if it is that of this caller and was used within this time. `None` means that the
+    /// session does not exist, or that another host has it.
     pub async fn take_mcp_session(
         &self,
         key: McpSessionKey,

@@ -77,7 +77,7 @@ pub struct Rows {
     pub first_position: u32,
 }
 
-/// What a device and the heads of a layer decide about plans.
+/// The properties of a device and of the heads of a layer that decide about plans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Blocks {
     /// Number of blocks that the device runs at once.
