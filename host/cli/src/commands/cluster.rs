@@ -92,7 +92,7 @@ async fn until_ended(client: &Client, number: i64, is_asked: bool) -> Result<()>
             Err(error) => return Err(error),
         };
         let Some(host) = hosts.hosts.iter().find(|host| host.number == number) else { return Ok(()) };
-        let left = (host.sessions, host.running_turns);
+        let left = (host.work.sessions, host.work.running_turns);
         if shown != Some(left) {
             let (sessions, turns) = (out::count(left.0, "session"), out::count(left.1, "running turn"));
             eprintln!("  host {number}: {sessions}, {turns}");
