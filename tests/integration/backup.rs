@@ -176,7 +176,10 @@ async fn a_backup_under_load_contains_acknowledged_work_and_marks_redeliveries()
     let (data, backup) = (at("data"), at("backup"));
     let (done, said) = skep(&["backup", backup.to_str().unwrap(), "--data", data.to_str().unwrap()]).await;
     assert!(done, "{said}");
-    assert!(said.contains("3 agents") && said.contains("open turns, 3 undelivered events"), "{said}");
+    assert!(
+        said.contains("3 agents") && said.contains(" open turn") && said.contains(", 3 undelivered events"),
+        "{said}"
+    );
     let is_before_alarms = alarms_set_at.elapsed() < ALARM_AFTER;
     let during = acknowledged.lock().unwrap().len();
     until("a load that went on", async || acknowledged.lock().unwrap().len() > during + 5).await;

@@ -13,7 +13,9 @@ const BURST: u32 = 200;
 const PAUSE: Duration = Duration::from_millis(100);
 
 async fn ask(node: &Node, key: &str) -> Response {
-    client().get(format!("{}/v1/agents", node.url)).bearer_auth(key).send().await.unwrap()
+    let question = json!({"messages": [{"role": "user", "content": "a"}], "max_tokens": 1});
+    let request = client().post(format!("{}/v1/chat/completions", node.url)).bearer_auth(key);
+    request.json(&question).send().await.unwrap()
 }
 
 fn remaining(answer: &Response) -> u32 {
