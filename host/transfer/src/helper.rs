@@ -9,6 +9,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Signal, getpid, kill_process};
@@ -56,7 +57,10 @@ pub fn serve(socket: OwnedFd) -> Result<Infallible, TransferError> {
 /// Reads commands in a thread of its own, which ends the process when the host has ended, also while the library begins.
 fn hear(mut commands: FrameReader<UnixStream>) -> Receiver<Command> {
     let (sender, waiting) = sync_channel(WAITING_COMMANDS);
+    let begun = Arc::new(Barrier::new(2));
+    let begins = Arc::clone(&begun);
     std::thread::spawn(move || {
+        begins.wait();
         // The worker lives as long as the process, so it always receives.
         while let Ok(command) = commands.next() {
             if command.is_some_and(|command| sender.send(command).is_err()) {
@@ -65,6 +69,8 @@ fn hear(mut commands: FrameReader<UnixStream>) -> Receiver<Command> {
         }
         end();
     });
+    // A thread that begins needs the loader's lock, which the library holds for as long as it is being loaded.
+    begun.wait();
     waiting
 }
 

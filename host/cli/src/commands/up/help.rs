@@ -104,7 +104,8 @@ All settings:
              (as log under [requests]), kv_disk_percent (of the KV pages on disk);
              NAME \"default\" covers tenants without a section
   [agents.NAME]
-             weight: its share of the model, relative to other agents of its tenant
+             weight: its share of the model, relative to other agents of its tenant;
+             public_prompt (true: tenants share the KV pages of its system message)
   [grants]   models (\"*\" is all of this host, \"UPSTREAM/*\" all of an
              upstream), tools (\"agent:NAME/TOOL\", \"mcp:SERVER/TOOL\",
              \"http/fetch\", \"client/elicit\"; * for any name), hosts (where agents may send
