@@ -198,7 +198,7 @@ async fn a_backup_under_load_contains_acknowledged_work_and_marks_redeliveries()
     let restored = at("restored");
     let (done, said) =
         skep(&["restore", backup.to_str().unwrap(), "--data", restored.to_str().unwrap()]).await;
-    assert!(done && said.contains("turns, 3 events"), "{said}");
+    assert!(done && said.contains(", 3 events"), "{said}");
     let (process, host) = started(model.path(), &restored, &config).await;
     for (client, key, turn) in &before {
         let (status, again) = keyed(&host.url, &format!("load{client}"), key, "look").await.unwrap();
@@ -257,7 +257,7 @@ async fn a_backup_under_load_contains_acknowledged_work_and_marks_redeliveries()
     assert!(done, "{said}");
     let (process, host) = started(model.path(), &dropped, &config).await;
     let (done, said) = skep(&["held", "drop", "--url", &host.url]).await;
-    assert!(done && said.contains(&format!("dropped {turns} turns, 3 events")), "{said}");
+    assert!(done && said.contains(&format!("dropped {turns} turn{ending}, 3 events")), "{said}");
     let (_, failed) = host.get(&turn).await;
     assert_eq!(
         (&failed["state"], &failed["error"]["code"]),
