@@ -287,6 +287,8 @@ await scenario(async () => {
       // An open page follows the system's theme. Colors that are still changing have no contrast to check.
       await page.emulateMedia({ colorScheme: 'dark', reducedMotion: 'reduce' });
       await page.locator('html[data-theme=dark]').waitFor();
+      // Colors that change in a transition, however short, are those of the theme two frames later.
+      await page.evaluate(() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done))));
       await inspect(page, `${title}-dark`);
     }
     await page.context().close();
