@@ -242,7 +242,7 @@ async fn hosts_share_pages_in_a_store_and_compute_what_is_lost_with_an_owner_or_
     // A guest that traps does not end the host, although the library has handlers for the same signals.
     for guest in ["panic", "recurse"] {
         assert_eq!(b.deploy_guest(guest, guest, "").await.0, 201);
-        let (status, failed) = b.message(guest, "s", "now").await;
+        let (status, failed) = b.message(guest, "s", "go").await;
         assert_eq!(status, 500, "{failed}");
     }
 

@@ -167,7 +167,7 @@ impl Expected {
             }
         };
         let (ids, logits) = (tensor("input_ids", Dtype::I64)?, tensor("logits", Dtype::F32)?);
-        let has_positions = file.names().iter().any(|name| *name == POSITIONS);
+        let has_positions = file.names().contains(&POSITIONS);
         let positions = has_positions.then(|| tensor(POSITIONS, Dtype::I64)).transpose()?;
         if ids.shape().len() != 1 || ids.shape()[0] == 0 {
             return Err(ModelError::tensor(

@@ -73,7 +73,7 @@ impl WeightLoader<'_> {
         range: Range<usize>,
     ) -> Result<Vec<PackedMatrix>, ModelError> {
         let tensor = self.tensor(name, &[count, rows, columns])?;
-        self.begin(name, &[range.clone()]);
+        self.begin(name, std::slice::from_ref(&range));
         let length = tensor.data.len() / count.max(1);
         let packed = range
             .map(|at| {

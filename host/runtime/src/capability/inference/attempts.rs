@@ -105,7 +105,7 @@ impl GenerationRecord {
         let mut used = RequestUse::default();
         match self {
             GenerationRecord::Ended { usage: Some(WrittenUsage(usage)), .. } => used.finished(usage),
-            GenerationRecord::Ended { cut: Some(WrittenUsage(estimate)), .. } => used.was_cut(estimate),
+            GenerationRecord::Ended { cut: Some(estimate), .. } => used.was_cut(&estimate.0),
             GenerationRecord::Ended { .. }
             | GenerationRecord::Refused(_)
             | GenerationRecord::RefusedAfter { .. } => {}

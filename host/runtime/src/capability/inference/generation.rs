@@ -443,7 +443,7 @@ fn end_read(
     if !matches!(error, Error::Cancelled) {
         let usage = figures.map(|(usage, _)| WrittenUsage(usage));
         let result = Err(error.clone());
-        let cut = turn.take_cut(call).map(WrittenUsage);
+        let cut = turn.take_cut(call).map(|estimate| Box::new(WrittenUsage(estimate)));
         let unreported = written(turn.take_unreported(call));
         let record =
             GenerationRecord::Ended { result, usage, message: None, compacted_at, read, cut, unreported };
@@ -464,7 +464,7 @@ pub(in crate::capability) fn repeat(
         GenerationRecord::Refused(error) | GenerationRecord::RefusedAfter { error, .. } => return Err(error),
         GenerationRecord::Ended { result, usage, message, cut, .. } => (result, usage, message, cut),
     };
-    match (&usage, &cut) {
+    match (&usage, cut.as_deref()) {
         (Some(WrittenUsage(usage)), _) => reservation.settle(usage),
         (None, Some(WrittenUsage(estimate))) => reservation.settle_cut(estimate),
         (None, None) => {}

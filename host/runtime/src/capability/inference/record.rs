@@ -37,7 +37,7 @@ pub(in crate::capability) enum GenerationRecord {
         read: String,
         /// The estimated usage of a generation that was cut off.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        cut: Option<WrittenUsage>,
+        cut: Option<Box<WrittenUsage>>,
         /// The use of remote models that no event reported.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         unreported: Vec<WrittenUnreported>,
