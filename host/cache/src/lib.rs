@@ -9,6 +9,7 @@
 
 mod digest;
 mod disk_tier;
+mod fetch_ending;
 mod image;
 pub mod metric;
 mod rate;
@@ -21,6 +22,7 @@ pub use disk_tier::{
     Acceptance, DiskTier, EraseFilter, ErasedPages, LayoutId, PageRead, PageStream, PageWrite, Pin, PinError,
     PinStatus, SealingSecret, TierError, TierOptions, TierShares, TierStatus,
 };
+pub use fetch_ending::FetchEnding;
 pub use image::{HEADER_BYTES, Header, ImageError, MAX_PAYLOAD_BYTES};
 pub use rate::TransferRate;
 pub use transit::{MAX_ASKED_PAGES, PageQuestion, QuestionError, TransitSeal};

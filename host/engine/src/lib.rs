@@ -90,9 +90,9 @@ pub use request::{
 };
 pub use router::policy;
 pub use skep_cache::{
-    Digest, DiskTier, EraseFilter, ImageError, LayoutId, MAX_ASKED_PAGES, PageNamer, PageQuestion, PageRead,
-    PageStream, PageWrite, Pin, PinError, PinStatus, QuestionError, SealingSecret, TierError, TierOptions,
-    TierShares, TierStatus, TransferRate, TransitSeal,
+    Digest, DiskTier, EraseFilter, FetchEnding, ImageError, LayoutId, MAX_ASKED_PAGES, PageNamer,
+    PageQuestion, PageRead, PageStream, PageWrite, Pin, PinError, PinStatus, QuestionError, SealingSecret,
+    TierError, TierOptions, TierShares, TierStatus, TransferRate, TransitSeal,
 };
 pub use skep_model::{LayerLoad, MemoryPlan, ModelDigest, RankMemory, RankTime, Sampling, SpecialTokens};
 pub use stats::{AheadStats, EngineStats, EngineTimes, PageOwner};

@@ -6,13 +6,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use skep_cache::{Digest, DiskTier, PageQuestion, PageStream, SealingSecret, TransferRate, TransitSeal};
+use skep_cache::{
+    Digest, DiskTier, FetchEnding, PageQuestion, PageStream, SealingSecret, TransferRate, TransitSeal,
+};
 
 use crate::arena::Lane;
 use crate::client::Client;
 use crate::connection::{Connect, Connection};
 use crate::fetching::{self, FetchJob};
-use crate::figures::{self, CacheStatus, Ending, Figures};
+use crate::figures::{self, CacheStatus, Figures};
 use crate::keeping;
 use crate::library::{Library, LibraryError};
 use crate::objects::{ObjectNames, Objects};
@@ -126,7 +128,7 @@ impl ClusterCache {
         if fetches.as_ref().is_some_and(|fetches| fetches.try_send(job).is_ok()) {
             return Some(stream);
         }
-        self.shared.figures.record_end(Ending::Busy, Duration::ZERO);
+        self.shared.figures.record_end(FetchEnding::Busy, Duration::ZERO);
         None
     }
 

@@ -8,10 +8,9 @@ use std::sync::mpsc::{Receiver, SyncSender};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use skep_cache::{ErasedPages, PageQuestion};
+use skep_cache::{ErasedPages, FetchEnding, PageQuestion};
 
 use crate::arena::Lane;
-use crate::figures::Ending;
 use crate::objects::{Failure, Objects};
 use crate::state::{NAMES_AT_ONCE, Shared, batch_len};
 
@@ -34,7 +33,7 @@ pub(crate) fn run(shared: &Shared, jobs: &Mutex<Receiver<FetchJob>>, mut lane: L
         let Ok(FetchJob { question, pages, asked }) = job else { return };
         let ending = match asked.elapsed() < MAX_WAIT {
             true => fetch(shared, &question, &pages, &mut lane),
-            false => Ending::Late,
+            false => FetchEnding::Late,
         };
         shared.figures.record_end(ending, asked.elapsed());
         // The engine sees the end of its pages after it was counted.
@@ -42,16 +41,21 @@ pub(crate) fn run(shared: &Shared, jobs: &Mutex<Receiver<FetchJob>>, mut lane: L
     }
 }
 
-fn fetch(shared: &Shared, question: &PageQuestion, pages: &SyncSender<Vec<u8>>, lane: &mut Lane) -> Ending {
-    let Some(objects) = shared.connection.objects() else { return Ending::Broken };
+fn fetch(
+    shared: &Shared,
+    question: &PageQuestion,
+    pages: &SyncSender<Vec<u8>>,
+    lane: &mut Lane,
+) -> FetchEnding {
+    let Some(objects) = shared.connection.objects() else { return FetchEnding::Broken };
     let image_bytes = question.image_bytes();
     let at_once = batch_len(lane, image_bytes);
     if at_once == 0 {
-        return Ending::Absent;
+        return FetchEnding::Absent;
     }
     let names = match shared.timed(|| leading(&*objects, shared, question)) {
         Ok(names) if names.len() >= MIN_PAGES => names,
-        Ok(_) => return Ending::Absent,
+        Ok(_) => return FetchEnding::Absent,
         Err(ending) => return ending,
     };
     let (mut transfer, mut bytes) = (Duration::ZERO, 0);
@@ -64,7 +68,7 @@ fn fetch(shared: &Shared, question: &PageQuestion, pages: &SyncSender<Vec<u8>>, 
         };
         transfer += began.elapsed();
         for (name, image) in pages_of_batch.iter().zip(images) {
-            let Some(image) = image else { return Ending::Cut };
+            let Some(image) = image else { return FetchEnding::Cut };
             let began = Instant::now();
             let page = match shared.seal.open(question.layout, *name, question.payload_bytes, image) {
                 Ok(page) => page,
@@ -72,19 +76,19 @@ fn fetch(shared: &Shared, question: &PageQuestion, pages: &SyncSender<Vec<u8>>, 
                     tracing::warn!(%error, "a KV page of the cluster cache is not used");
                     // Nobody puts a page that is there, so this one would be a miss for all hosts until it is evicted.
                     shared.work.remove(ErasedPages::Pages(vec![(question.layout, *name)]));
-                    return Ending::Rejected;
+                    return FetchEnding::Rejected;
                 }
             };
             transfer += began.elapsed();
             if pages.send(page).is_err() {
-                return Ending::Unwanted;
+                return FetchEnding::Unwanted;
             }
             bytes += image_bytes as u64;
             shared.figures.record_fetched(image_bytes as u64);
         }
         shared.rate.record(bytes, transfer, Instant::now());
     }
-    Ending::Fetched
+    FetchEnding::Fetched
 }
 
 /// Returns the names of the pages that the cache has, from the first on.

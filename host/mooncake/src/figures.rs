@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use skep_cache::metric;
+use skep_cache::{FetchEnding, metric};
 
 /// The state of the cluster cache, and what went to and came from it since the host started.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -24,55 +24,6 @@ pub struct CacheStatus {
     pub dropped_pages: u64,
     /// Pages that were removed because this host erased them, or because they were damaged.
     pub removed_pages: u64,
-}
-
-/// How a fetch ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ending {
-    /// All pages that the cache has came.
-    Fetched,
-    /// The cache does not have the pages.
-    Absent,
-    /// Too many fetches are under way.
-    Busy,
-    /// It took too long.
-    Late,
-    /// A call failed.
-    Broken,
-    /// A page was not the one that was asked for.
-    Rejected,
-    /// A page was gone when it was to be read.
-    Cut,
-    /// The request ended, or did not want to wait longer.
-    Unwanted,
-}
-
-impl Ending {
-    /// All of them, for metrics that are visible from the start.
-    pub const ALL: [Ending; 8] = [
-        Ending::Fetched,
-        Ending::Absent,
-        Ending::Busy,
-        Ending::Late,
-        Ending::Broken,
-        Ending::Rejected,
-        Ending::Cut,
-        Ending::Unwanted,
-    ];
-
-    /// Returns the label of metrics.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Ending::Fetched => "fetched",
-            Ending::Absent => "absent",
-            Ending::Busy => "busy",
-            Ending::Late => "late",
-            Ending::Broken => "broken",
-            Ending::Rejected => "rejected",
-            Ending::Cut => "cut",
-            Ending::Unwanted => "unwanted",
-        }
-    }
 }
 
 #[derive(Default)]
@@ -105,9 +56,9 @@ impl Figures {
     }
 
     /// Counts a question.
-    pub fn record_end(&self, ending: Ending, took: Duration) {
+    pub fn record_end(&self, ending: FetchEnding, took: Duration) {
         self.questions.fetch_add(1, Relaxed);
-        if ending != Ending::Fetched {
+        if ending != FetchEnding::Fetched {
             self.missed.fetch_add(1, Relaxed);
         }
         metrics::counter!(metric::CLUSTER_FETCHES, "outcome" => ending.as_str()).increment(1);
@@ -156,7 +107,7 @@ pub(crate) fn begin() {
     for name in counters {
         metrics::counter!(name).increment(0);
     }
-    for ending in Ending::ALL {
+    for ending in FetchEnding::ALL {
         metrics::counter!(metric::CLUSTER_FETCHES, "outcome" => ending.as_str()).increment(0);
     }
     let _ = metrics::histogram!(metric::CLUSTER_FETCH_TIME);

@@ -4,11 +4,11 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use skep_cache::{DiskTier, TransferRate, TransitSeal};
+use skep_cache::{DiskTier, FetchEnding, TransferRate, TransitSeal};
 
 use crate::arena::Lane;
 use crate::connection::Connection;
-use crate::figures::{Ending, Figures};
+use crate::figures::Figures;
 use crate::objects::{Failure, ObjectNames};
 use crate::work::Work;
 
@@ -74,14 +74,14 @@ impl Shared {
     }
 
     /// Makes a call, and lets the cache rest if it fails or takes too long.
-    pub fn timed<T>(&self, call: impl FnOnce() -> Result<T, Failure>) -> Result<T, Ending> {
+    pub fn timed<T>(&self, call: impl FnOnce() -> Result<T, Failure>) -> Result<T, FetchEnding> {
         let began = self.calls.begin();
         let answer = call();
         self.calls.end(began);
         match answer {
             Ok(_) if began.elapsed() > SLOW_CALL => {
                 self.connection.failed(&Failure::Slow { seconds: began.elapsed().as_secs() });
-                Err(Ending::Late)
+                Err(FetchEnding::Late)
             }
             Ok(answer) => {
                 self.connection.succeeded();
@@ -89,7 +89,7 @@ impl Shared {
             }
             Err(failure) => {
                 self.connection.failed(&failure);
-                Err(Ending::Broken)
+                Err(FetchEnding::Broken)
             }
         }
     }

@@ -7,11 +7,11 @@ use super::{
     super::{peers, routes},
     Shared,
     fetching::PAGE_TIME,
-    figures::{Ending, Lane},
+    figures::Lane,
     lending::{LEASE, MAX_LENT, Offer, Return},
 };
 use axum::body::to_bytes;
-use skep_engine::PageQuestion;
+use skep_engine::{FetchEnding, PageQuestion};
 use skep_runtime::{Member, PeerError};
 use skep_transfer::{AgentStatus, Arrived, Reservation, TransferAgent};
 use std::{
@@ -81,7 +81,7 @@ impl Shared {
         host: &Member,
         question: &PageQuestion,
         pages: &SyncSender<Vec<u8>>,
-    ) -> (usize, Option<Ending>) {
+    ) -> (usize, Option<FetchEnding>) {
         let Some(direct) = self.direct.get() else { return (0, None) };
         let (mut handed, mut borrowed) = (0, None);
         while handed < question.names.len() {
@@ -108,7 +108,7 @@ impl Shared {
             borrowed = lent;
             match ending {
                 None => {}
-                Some(Ending::Unwanted) => return (handed, Some(Ending::Unwanted)),
+                Some(FetchEnding::Unwanted) => return (handed, Some(FetchEnding::Unwanted)),
                 Some(_) => {
                     Lane::Nixl.record_error();
                     direct.let_rest(host, LONG_REST, "a page was not the one that it was asked for");
@@ -116,7 +116,7 @@ impl Shared {
                 }
             }
         }
-        (handed, Some(Ending::Fetched))
+        (handed, Some(FetchEnding::Fetched))
     }
 
     /// Asks a host to lend pages of a question, from this one on. `None` if it does not, or if there is no room for them.
@@ -206,14 +206,14 @@ impl Shared {
         first: usize,
         arrived: Arrived,
         pages: &SyncSender<Vec<u8>>,
-    ) -> (usize, Option<Ending>) {
+    ) -> (usize, Option<FetchEnding>) {
         let arrived = Arc::new(arrived);
         for at in 0..arrived.images() {
             let copying = {
                 let arrived = arrived.clone();
                 tokio::task::spawn_blocking(move || arrived.image(at))
             };
-            let Ok(Ok(image)) = copying.await else { return (at, Some(Ending::Broken)) };
+            let Ok(Ok(image)) = copying.await else { return (at, Some(FetchEnding::Broken)) };
             if let Err(ending) = self.accept(host, (question, first + at), image, pages).await {
                 return (at, Some(ending));
             }

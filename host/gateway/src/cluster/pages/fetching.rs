@@ -6,12 +6,12 @@
 use super::{
     super::{peers, routes},
     ClusterPages, Count, Shared,
-    figures::{Ending, Lane},
+    figures::Lane,
 };
 use axum::body::{Body, BodyDataStream, Bytes, to_bytes};
 use futures::{StreamExt, stream::FuturesUnordered};
 use skep_engine::{
-    PageNamer, PagePeers, PageQuestion, PageStream, PrefillOrder, PrefillView, PrefilledPages,
+    FetchEnding, PageNamer, PagePeers, PageQuestion, PageStream, PrefillOrder, PrefillView, PrefilledPages,
 };
 use skep_runtime::{Member, PeerError};
 use std::{
@@ -51,7 +51,7 @@ impl PagePeers for ClusterPages {
 
     fn fetch(&self, question: PageQuestion) -> Option<PageStream> {
         let Some((room, sender, pages)) = stream(&self.shared, &question) else {
-            self.shared.figures.record_end(Ending::Busy, Duration::ZERO);
+            self.shared.figures.record_end(FetchEnding::Busy, Duration::ZERO);
             return None;
         };
         let shared = self.shared.clone();
@@ -112,14 +112,16 @@ impl Drop for Room {
 }
 
 impl Shared {
-    async fn fetch(self: &Arc<Self>, mut question: PageQuestion, pages: &SyncSender<Vec<u8>>) -> Ending {
-        let Some((host, found)) = self.ask(self.askable(), &question).await else { return Ending::Absent };
+    async fn fetch(self: &Arc<Self>, mut question: PageQuestion, pages: &SyncSender<Vec<u8>>) -> FetchEnding {
+        let Some((host, found)) = self.ask(self.askable(), &question).await else {
+            return FetchEnding::Absent;
+        };
         question.names.truncate(found);
         let ending = self.read(&host, question, pages).await;
         match ending {
-            Ending::Late => self.let_rest(&host, "it did not send a page in time"),
-            Ending::Broken => self.let_rest(&host, "it did not send its pages"),
-            Ending::Rejected => self.let_rest(&host, "a page was not the one that it was asked for"),
+            FetchEnding::Late => self.let_rest(&host, "it did not send a page in time"),
+            FetchEnding::Broken => self.let_rest(&host, "it did not send its pages"),
+            FetchEnding::Rejected => self.let_rest(&host, "a page was not the one that it was asked for"),
             _ => {}
         }
         ending
@@ -172,14 +174,14 @@ impl Shared {
         host: &Member,
         mut question: PageQuestion,
         pages: &SyncSender<Vec<u8>>,
-    ) -> Ending {
+    ) -> FetchEnding {
         let (handed, ended) = self.read_directly(host, &question, pages).await;
         if let Some(ending) = ended {
             return ending;
         }
         question.names.drain(..handed);
         let ending = self.read_answer(host, question, pages).await;
-        if matches!(ending, Ending::Late | Ending::Broken | Ending::Rejected) {
+        if matches!(ending, FetchEnding::Late | FetchEnding::Broken | FetchEnding::Rejected) {
             Lane::Http.record_error();
         }
         ending
@@ -191,19 +193,19 @@ impl Shared {
         host: &Member,
         question: PageQuestion,
         pages: &SyncSender<Vec<u8>>,
-    ) -> Ending {
+    ) -> FetchEnding {
         let began = Instant::now();
         let asking = peers::post(&self.link, host, routes::PAGES_READ, peers::BYTES, question.encode());
         let answer = match timeout(PAGE_TIME, asking).await {
             Ok(Ok(answer)) => answer,
             // It gives pages to others at this moment.
-            Ok(Err(PeerError::Refused { status: 503, .. })) => return Ending::Busy,
-            Ok(Err(_)) => return Ending::Broken,
-            Err(_) => return Ending::Late,
+            Ok(Err(PeerError::Refused { status: 503, .. })) => return FetchEnding::Busy,
+            Ok(Err(_)) => return FetchEnding::Broken,
+            Err(_) => return FetchEnding::Late,
         };
         let mut images = Images::of(answer.into_body(), PAGE_TIME);
         let (image_bytes, mut handing, mut bytes) = (question.image_bytes(), Duration::ZERO, 0);
-        let mut ending = Ending::Fetched;
+        let mut ending = FetchEnding::Fetched;
         for number in 0..question.names.len() {
             match self.take(host, (&question, number), &mut images, pages).await {
                 Ok(waited) => handing += waited,
@@ -228,12 +230,12 @@ impl Shared {
         (question, number): (&PageQuestion, usize),
         images: &mut Images,
         pages: &SyncSender<Vec<u8>>,
-    ) -> Result<Duration, Ending> {
+    ) -> Result<Duration, FetchEnding> {
         let image = match timeout(images.patience, images.next(question.image_bytes())).await {
             Ok(Ok(Some(image))) => image,
-            Ok(Ok(None)) => return Err(Ending::Cut),
-            Ok(Err(_)) => return Err(Ending::Broken),
-            Err(_) => return Err(Ending::Late),
+            Ok(Ok(None)) => return Err(FetchEnding::Cut),
+            Ok(Err(_)) => return Err(FetchEnding::Broken),
+            Err(_) => return Err(FetchEnding::Late),
         };
         self.accept(host, (question, number), image, pages).await
     }
@@ -246,7 +248,7 @@ impl Shared {
         (question, number): (&PageQuestion, usize),
         image: Vec<u8>,
         pages: &SyncSender<Vec<u8>>,
-    ) -> Result<Duration, Ending> {
+    ) -> Result<Duration, FetchEnding> {
         let (layout, payload_bytes) = (question.layout, question.payload_bytes);
         let (shared, name) = (self.clone(), question.names[number]);
         let opening = move || shared.seal.open(layout, name, payload_bytes, image);
@@ -254,13 +256,13 @@ impl Shared {
             Ok(Ok(page)) => page,
             Ok(Err(error)) => {
                 tracing::warn!(host = host.number, %error, "a KV page of another host is not used");
-                return Err(Ending::Rejected);
+                return Err(FetchEnding::Rejected);
             }
-            Err(_) => return Err(Ending::Broken),
+            Err(_) => return Err(FetchEnding::Broken),
         };
         let arrived = Instant::now();
         if !hand_over(page, pages).await {
-            return Err(Ending::Unwanted);
+            return Err(FetchEnding::Unwanted);
         }
         self.figures.record_fetched(question.image_bytes() as u64);
         Ok(arrived.elapsed())

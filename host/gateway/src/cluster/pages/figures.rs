@@ -4,6 +4,7 @@ use crate::metrics::{
     KV_FETCH_TIME, KV_FETCHED_BYTES, KV_FETCHED_PAGES, KV_FETCHES, KV_GIVEN_BYTES, KV_GIVEN_PAGES,
     KV_LANE_BYTES, KV_LANE_ERRORS, KV_LANE_TIME,
 };
+use skep_engine::FetchEnding;
 use std::{
     sync::atomic::{AtomicU64, Ordering::Relaxed},
     time::Duration,
@@ -20,53 +21,6 @@ pub struct PageFigures {
     pub fetched_bytes: u64,
     pub given_pages: u64,
     pub given_bytes: u64,
-}
-
-/// How a fetch ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ending {
-    /// All pages that the other host said it had have come.
-    Fetched,
-    /// No host has the pages.
-    Absent,
-    /// Too many pages are being fetched.
-    Busy,
-    /// The other host took too long.
-    Late,
-    /// The other host refused, or the connection broke.
-    Broken,
-    /// A page was not the one that was asked for.
-    Rejected,
-    /// The answer ended early: a page was erased or evicted, or is damaged.
-    Cut,
-    /// The request ended, or did not want to wait longer.
-    Unwanted,
-}
-
-impl Ending {
-    const ALL: [Ending; 8] = [
-        Ending::Fetched,
-        Ending::Absent,
-        Ending::Busy,
-        Ending::Late,
-        Ending::Broken,
-        Ending::Rejected,
-        Ending::Cut,
-        Ending::Unwanted,
-    ];
-
-    fn as_str(self) -> &'static str {
-        match self {
-            Ending::Fetched => "fetched",
-            Ending::Absent => "absent",
-            Ending::Busy => "busy",
-            Ending::Late => "late",
-            Ending::Broken => "broken",
-            Ending::Rejected => "rejected",
-            Ending::Cut => "cut",
-            Ending::Unwanted => "unwanted",
-        }
-    }
 }
 
 /// The way that pages take.
@@ -122,9 +76,9 @@ impl Figures {
         }
     }
 
-    pub(super) fn record_end(&self, ending: Ending, took: Duration) {
+    pub(super) fn record_end(&self, ending: FetchEnding, took: Duration) {
         self.questions.fetch_add(1, Relaxed);
-        if ending != Ending::Fetched {
+        if ending != FetchEnding::Fetched {
             self.missed.fetch_add(1, Relaxed);
         }
         metrics::counter!(KV_FETCHES, "outcome" => ending.as_str()).increment(1);
@@ -151,7 +105,7 @@ pub(super) fn begin() {
     for name in [KV_FETCHED_PAGES, KV_FETCHED_BYTES, KV_GIVEN_PAGES, KV_GIVEN_BYTES] {
         metrics::counter!(name).increment(0);
     }
-    for ending in Ending::ALL {
+    for ending in FetchEnding::ALL {
         metrics::counter!(KV_FETCHES, "outcome" => ending.as_str()).increment(0);
     }
     let _ = metrics::histogram!(KV_FETCH_TIME);

@@ -7,7 +7,6 @@ use super::{
     super::{
         Shared,
         fetching::{self, Images},
-        figures::Ending,
     },
     choice::Known,
     figures::{self, Outcome},
@@ -16,7 +15,7 @@ use super::{
 };
 use crate::cluster::{lines::Reader, peers, routes};
 use axum::http::StatusCode;
-use skep_engine::{PrefillOrder, PrefillReport, PrefillView, PrefilledPages};
+use skep_engine::{FetchEnding, PrefillOrder, PrefillReport, PrefillView, PrefilledPages};
 use skep_runtime::{Member, PeerError, WorkingHost};
 use std::{
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc::SyncSender},
@@ -148,7 +147,7 @@ impl Shared {
             let mut question = order.question.clone();
             question.names.truncate(found);
             return match self.read(&host, question, pages).await {
-                Ending::Fetched => Outcome::Fetched,
+                FetchEnding::Fetched => Outcome::Fetched,
                 ending => self.gone_wrong(&host, ending),
             };
         }
@@ -167,7 +166,7 @@ impl Shared {
                 Ok(taken) => {
                     let receiving = self.receive(orders, taken, order, (pages, report));
                     let received = timeout_at(until, receiving).await;
-                    return received.unwrap_or_else(|_| self.gone_wrong(&member, Ending::Late));
+                    return received.unwrap_or_else(|_| self.gone_wrong(&member, FetchEnding::Late));
                 }
                 Err(outcome) => last = outcome,
             }
@@ -228,7 +227,7 @@ impl Shared {
         report.set_reused(reused);
         let opened =
             timeout(ANSWER_TIME, lane::fetch(self, &taken.host, &taken.transfer, order.within)).await;
-        let Ok(Ok(mut images)) = opened else { return self.gone_wrong(&taken.host, Ending::Broken) };
+        let Ok(Ok(mut images)) = opened else { return self.gone_wrong(&taken.host, FetchEnding::Broken) };
         let began = Instant::now();
         let (ending, done) = {
             let reading = self.read_order(&taken.host, order, &mut images, (pages, report));
@@ -244,9 +243,9 @@ impl Shared {
                         Some(Ok(Line::Alive {} | Line::Started { .. })) => {}
                         Some(Ok(Line::Failed { code, message })) => {
                             tracing::debug!(host = taken.host.number, code, "a prompt was not computed: {message}");
-                            break Ending::Cut;
+                            break FetchEnding::Cut;
                         }
-                        Some(Err(_)) | None => break Ending::Broken,
+                        Some(Err(_)) | None => break FetchEnding::Broken,
                     },
                 }
             };
@@ -255,7 +254,7 @@ impl Shared {
         if let Some((bytes, time)) = images.moved() {
             self.rate.record(bytes, time, Instant::now());
         }
-        if ending != Ending::Fetched {
+        if ending != FetchEnding::Fetched {
             return self.gone_wrong(&taken.host, ending);
         }
         let done = match done {
@@ -278,7 +277,7 @@ impl Shared {
         order: &PrefillOrder,
         images: &mut Images,
         (pages, report): (&SyncSender<Vec<u8>>, &PrefillReport),
-    ) -> Ending {
+    ) -> FetchEnding {
         let began = Instant::now();
         for number in 0..order.question.names.len() {
             if let Err(ending) = self.take(host, (&order.question, number), images, pages).await {
@@ -286,29 +285,33 @@ impl Shared {
             }
             report.set_spent(began.elapsed());
         }
-        Ending::Fetched
+        FetchEnding::Fetched
     }
 
     /// Returns the outcome of an order that a host did not fulfil, and does not ask that host again for a while if it is to blame.
-    fn gone_wrong(&self, host: &Member, ending: Ending) -> Outcome {
+    fn gone_wrong(&self, host: &Member, ending: FetchEnding) -> Outcome {
         match ending {
-            Ending::Late => self.let_rest(host, "it did not send a page in time"),
-            Ending::Broken => self.let_rest(host, "it did not fulfil an order"),
-            Ending::Rejected => self.let_rest(host, "a page was not the one that it was asked for"),
-            Ending::Fetched | Ending::Absent | Ending::Busy | Ending::Cut | Ending::Unwanted => {}
+            FetchEnding::Late => self.let_rest(host, "it did not send a page in time"),
+            FetchEnding::Broken => self.let_rest(host, "it did not fulfil an order"),
+            FetchEnding::Rejected => self.let_rest(host, "a page was not the one that it was asked for"),
+            FetchEnding::Fetched
+            | FetchEnding::Absent
+            | FetchEnding::Busy
+            | FetchEnding::Cut
+            | FetchEnding::Unwanted => {}
         }
         Outcome::of(ending)
     }
 }
 
 /// Waits until a host has begun with an order. Returns how many tokens of the prompt it had.
-async fn started(lines: &mut Reader) -> Result<usize, Ending> {
+async fn started(lines: &mut Reader) -> Result<usize, FetchEnding> {
     loop {
         match lines.next::<Line>().await {
             Some(Ok(Line::Started { reused_tokens })) => return Ok(reused_tokens),
             Some(Ok(Line::Alive {})) => {}
-            Some(Ok(Line::Failed { .. } | Line::Done { .. })) => return Err(Ending::Cut),
-            Some(Err(_)) | None => return Err(Ending::Broken),
+            Some(Ok(Line::Failed { .. } | Line::Done { .. })) => return Err(FetchEnding::Cut),
+            Some(Err(_)) | None => return Err(FetchEnding::Broken),
         }
     }
 }

@@ -1,9 +1,9 @@
 //! Counts of prompts that one host computes for another one, for metrics.
 
-use super::super::figures::Ending;
 use crate::metrics::{
     PREFILL_IN_FLIGHT, PREFILL_ORDERS, PREFILL_SERVED, PREFILL_SERVED_TOKENS, PREFILL_TIME, PREFILL_TOKENS,
 };
+use skep_engine::FetchEnding;
 use std::time::Duration;
 
 /// How an order of a prompt ended at the host that has made it.
@@ -68,16 +68,16 @@ impl Outcome {
     }
 
     /// Returns the outcome of an order whose pages ended in this way.
-    pub(super) fn of(ending: Ending) -> Outcome {
+    pub(super) fn of(ending: FetchEnding) -> Outcome {
         match ending {
-            Ending::Fetched => Outcome::Used,
-            Ending::Absent => Outcome::Absent,
-            Ending::Busy => Outcome::Full,
-            Ending::Late => Outcome::Late,
-            Ending::Broken => Outcome::Broken,
-            Ending::Rejected => Outcome::Rejected,
-            Ending::Cut => Outcome::Cut,
-            Ending::Unwanted => Outcome::Unwanted,
+            FetchEnding::Fetched => Outcome::Used,
+            FetchEnding::Absent => Outcome::Absent,
+            FetchEnding::Busy => Outcome::Full,
+            FetchEnding::Late => Outcome::Late,
+            FetchEnding::Broken => Outcome::Broken,
+            FetchEnding::Rejected => Outcome::Rejected,
+            FetchEnding::Cut => Outcome::Cut,
+            FetchEnding::Unwanted => Outcome::Unwanted,
         }
     }
 }
