@@ -123,7 +123,7 @@ SKEP_DEVICE void all_reduce_two_shot(const AllReduceParams& p) {
 }
 
 #define ALL_REDUCE(shots, T)                                     \
-    SKEP_KERNEL(all_reduce_##shots##_shot_##T, AllReduceParams) { \
+    SKEP_KERNEL_MEETING(all_reduce_##shots##_shot_##T, AllReduceParams) { \
         all_reduce_##shots##_shot<T>(p);                         \
     }
 

@@ -62,6 +62,14 @@ SKEP_DEVICE void gemv(const MatmulParams& p) {
     const uint32_t lane = threadIdx.x % WARP;
     const uint32_t width = p.outputs / OUTPUTS;
     const uint32_t output = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
+    // Weights are read while the kernel before still runs.
+    if (output < width) {
+        SKEP_UNROLL
+        for (int i = 0; i < OUTPUTS; ++i) {
+            Weights::prefetch(p, output + i * width, lane);
+        }
+    }
+    await_previous();
     if (output >= width) {
         return;
     }
@@ -95,12 +103,12 @@ SKEP_DEVICE void gemv(const MatmulParams& p) {
     }
 }
 
-#define GEMV_OF(name, Weights, T)                        \
-    SKEP_KERNEL(gemv_##name##_##T, MatmulParams) {       \
-        gemv<Weights, T, 1>(p);                          \
-    }                                                    \
-    SKEP_KERNEL(gemv_gated_##name##_##T, MatmulParams) { \
-        gemv<Weights, T, 2>(p);                          \
+#define GEMV_OF(name, Weights, T)                              \
+    SKEP_KERNEL_AHEAD(gemv_##name##_##T, MatmulParams) {       \
+        gemv<Weights, T, 1>(p);                                \
+    }                                                          \
+    SKEP_KERNEL_AHEAD(gemv_gated_##name##_##T, MatmulParams) { \
+        gemv<Weights, T, 2>(p);                                \
     }
 #define GEMV(name, Weights)      \
     GEMV_OF(name, Weights, bf16) \

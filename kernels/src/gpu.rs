@@ -7,7 +7,7 @@ use cudarc::driver::{result, sys};
 use libloading::Library;
 
 /// The functions of the driver that this crate calls. cudarc looks up each when it is called first, and panics without it.
-const DRIVER_FUNCTIONS: [&str; 46] = [
+const DRIVER_FUNCTIONS: [&str; 47] = [
     "cuCtxEnablePeerAccess",
     "cuCtxSetCurrent",
     "cuDeviceCanAccessPeer",
@@ -24,6 +24,7 @@ const DRIVER_FUNCTIONS: [&str; 46] = [
     "cuEventElapsedTime",
     "cuEventRecord",
     "cuEventSynchronize",
+    "cuFuncGetAttribute",
     "cuFuncSetAttribute",
     "cuGetErrorName",
     "cuGetErrorString",
@@ -33,7 +34,7 @@ const DRIVER_FUNCTIONS: [&str; 46] = [
     "cuGraphLaunch",
     "cuGraphUpload",
     "cuInit",
-    "cuLaunchKernel",
+    "cuLaunchKernelEx",
     "cuMemAlloc_v2",
     "cuMemFreeHost",
     "cuMemFree_v2",

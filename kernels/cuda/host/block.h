@@ -24,6 +24,8 @@
         #name, sizeof(Params), [](const void* p) { name(*static_cast<const Params*>(p)); }}; \
     static void name(const Params& p)
 #define SKEP_KERNEL_BOUNDED(name, Params, ...) SKEP_KERNEL(name, Params)
+#define SKEP_KERNEL_AHEAD(name, Params) SKEP_KERNEL(name, Params)
+#define SKEP_KERNEL_MEETING(name, Params) SKEP_KERNEL(name, Params)
 #define SKEP_UNROLL
 
 namespace skep_host {

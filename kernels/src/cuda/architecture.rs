@@ -35,6 +35,11 @@ impl Architecture {
         }
     }
 
+    /// Returns whether a kernel may start before the one before it in its queue has ended (programmatic dependent launch).
+    pub(super) fn has_early_starts(self) -> bool {
+        self >= Architecture::Sm90a
+    }
+
     /// Returns the first version of NVRTC that compiles for it.
     pub(super) fn oldest_nvrtc(self) -> &'static str {
         match self {

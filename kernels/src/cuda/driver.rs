@@ -15,6 +15,7 @@ use super::Launch;
 use super::architecture::Architecture;
 use super::backend::{Backend, CopyKind, Loaded, Memory};
 use super::compile::{Compiler, Module};
+use super::cubin;
 use super::loading::{self, Sourced};
 use crate::KernelError;
 
@@ -116,6 +117,7 @@ impl DriverStream {
 
     fn load(&self, module: &Module, code: &mut Code) -> Result<(), KernelError> {
         use sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as MOST_SHARED;
+        use sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES as SHARED;
         self.queue.bind()?;
         let in_a_block = self
             .queue
@@ -124,18 +126,21 @@ impl DriverStream {
         let handle = unsafe { result::module::load_data(module.cubin.as_ptr().cast()) }
             .map_err(|error| failed("cuModuleLoadData", error))?;
         code.modules.push(handle);
-        for usage in &module.kernels {
-            let name = CString::new(usage.kernel.as_str()).expect("kernel names contain no zero byte");
-            let most_shared_bytes = in_a_block.saturating_sub(usage.shared_bytes);
+        let names = cubin::kernels(&module.cubin).unwrap_or_default();
+        for name in names {
+            let symbol = CString::new(name.as_str()).expect("names in an ELF file contain no zero byte");
             // SAFETY: the module was loaded above, and the function is in it.
-            let function = unsafe {
-                let function = result::module::get_function(handle, name)
+            let (function, most_shared_bytes) = unsafe {
+                let function = result::module::get_function(handle, symbol)
                     .map_err(|error| failed("cuModuleGetFunction", error))?;
-                result::function::set_function_attribute(function, MOST_SHARED, most_shared_bytes as i32)
+                let fixed = result::function::get_function_attribute(function, SHARED)
+                    .map_err(|error| failed("cuFuncGetAttribute", error))?;
+                let most = in_a_block.saturating_sub(u32::try_from(fixed).unwrap_or(u32::MAX));
+                result::function::set_function_attribute(function, MOST_SHARED, most as i32)
                     .map_err(|error| failed("cuFuncSetAttribute", error))?;
-                function
+                (function, most)
             };
-            code.kernels.insert(usage.kernel.clone(), Kernel { function, most_shared_bytes });
+            code.kernels.insert(name, Kernel { function, most_shared_bytes });
         }
         Ok(())
     }
@@ -251,14 +256,31 @@ impl Backend for DriverStream {
         let function = self.kernel(launch)?;
         self.queue.bind()?;
         let mut arguments = [params.cast_mut().cast()];
-        let size = |of: &[u32; 3]| (of[0], of[1], of[2]);
+        // The kernel starts while the one before it still runs, and waits for it where it needs to.
+        let mut early = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: Default::default(),
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let config = sys::CUlaunchConfig {
+            gridDimX: grid[0],
+            gridDimY: grid[1],
+            gridDimZ: grid[2],
+            blockDimX: block[0],
+            blockDimY: block[1],
+            blockDimZ: block[2],
+            sharedMemBytes: *shared_bytes,
+            hStream: self.queue.stream,
+            attrs: &raw mut early,
+            numAttrs: u32::from(self.architecture.has_early_starts()),
+        };
         // SAFETY: the function's module stays loaded as long as `self` lives; the parameters are copied before the call returns,
         // and the caller guarantees their contents.
         unsafe {
-            let stream = self.queue.stream;
-            result::launch_kernel(function, size(grid), size(block), *shared_bytes, stream, &mut arguments)
+            sys::cuLaunchKernelEx(&raw const config, function, arguments.as_mut_ptr(), std::ptr::null_mut())
         }
-        .map_err(|error| failed("cuLaunchKernel", error))
+        .result()
+        .map_err(|error| failed("cuLaunchKernelEx", error))
     }
 
     fn synchronize(&self) -> Result<(), KernelError> {
