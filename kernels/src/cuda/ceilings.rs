@@ -10,22 +10,17 @@ use super::blas::Blas;
 use super::device::{Device, DeviceBuffer};
 use super::matmul::MatmulParams;
 use super::operation::ACTIVATION_BYTES;
+use super::timing::{Pace, median_ms};
 use crate::KernelError;
 
 /// Several times the size of any device's L2 cache.
-const FAR_BEYOND_L2_BYTES: usize = 512 << 20;
+pub(super) const FAR_BEYOND_L2_BYTES: usize = 512 << 20;
 /// An alignment that suits every kernel.
-const ALIGNMENT_BYTES: usize = 256;
+pub(super) const ALIGNMENT_BYTES: usize = 256;
 /// Length of the random pattern that fills buffers. With zeros, a device draws less power and is faster than with a model.
 const PATTERN_VALUES: usize = 1 << 20;
-/// Number of runs, of which the median is taken.
-const RUNS: usize = 9;
-/// Minimum duration of a run. Shorter work is repeated, because two events are about a microsecond apart however little
-/// work is between them.
-const RUN_MS: f64 = 5.0;
-const MAX_REPEATS: f64 = 1000.0;
-/// The shortest time that is reported, below the resolution of any clock.
-const CLOCK_MS: f64 = 1e-6;
+/// The number of runs of a ceiling, and their length.
+const PACE: Pace = Pace { runs: 9, run_ms: 5.0 };
 
 /// The shape of a product `[rows, inputs] · [inputs, outputs]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,7 +50,7 @@ pub fn gemm_tflops(device: &Device, blas: &Blas, gemm: Gemm) -> Result<f64, Kern
     let x = filled(device, bytes_of(rows, inputs)?, activation)?;
     let y = device.zeroed(bytes_of(rows, outputs)?)?;
     let mut next = 0;
-    let ms = median_ms(device, || {
+    let ms = median_ms(device, PACE, || {
         let at = weights.slice().part(next * one..(next + 1) * one)?;
         next = (next + 1) % copies;
         let params = MatmulParams::dense([x.address(), at.address(), y.address()], [rows, inputs, outputs]);
@@ -70,50 +65,33 @@ pub fn gemm_tflops(device: &Device, blas: &Blas, gemm: Gemm) -> Result<f64, Kern
 
 fn copy_of(device: &Device, bytes: usize) -> Result<f64, KernelError> {
     let (from, to) = (device.zeroed(bytes)?, device.zeroed(bytes)?);
-    let ms = median_ms(device, || device.copy(from.slice(), to.slice()))?;
+    let ms = median_ms(device, PACE, || device.copy(from.slice(), to.slice()))?;
     Ok(2.0 * bytes as f64 / ms / 1e6)
-}
-
-/// Returns the median time in milliseconds that the device takes for `work`.
-fn median_ms(device: &Device, mut work: impl FnMut() -> Result<(), KernelError>) -> Result<f64, KernelError> {
-    let (begin, end) = (device.timed_event()?, device.timed_event()?);
-    let mut run = |times: usize| {
-        begin.record()?;
-        (0..times).try_for_each(|_| work())?;
-        end.record()?;
-        device.synchronize()?;
-        Ok::<f64, KernelError>(f64::from(begin.milliseconds_until(&end)?) / times as f64)
-    };
-    // The first run plans the work and loads its code.
-    run(1)?;
-    let times = repeats(run(1)?);
-    let mut found = [0.0; RUNS];
-    for ms in &mut found {
-        *ms = run(times)?;
-    }
-    found.sort_by(f64::total_cmp);
-    Ok(found[RUNS / 2].max(CLOCK_MS))
-}
-
-/// Returns how often work is repeated in a run, given how long it takes once.
-fn repeats(ms: f64) -> usize {
-    (RUN_MS / ms).ceil().clamp(1.0, MAX_REPEATS) as usize
 }
 
 /// Returns a buffer of numbers between -1 and 1.
 fn filled(device: &Device, bytes: usize, activation: Activation) -> Result<DeviceBuffer, KernelError> {
-    let pattern = device.copied(&pattern(activation))?;
+    filled_with(device, bytes, &device.copied(&pattern(activation))?)
+}
+
+/// Returns a buffer that repeats a pattern.
+pub(super) fn filled_with(
+    device: &Device,
+    bytes: usize,
+    pattern: &DeviceBuffer,
+) -> Result<DeviceBuffer, KernelError> {
     let buffer = device.uninitialized(bytes)?;
     for start in (0..bytes).step_by(pattern.bytes()) {
         let length = pattern.bytes().min(bytes - start);
         device.copy(pattern.slice().part(0..length)?, buffer.slice().part(start..start + length)?)?;
     }
-    // The pattern is freed on return.
+    // The pattern may be freed on return.
     device.synchronize()?;
     Ok(buffer)
 }
 
-fn pattern(activation: Activation) -> Vec<u8> {
+/// Returns numbers between -1 and 1, which always are the same.
+pub(super) fn pattern(activation: Activation) -> Vec<u8> {
     let mut state = 1u64;
     let mut next = || {
         // The multiplier and the increment are Knuth's.
@@ -133,13 +111,6 @@ mod tests {
     use crate::cuda::{device::Emulation, on_device};
 
     #[test]
-    fn short_work_is_repeated_and_long_work_is_not() {
-        for (ms, expected) in [(7.0, 1), (5.0, 1), (1.0, 5), (0.3, 17), (0.0, 1000), (1e-9, 1000)] {
-            assert_eq!(repeats(ms), expected, "{ms} ms");
-        }
-    }
-
-    #[test]
     fn matrices_are_filled_with_numbers_of_both_signs() {
         let device = Device::emulated(Emulation::default());
         for activation in Activation::ALL {
@@ -153,13 +124,6 @@ mod tests {
             let mean = values.iter().sum::<f64>() / values.len() as f64;
             assert!(mean.abs() < 0.01, "{mean}");
         }
-    }
-
-    #[test]
-    fn failed_work_is_an_error() {
-        let device = Device::emulated(Emulation::default());
-        let error = KernelError::TooLarge { op: "test", what: "it" };
-        assert_eq!(median_ms(&device, || Err(error.clone())), Err(error));
     }
 
     #[test]

@@ -22,8 +22,10 @@ mod loading;
 pub mod nvrtc;
 pub mod operation;
 mod plan_cache;
+pub mod rates;
 pub mod shipped;
 pub mod source;
+pub mod timing;
 pub mod usage;
 
 pub mod all_reduce;

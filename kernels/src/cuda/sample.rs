@@ -84,6 +84,45 @@ pub const SEEN: u32 = device_constant!("sample.cu", "SEEN");
 /// Bit of [`Adjustment::kind`] for a token that must not be drawn.
 pub const BANNED: u32 = device_constant!("sample.cu", "BANNED");
 
+impl SampleRow {
+    /// A greedy choice from the first row of logits.
+    pub const GREEDY: SampleRow = SampleRow {
+        seed: 0,
+        step: 0,
+        logits: 0,
+        mask: NONE,
+        first_adjustment: 0,
+        last_adjustment: 0,
+        pending: NONE,
+        top_k: 0,
+        top_p: 1.0,
+        min_p: 0.0,
+        temperature: 0.0,
+        frequency_penalty: 0.0,
+        presence_penalty: 0.0,
+        repetition_penalty: 1.0,
+    };
+
+    /// Returns the row in its memory layout.
+    pub fn words(&self) -> [u32; 16] {
+        let halves = |value: u64| [value as u32, (value >> 32) as u32];
+        let ([a, b], [c, d]) = (halves(self.seed), halves(self.step));
+        let (logits, mask, first, last) =
+            (self.logits, self.mask, self.first_adjustment, self.last_adjustment);
+        let floats = [
+            self.top_p,
+            self.min_p,
+            self.temperature,
+            self.frequency_penalty,
+            self.presence_penalty,
+            self.repetition_penalty,
+        ]
+        .map(f32::to_bits);
+        let [e, f, g, h, i, j] = floats;
+        [a, b, c, d, logits, mask, first, last, self.pending, self.top_k, e, f, g, h, i, j]
+    }
+}
+
 /// The number format of logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Logits {
@@ -128,22 +167,7 @@ mod tests {
         pending: Option<u32>,
     }
 
-    const GREEDY: SampleRow = SampleRow {
-        seed: 0,
-        step: 0,
-        logits: 0,
-        mask: NONE,
-        first_adjustment: 0,
-        last_adjustment: 0,
-        pending: NONE,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        temperature: 0.0,
-        frequency_penalty: 0.0,
-        presence_penalty: 0.0,
-        repetition_penalty: 1.0,
-    };
+    const GREEDY: SampleRow = SampleRow::GREEDY;
 
     impl Case {
         fn of(row: SampleRow, logits: &[f32]) -> Self {

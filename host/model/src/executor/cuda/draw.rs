@@ -60,7 +60,7 @@ impl Draw {
             rows.push(index);
         }
         buffer.clear();
-        let row_bytes = put(buffer, packed.iter().flat_map(row_words));
+        let row_bytes = put(buffer, packed.iter().flat_map(sample::SampleRow::words));
         let adjustments = put(buffer, adjustments.iter().flat_map(adjustment_words));
         let masks = put(buffer, masks.into_iter());
         Draw { rows, row_bytes, adjustments, masks }
@@ -121,24 +121,6 @@ fn adjustments_of(row: &SampleRow<'_>, vocabulary: usize, seen: &mut TokenSet) -
     let mut all: Vec<Adjustment> = seen.iter().map(of_seen).chain(of_tokens.into_values()).collect();
     all.sort_by_key(|adjustment| adjustment.token);
     all
-}
-
-/// Returns the words of a row in the memory layout of the kernel's struct.
-fn row_words(row: &sample::SampleRow) -> [u32; 16] {
-    let halves = |value: u64| [value as u32, (value >> 32) as u32];
-    let ([a, b], [c, d]) = (halves(row.seed), halves(row.step));
-    let (logits, mask, first, last) = (row.logits, row.mask, row.first_adjustment, row.last_adjustment);
-    let floats = [
-        row.top_p,
-        row.min_p,
-        row.temperature,
-        row.frequency_penalty,
-        row.presence_penalty,
-        row.repetition_penalty,
-    ]
-    .map(f32::to_bits);
-    let [e, f, g, h, i, j] = floats;
-    [a, b, c, d, logits, mask, first, last, row.pending, row.top_k, e, f, g, h, i, j]
 }
 
 fn adjustment_words(adjustment: &Adjustment) -> [u32; 4] {
