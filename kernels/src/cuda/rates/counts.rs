@@ -59,16 +59,6 @@ impl Counts {
     }
 }
 
-impl Rate {
-    /// Returns the share of the upper bound that the operation is closest to.
-    pub fn share(&self) -> f64 {
-        match self.bound {
-            Bound::Copies => self.copy_share,
-            Bound::Products => self.product_share.unwrap_or(0.0),
-        }
-    }
-}
-
 impl Operation {
     /// Returns the bytes and the operations.
     pub fn counts(&self, sizes: &Sizes) -> Counts {
@@ -202,11 +192,11 @@ mod tests {
         // 30 MB in 20 microseconds are 1,500 GB/s.
         let rate = Counts { bytes: 3e7, operations: 3e9 }.rate(20.0, &peaks);
         assert_eq!(
-            (rate.gb_per_s, rate.tflops, rate.bound, rate.share()),
+            (rate.gb_per_s, rate.tflops, rate.bound, rate.copy_share),
             (1500.0, 150.0, Bound::Copies, 0.5)
         );
         let rate = Counts { bytes: 3e7, operations: 9e9 }.rate(20.0, &peaks);
-        assert_eq!((rate.bound, rate.share()), (Bound::Products, 0.75));
+        assert_eq!((rate.bound, rate.product_share), (Bound::Products, Some(0.75)));
         let rate =
             Counts { bytes: 3e7, operations: 9e9 }.rate(20.0, &Peaks { product_tflops: None, ..peaks });
         assert_eq!((rate.bound, rate.product_share), (Bound::Copies, None));
