@@ -43,7 +43,7 @@ pub fn kernel_folders() -> Result<KernelFolders> {
 
 /// Parses a device, and lists the values that shells complete.
 #[derive(Debug, Clone, Copy)]
-struct DeviceParser;
+pub struct DeviceParser;
 
 impl TypedValueParser for DeviceParser {
     type Value = DeviceChoice;

@@ -12,6 +12,7 @@ mod fleet;
 mod health;
 mod interference;
 mod invoke;
+mod kernels;
 mod kv;
 mod load;
 mod neighbors;
@@ -31,19 +32,21 @@ mod tools;
 #[cfg(target_os = "linux")]
 mod weights;
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use anyhow::Result;
+use skep_model::chat_template::civil_date;
 
 use crate::embedded::{self, BenchAgent, SourceTree};
 use crate::guest_build::{self, BuildRequest, GuestTarget};
 use crate::progress::Terminal;
 
-/// Measure the engine, loads of weights, long prompts, KV pages on disk, the cost of calling an agent, servers
-/// under agents' work, load and kills, and structured output; simulate a fleet of hosts
+/// Measure the engine, the kernels of GPUs, loads of weights, long prompts, KV pages on disk, the cost of calling
+/// an agent, servers under agents' work, load and kills, and structured output; simulate a fleet of hosts
 #[derive(Debug, clap::Subcommand)]
 pub enum Command {
     Engine(engine::Args),
+    Kernels(kernels::Args),
     Invoke(invoke::Args),
     Context(context::Args),
     Kv(kv::Args),
@@ -75,6 +78,7 @@ pub enum Command {
 pub async fn run(command: Command) -> Result<()> {
     match command {
         Command::Engine(args) => tokio::task::block_in_place(|| engine::run(&args)),
+        Command::Kernels(args) => tokio::task::block_in_place(|| kernels::run(&args)),
         Command::Invoke(args) => invoke::run(args).await,
         Command::Context(args) => context::run(args).await,
         Command::Kv(args) => kv::run(args).await,
@@ -109,6 +113,18 @@ fn build_agent(agent: &BenchAgent) -> Result<Vec<u8>> {
         let built = guest_build::build(&BuildRequest { dir, target: GuestTarget::Library }, &Terminal)?;
         Ok(built.component)
     })
+}
+
+/// Returns the date in UTC, as in 2026-01-31.
+fn today() -> String {
+    let seconds = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let (year, month, day) = civil_date(seconds / 86_400);
+    format!("{year}-{month:02}-{day:02}")
+}
+
+/// Returns the command line of this process, under the name by which users know the program.
+fn command_line() -> String {
+    std::env::args().skip(1).fold("skep".to_owned(), |line, word| line + " " + &word)
 }
 
 /// Converts times to microseconds and sorts them.

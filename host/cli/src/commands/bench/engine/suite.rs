@@ -1,12 +1,10 @@
 //! `skep bench engine --suite`: a fixed list of workloads with their targets on a GPU, as a table.
 
 use std::fmt;
-use std::time::SystemTime;
 
 use anyhow::{Result, bail};
 use serde::Serialize;
 use skep_kernels::gpu;
-use skep_model::chat_template::civil_date;
 use skep_model::{DType, DeviceChoice, ExecutorOptions, MemoryPlan, Ordinals};
 
 use super::against::{Against, Rival};
@@ -14,6 +12,7 @@ use super::ceilings::Ceilings;
 use super::report::{Decode, Load, Prefill, Rates, shares};
 use super::steps::{Amounts, measure};
 use super::subject::{Loaded, Subject};
+use crate::commands::bench::{command_line, today};
 use crate::commands::out;
 use crate::progress::{Progress as _, Terminal};
 
@@ -162,7 +161,7 @@ pub(super) fn run(
     Ok(Suite {
         date: today(),
         device,
-        command: std::env::args().skip(1).fold("skep".to_owned(), |line, word| line + " " + &word),
+        command: command_line(),
         load: load_figures,
         memory,
         ceilings: ceilings.into(),
@@ -174,12 +173,6 @@ pub(super) fn run(
 fn decode(loaded: &mut Loaded, amounts: Amounts, ceilings: &Ceilings) -> Result<Decode> {
     let times = measure(loaded, amounts)?;
     Ok(shares(loaded, amounts, times, ceilings).1.expect("tokens were decoded"))
-}
-
-fn today() -> String {
-    let seconds = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let (year, month, day) = civil_date(seconds / 86_400);
-    format!("{year}-{month:02}-{day:02}")
 }
 
 impl Target {
