@@ -18,6 +18,8 @@ constexpr int MAX_DECODE_WARPS = 4;
 constexpr int DECODE_STAGES = 2;
 // Padding of the rows in shared memory, so that the rows of an 8×8 tile are in different banks.
 constexpr int DECODE_PAD = 8;
+// Number of splits whose states are loaded at once to join them.
+constexpr uint32_t JOINED_AT_ONCE = 8;
 
 // Wide heads have fewer warps, so that the pages fit into the 99 KiB that every architecture has.
 template <int HEAD_SIZE>
@@ -134,11 +136,23 @@ SKEP_DEVICE void join_splits(const AttentionDecodeParams& p, const Split& split,
         const uint64_t stride = static_cast<uint64_t>(p.heads) * HEAD_SIZE;
         const Weight total = totals[packed];
         Floats sum = {};
-        for (uint32_t part = 0; part < split.parts; ++part) {
-            const Floats of_part = *reinterpret_cast<const Floats*>(sums + part * stride);
-            const float share = share_of(weights[part * p.heads].most, total.most);
-            for (int j = 0; j < 4; ++j) {
-                sum.values[j] += share * of_part.values[j];
+        for (uint32_t first = 0; first < split.parts; first += JOINED_AT_ONCE) {
+            // All loads are issued before the first sum.
+            Floats of_parts[JOINED_AT_ONCE];
+            float shares[JOINED_AT_ONCE];
+            SKEP_UNROLL
+            for (uint32_t i = 0; i < JOINED_AT_ONCE; ++i) {
+                const bool there = first + i < split.parts;
+                const uint32_t part = there ? first + i : first;
+                of_parts[i] = *reinterpret_cast<const Floats*>(sums + part * stride);
+                shares[i] = there ? weights[part * p.heads].most : -INFINITY;
+            }
+            SKEP_UNROLL
+            for (uint32_t i = 0; i < JOINED_AT_ONCE; ++i) {
+                const float share = share_of(shares[i], total.most);
+                for (int j = 0; j < 4; ++j) {
+                    sum.values[j] += share * of_parts[i].values[j];
+                }
             }
         }
         store_out<T, HEAD_SIZE>(p, rows, packed, column, sum, total.sum);

@@ -30,6 +30,8 @@ const OP: &str = "dense product";
 const MAX_ALGORITHMS: usize = 8;
 /// Number of timed runs, of which the shortest counts.
 const TIMED_RUNS: usize = 3;
+/// Size of the memory that is written before a timed run, so that caches have nothing else: more than any L2 cache has.
+const OTHER_BYTES: usize = 192 << 20;
 /// The workspace size that the library's documentation recommends for the largest devices.
 const WORKSPACE_BYTES: usize = 32 << 20;
 /// Maximum number of plans, which is about the number of a model's shapes times the number of its batch sizes. Each plan
@@ -138,13 +140,14 @@ impl Blas {
         if !self.measures.load(Ordering::Relaxed) {
             return Ok(None);
         }
+        let memory = self.other_memory();
         // SAFETY: guaranteed by the caller.
-        let library = self.milliseconds(|| unsafe { self.matmul(params, activation) });
+        let library = self.milliseconds(memory.as_ref(), || unsafe { self.matmul(params, activation) });
         let library = match library {
             Err(KernelError::NoAlgorithm { .. }) => f32::INFINITY,
             timed => timed?,
         };
-        let other = self.milliseconds(other)?;
+        let other = self.milliseconds(memory.as_ref(), other)?;
         slower.get(layout, || Ok(other <= library)).map(|slower| Some(*slower))
     }
 
@@ -196,23 +199,37 @@ impl Blas {
             if layout.bias {
                 plan.product.set_bias(params.bias.0)?;
             }
+            let memory = self.other_memory();
             let mut timed = Vec::new();
             for algorithm in &algorithms {
                 plan.algorithm = *algorithm;
                 // SAFETY: guaranteed by the caller.
-                timed.push(self.milliseconds(|| unsafe { self.multiply(&plan, params) }));
+                timed.push(self.milliseconds(memory.as_ref(), || unsafe { self.multiply(&plan, params) }));
             }
             plan.algorithm = algorithms[shortest(&timed)];
         }
         Ok(plan)
     }
 
-    /// Returns the shortest time that the device takes for `work`, after a first run that loads its code.
-    fn milliseconds(&self, work: impl Fn() -> Result<(), KernelError>) -> Result<f32, KernelError> {
+    /// Returns memory whose contents take the place of all others in caches, unless the device has no room for it.
+    fn other_memory(&self) -> Option<DeviceBuffer> {
+        self.device.uninitialized(OTHER_BYTES).ok()
+    }
+
+    /// Returns the shortest time that the device takes for `work`, after a first run that loads its code. With other memory,
+    /// its operands are in no cache, as in a step that has read other weights since.
+    fn milliseconds(
+        &self,
+        other: Option<&DeviceBuffer>,
+        work: impl Fn() -> Result<(), KernelError>,
+    ) -> Result<f32, KernelError> {
         let [begin, end] = &self.timer;
         work()?;
         let mut shortest = f32::INFINITY;
         for _ in 0..TIMED_RUNS {
+            if let Some(other) = other {
+                self.device.clear(other.slice())?;
+            }
             begin.record()?;
             work()?;
             end.record()?;
