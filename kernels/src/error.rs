@@ -2,6 +2,7 @@
 
 use crate::DType;
 use crate::cuda_types::{Architecture, NvrtcVersion, ProductLayout};
+use crate::fault::Fault;
 
 /// An operation was given a shape, size or format that it cannot handle, or the machine lacks something that it needs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -74,10 +75,37 @@ pub enum KernelError {
     DeviceMemory { bytes: usize, free: usize },
     #[error("the device has no kernel named {kernel}")]
     NoKernel { kernel: String },
+    /// A call failed, and later ones may succeed.
     #[error("CUDA driver: {call} failed: {reason}")]
     Driver { call: &'static str, reason: String },
+    /// A call failed for a reason that stays.
+    #[error("CUDA driver: {call} failed: {reason}; {fault}")]
+    DeviceFault { fault: Fault, call: &'static str, reason: String },
+    #[error(
+        "cuda:{device} cannot be used before everything that this process has on it is unloaded ({users} left), because of this \
+         error: {reason}"
+    )]
+    SpoiledContext { device: usize, users: usize, reason: String },
+    #[error(
+        "NVML, which reads the figures of GPUs, was not found (tried {tried}); it comes with the NVIDIA driver"
+    )]
+    NoNvml { tried: String },
+    #[error("NVML: {call} failed: {reason}")]
+    Nvml { call: &'static str, reason: String },
     #[error("could not start a worker thread: {reason}")]
     Thread { reason: String },
+}
+
+impl KernelError {
+    /// Returns what the error leaves behind on the device, or `None` if the next call may succeed.
+    pub fn fault(&self) -> Option<Fault> {
+        match self {
+            KernelError::DeviceFault { fault, .. } => Some(*fault),
+            KernelError::SpoiledContext { .. } => Some(Fault::Context),
+            KernelError::DeviceMemory { .. } => Some(Fault::Memory),
+            _ => None,
+        }
+    }
 }
 
 /// Checks that a length matches the shapes.

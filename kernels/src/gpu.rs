@@ -3,11 +3,13 @@
 //! Invariant: on a machine without a driver, or with one that lacks functions, the result is a reason and never a panic; the
 //! library and all functions that this crate calls are probed before they are used.
 
+use std::ffi::CStr;
+
 use cudarc::driver::{result, sys};
 use libloading::Library;
 
 /// The functions of the driver that this crate calls. cudarc looks up each when it is called first, and panics without it.
-const DRIVER_FUNCTIONS: [&str; 47] = [
+const DRIVER_FUNCTIONS: [&str; 50] = [
     "cuCtxEnablePeerAccess",
     "cuCtxSetCurrent",
     "cuDeviceCanAccessPeer",
@@ -15,7 +17,9 @@ const DRIVER_FUNCTIONS: [&str; 47] = [
     "cuDeviceGetAttribute",
     "cuDeviceGetCount",
     "cuDeviceGetName",
+    "cuDeviceGetPCIBusId",
     "cuDevicePrimaryCtxRelease_v2",
+    "cuDevicePrimaryCtxReset_v2",
     "cuDevicePrimaryCtxRetain",
     "cuDeviceTotalMem_v2",
     "cuDriverGetVersion",
@@ -53,6 +57,7 @@ const DRIVER_FUNCTIONS: [&str; 47] = [
     "cuStreamCreate",
     "cuStreamDestroy_v2",
     "cuStreamEndCapture",
+    "cuStreamQuery",
     "cuStreamSynchronize",
     "cuStreamWaitEvent",
 ];
@@ -63,7 +68,12 @@ pub struct GpuInfo {
     pub name: String,
     pub memory_bytes: u64,
     pub compute_capability: (u32, u32),
+    /// The address on the PCI bus, such as `0000:4F:00.0`, if the driver tells it. Instances of one card share it.
+    pub pci_bus_id: Option<String>,
 }
+
+/// The variable that tells the driver which devices a process sees, in which order.
+const VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
 
 /// Returns the devices of this machine, or the reason why there are none.
 pub fn probe() -> Result<Vec<GpuInfo>, String> {
@@ -77,12 +87,40 @@ pub fn probe() -> Result<Vec<GpuInfo>, String> {
     }
     // SAFETY: the library was found above.
     check_functions(unsafe { sys::culib() })?;
-    result::init().map_err(|error| format!("the NVIDIA driver did not initialize: {error}"))?;
-    let count =
-        result::device::get_count().map_err(|error| format!("the driver cannot list devices: {error}"))?;
+    let hidden = || visibility(0).map(|text| format!("; {text}")).unwrap_or_default();
+    // Where the variable hides all devices, the driver says that there are none.
+    result::init()
+        .map_err(|error| format!("the NVIDIA driver did not initialize: {:?}{}", error.0, hidden()))?;
+    let count = result::device::get_count()
+        .map_err(|error| format!("the driver cannot list devices: {:?}{}", error.0, hidden()))?;
+    if count == 0 {
+        return Err(format!("the driver lists no devices{}", hidden()));
+    }
     (0..count)
         .map(|ordinal| describe(ordinal).map_err(|error| format!("device {ordinal}: {error}")))
         .collect()
+}
+
+/// Says what `CUDA_VISIBLE_DEVICES` does to the devices, of which the driver lists `visible`, if it is set.
+pub fn visibility(visible: usize) -> Option<String> {
+    let value = std::env::var_os(VISIBLE_DEVICES)?.to_string_lossy().into_owned();
+    // The driver's module lists the cards, whatever a process sees of them.
+    let cards = std::fs::read_dir("/proc/driver/nvidia/gpus").map(Iterator::count).ok();
+    Some(visibility_text(&value, visible, cards))
+}
+
+/// Describes what the variable with this value does. `cards` is the number of cards in the machine, if it is known.
+fn visibility_text(value: &str, visible: usize, cards: Option<usize>) -> String {
+    let there = cards.map(|cards| format!(", and the machine has {cards} GPUs")).unwrap_or_default();
+    match visible {
+        0 => format!(
+            "{VISIBLE_DEVICES}={value:?} leaves no device visible{there}; unset it, or set it to the numbers or UUIDs that \
+             `nvidia-smi -L` shows"
+        ),
+        _ => format!(
+            "{VISIBLE_DEVICES}={value:?} leaves {visible} visible{there}; cuda:0 is the first that the variable names"
+        ),
+    }
 }
 
 /// Returns the major version of CUDA that the driver supports, such as 12 or 13.
@@ -123,7 +161,15 @@ fn describe(ordinal: i32) -> Result<GpuInfo, result::DriverError> {
             result::device::get_attribute(device, MINOR)?,
         )
     };
-    Ok(GpuInfo { name, memory_bytes: memory as u64, compute_capability: (major as u32, minor as u32) })
+    let (memory_bytes, compute_capability) = (memory as u64, (major as u32, minor as u32));
+    Ok(GpuInfo { name, memory_bytes, compute_capability, pci_bus_id: pci_bus_id(device) })
+}
+
+fn pci_bus_id(device: sys::CUdevice) -> Option<String> {
+    let mut text = [0u8; 32];
+    // SAFETY: the driver returned the device, and writes at most as many bytes as there are.
+    unsafe { sys::cuDeviceGetPCIBusId(text.as_mut_ptr().cast(), text.len() as i32, device) }.result().ok()?;
+    Some(CStr::from_bytes_until_nul(&text).ok()?.to_str().ok()?.to_owned())
 }
 
 #[cfg(test)]
@@ -140,7 +186,7 @@ mod tests {
 
     #[test]
     fn all_functions_that_are_called_are_checked() {
-        let sources = [include_str!("gpu.rs"), include_str!("cuda/driver.rs")];
+        let sources = [include_str!("gpu.rs"), include_str!("cuda/driver.rs"), include_str!("cuda/queue.rs")];
         let words = sources
             .iter()
             .flat_map(|source| source.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_'));
@@ -153,6 +199,22 @@ mod tests {
             count += 1;
         }
         assert!(count > DRIVER_FUNCTIONS.len(), "only {count} names were found");
+    }
+
+    #[test]
+    fn the_text_about_hidden_devices_says_how_many_there_are_and_how_they_are_numbered() {
+        let text = visibility_text("", 0, Some(8));
+        assert!(
+            text.contains("=\"\" leaves no device visible, and the machine has 8 GPUs; unset it"),
+            "{text}"
+        );
+        let text = visibility_text("MIG-1", 1, Some(8));
+        assert!(
+            text.contains("=\"MIG-1\" leaves 1 visible, and the machine has 8 GPUs; cuda:0 is"),
+            "{text}"
+        );
+        let text = visibility_text("3,1", 2, None);
+        assert!(text.contains("=\"3,1\" leaves 2 visible; cuda:0 is"), "{text}");
     }
 
     #[test]

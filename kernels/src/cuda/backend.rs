@@ -66,6 +66,12 @@ pub(super) trait Backend: Send + Sync {
     /// Queues a launch with the kernel's parameter struct, which is copied before this returns.
     unsafe fn launch(&self, launch: &Launch, params: *const u8, bytes: usize) -> Result<(), KernelError>;
     fn synchronize(&self) -> Result<(), KernelError>;
+    /// Returns the fault after which nothing works on the device before it is opened again, if there was one. It does not
+    /// wait.
+    fn fault(&self) -> Option<KernelError>;
+    /// Lets all work from now on fail with this error, on an emulated device.
+    #[cfg(any(test, feature = "emulated"))]
+    fn fail(&self, _error: KernelError) {}
 
     /// Creates an event. Only one that `times` has milliseconds.
     fn event(&self, times: bool) -> Result<u64, KernelError>;

@@ -69,7 +69,8 @@ impl Device {
         let devices = gpu::probe().map_err(|reason| KernelError::NoDevice { reason })?;
         let count = devices.len();
         let Some(info) = devices.get(ordinal) else {
-            let reason = format!("device {ordinal} was requested, but there are {count}");
+            let hidden = gpu::visibility(count).map(|text| format!("; {text}")).unwrap_or_default();
+            let reason = format!("device {ordinal} was requested, but there are {count}{hidden}");
             return Err(KernelError::NoDevice { reason });
         };
         let (major, minor) = info.compute_capability;
@@ -239,6 +240,18 @@ impl Device {
     /// Waits until everything in the queue is done, and reports failures of queued work.
     pub fn synchronize(&self) -> Result<(), KernelError> {
         self.backend.synchronize()
+    }
+
+    /// Returns the fault after which nothing works on the device before it is opened again, if there was one. It does not wait
+    /// for the queue.
+    pub fn fault(&self) -> Option<KernelError> {
+        self.backend.fault()
+    }
+
+    /// Lets an emulated device fail: from now on it computes nothing and reports this error.
+    #[cfg(any(test, feature = "emulated"))]
+    pub fn fail(&self, error: KernelError) {
+        self.backend.fail(error);
     }
 
     /// Creates an event, which has no time.

@@ -1,6 +1,11 @@
 //! Tests of devices and their buffers, on emulated devices and on real ones if there are some.
 
 use super::*;
+use crate::Fault;
+use crate::cuda::Activation;
+use crate::cuda::blas::Blas;
+use crate::cuda::ceilings::{Gemm, gemm_tflops};
+use crate::cuda::embedding::{self, EmbeddingParams, Table};
 use crate::cuda::on_device;
 
 #[test]
@@ -86,6 +91,73 @@ fn copies_events_and_recordings_keep_their_order() {
         assert!(device.copy(buffers[0].slice(), half(1, 0..4)).is_err());
         assert!(device.upload(&host, 4, buffers[0].slice()).is_err());
     });
+}
+
+#[test]
+fn a_failed_device_computes_nothing_more_and_reports_why() {
+    let device = Device::emulated(Emulation::default());
+    let mut buffer = device.copied(&[1; 4]).unwrap();
+    assert_eq!(device.fault(), None);
+    // Not every error spoils the device.
+    device.fail(KernelError::Driver { call: "cuTest", reason: "a test".to_owned() });
+    assert!(device.synchronize().is_err() && device.fault().is_none());
+    let error = KernelError::DeviceFault {
+        fault: Fault::Context,
+        call: "cuTest",
+        reason: "CUDA_ERROR_TEST".to_owned(),
+    };
+    device.fail(error.clone());
+    assert_eq!(device.fault(), Some(error.clone()));
+    assert_eq!(buffer.write(&[2; 4]), Err(error.clone()));
+    assert_eq!(device.zeroed(4).err(), Some(error.clone()));
+    let text = error.to_string();
+    assert!(text.contains("cuTest failed: CUDA_ERROR_TEST; everything that this process has"), "{text}");
+    assert_eq!(Device::emulated(Emulation::default()).fault(), None, "a new one works");
+}
+
+/// A kernel that reads an invalid address spoils the context for all of the process.
+#[test]
+#[ignore = "the other tests of its process lose their device; run it alone on a machine with a GPU"]
+fn a_device_with_a_spoiled_context_works_once_it_is_opened_again() {
+    let compiler = Arc::new(on_device::compiler());
+    let open = || Device::open(0, &compiler);
+    let (device, other) = (open().unwrap(), open().unwrap());
+    device.ready().unwrap();
+    let gemm = Gemm { rows: 64, inputs: 1024, outputs: 1024, activation: Activation::Bf16 };
+    if let Ok(blas) = Blas::open(&device) {
+        gemm_tflops(&device, &blas, gemm).unwrap();
+    }
+    let out = device.zeroed(64).unwrap();
+    let params = EmbeddingParams {
+        tokens: Address(8),
+        table: Address(8),
+        out: out.address(),
+        width: 32,
+        vocabulary: 1,
+        first: 0,
+    };
+    let launch = embedding::launch(&params, 1, Table::Plain).unwrap();
+    // SAFETY: nothing is at these addresses, which the device reports. Nothing else uses the device.
+    unsafe { device.launch(&launch, &params) }.unwrap();
+    let error = device.synchronize().expect_err("the address is invalid");
+    assert_eq!(error.fault(), Some(Fault::Context), "{error}");
+    assert!(error.to_string().contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{error}");
+    assert!(other.fault().is_some() && other.zeroed(64).is_err(), "both have the context");
+    drop((out, device));
+    let refused = open().err().expect("a user is left");
+    assert!(matches!(refused, KernelError::SpoiledContext { users: 1, .. }), "{refused}");
+    drop(other);
+    let device = open().unwrap();
+    let buffer = device.copied(&[7; 64]).unwrap();
+    let mut bytes = [0; 64];
+    buffer.read(&mut bytes).unwrap();
+    assert_eq!((bytes, device.fault()), ([7; 64], None));
+    device.ready().unwrap();
+    // A library that was used in the context before works in the new one.
+    match Blas::open(&device) {
+        Ok(blas) => assert!(gemm_tflops(&device, &blas, gemm).unwrap() > 0.0),
+        Err(error) => eprintln!("without cuBLASLt: {error}"),
+    }
 }
 
 #[test]

@@ -9,7 +9,6 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 
 use cudarc::driver::{result, sys};
-use result::DriverError;
 
 use super::Launch;
 use super::architecture::Architecture;
@@ -17,6 +16,7 @@ use super::backend::{Backend, CopyKind, Loaded, Memory};
 use super::compile::{Compiler, Module};
 use super::cubin;
 use super::loading::{self, Sourced};
+use super::queue::Queue;
 use crate::KernelError;
 
 pub(super) struct DriverStream {
@@ -39,14 +39,6 @@ struct Code {
     kernels: HashMap<String, Kernel>,
     modules: Vec<sys::CUmodule>,
     loaded: Loaded,
-}
-
-/// A retained primary context with a stream.
-struct Queue {
-    ordinal: usize,
-    device: sys::CUdevice,
-    context: sys::CUcontext,
-    stream: sys::CUstream,
 }
 
 #[derive(Clone, Copy)]
@@ -124,7 +116,7 @@ impl DriverStream {
             .attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
         // SAFETY: the data is a complete cubin, which contains its own length.
         let handle = unsafe { result::module::load_data(module.cubin.as_ptr().cast()) }
-            .map_err(|error| failed("cuModuleLoadData", error))?;
+            .map_err(|error| self.queue.failed("cuModuleLoadData", error))?;
         code.modules.push(handle);
         let names = cubin::kernels(&module.cubin).unwrap_or_default();
         for name in names {
@@ -132,12 +124,12 @@ impl DriverStream {
             // SAFETY: the module was loaded above, and the function is in it.
             let (function, most_shared_bytes) = unsafe {
                 let function = result::module::get_function(handle, symbol)
-                    .map_err(|error| failed("cuModuleGetFunction", error))?;
+                    .map_err(|error| self.queue.failed("cuModuleGetFunction", error))?;
                 let fixed = result::function::get_function_attribute(function, SHARED)
-                    .map_err(|error| failed("cuFuncGetAttribute", error))?;
+                    .map_err(|error| self.queue.failed("cuFuncGetAttribute", error))?;
                 let most = in_a_block.saturating_sub(u32::try_from(fixed).unwrap_or(u32::MAX));
                 result::function::set_function_attribute(function, MOST_SHARED, most as i32)
-                    .map_err(|error| failed("cuFuncSetAttribute", error))?;
+                    .map_err(|error| self.queue.failed("cuFuncSetAttribute", error))?;
                 (function, most)
             };
             code.kernels.insert(name, Kernel { function, most_shared_bytes });
@@ -167,12 +159,13 @@ impl Backend for DriverStream {
         // SAFETY: the function's module stays loaded as long as `self` lives.
         unsafe { result::occupancy::max_active_block_per_multiprocessor(function, threads, bytes) }
             .map(|blocks| u32::try_from(blocks).unwrap_or(0))
-            .map_err(|error| failed("cuOccupancyMaxActiveBlocksPerMultiprocessor", error))
+            .map_err(|error| self.queue.failed("cuOccupancyMaxActiveBlocksPerMultiprocessor", error))
     }
 
     fn memory(&self) -> Result<Memory, KernelError> {
         self.queue.bind()?;
-        let (free, total) = result::mem_get_info().map_err(|error| failed("cuMemGetInfo", error))?;
+        let (free, total) =
+            result::mem_get_info().map_err(|error| self.queue.failed("cuMemGetInfo", error))?;
         Ok(Memory { free: free as u64, total: total as u64 })
     }
 
@@ -184,7 +177,7 @@ impl Backend for DriverStream {
                 let free = result::mem_get_info().map_or(0, |(free, _)| free);
                 KernelError::DeviceMemory { bytes, free }
             }
-            _ => failed("cuMemAlloc", error),
+            _ => self.queue.failed("cuMemAlloc", error),
         })
     }
 
@@ -198,9 +191,11 @@ impl Backend for DriverStream {
         // Portable, because other contexts copy from and to it as well; mapped, because kernels write to it.
         let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
         // SAFETY: the context is current.
-        unsafe { result::malloc_host(bytes, flags) }
-            .map(<*mut _>::cast)
-            .map_err(|error| failed("cuMemHostAlloc", error))
+        unsafe { result::malloc_host(bytes, flags) }.map(<*mut _>::cast).map_err(|error| match error.0 {
+            // This is memory of the host.
+            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => KernelError::OutOfMemory { bytes },
+            _ => self.queue.failed("cuMemHostAlloc", error),
+        })
     }
 
     unsafe fn free_host(&self, at: *mut u8, _bytes: usize) {
@@ -212,7 +207,7 @@ impl Backend for DriverStream {
         self.queue.bind()?;
         // SAFETY: the caller guarantees the address.
         unsafe { result::memset_d8_async(address, 0, bytes, self.queue.stream) }
-            .map_err(|error| failed("cuMemsetD8Async", error))
+            .map_err(|error| self.queue.failed("cuMemsetD8Async", error))
     }
 
     unsafe fn copy(&self, kind: CopyKind, to: u64, from: u64, bytes: usize) -> Result<(), KernelError> {
@@ -232,7 +227,7 @@ impl Backend for DriverStream {
             }
             .result()
         }
-        .map_err(|error| failed(call, error))
+        .map_err(|error| self.queue.failed(call, error))
     }
 
     unsafe fn copy_from_peer(
@@ -248,7 +243,7 @@ impl Backend for DriverStream {
         // buffer. Without access from one device to the other, the driver copies through the host.
         unsafe { sys::cuMemcpyPeerAsync(to, here, from, theirs, bytes, self.queue.stream) }
             .result()
-            .map_err(|error| failed("cuMemcpyPeerAsync", error))
+            .map_err(|error| self.queue.failed("cuMemcpyPeerAsync", error))
     }
 
     unsafe fn launch(&self, launch: &Launch, params: *const u8, _bytes: usize) -> Result<(), KernelError> {
@@ -280,7 +275,7 @@ impl Backend for DriverStream {
             sys::cuLaunchKernelEx(&raw const config, function, arguments.as_mut_ptr(), std::ptr::null_mut())
         }
         .result()
-        .map_err(|error| failed("cuLaunchKernelEx", error))
+        .map_err(|error| self.queue.failed("cuLaunchKernelEx", error))
     }
 
     fn synchronize(&self) -> Result<(), KernelError> {
@@ -294,7 +289,9 @@ impl Backend for DriverStream {
             true => sys::CUevent_flags::CU_EVENT_DEFAULT,
             false => sys::CUevent_flags::CU_EVENT_DISABLE_TIMING,
         };
-        result::event::create(flags).map(|event| event as u64).map_err(|error| failed("cuEventCreate", error))
+        result::event::create(flags)
+            .map(|event| event as u64)
+            .map_err(|error| self.queue.failed("cuEventCreate", error))
     }
 
     unsafe fn free_event(&self, event: u64) {
@@ -306,7 +303,7 @@ impl Backend for DriverStream {
         self.queue.bind()?;
         // SAFETY: created above; event and stream are alive.
         unsafe { result::event::record(event as sys::CUevent, self.queue.stream) }
-            .map_err(|error| failed("cuEventRecord", error))
+            .map_err(|error| self.queue.failed("cuEventRecord", error))
     }
 
     unsafe fn wait(&self, event: u64) -> Result<(), KernelError> {
@@ -314,21 +311,21 @@ impl Backend for DriverStream {
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: the event was created by a device of this kind; event and stream are alive.
         unsafe { result::stream::wait_event(self.queue.stream, event as sys::CUevent, flags) }
-            .map_err(|error| failed("cuStreamWaitEvent", error))
+            .map_err(|error| self.queue.failed("cuStreamWaitEvent", error))
     }
 
     unsafe fn wait_for_event(&self, event: u64) -> Result<(), KernelError> {
         self.queue.bind()?;
         // SAFETY: created above, and alive.
         unsafe { result::event::synchronize(event as sys::CUevent) }
-            .map_err(|error| failed("cuEventSynchronize", error))
+            .map_err(|error| self.queue.failed("cuEventSynchronize", error))
     }
 
     unsafe fn elapsed_ms(&self, from: u64, to: u64) -> Result<f32, KernelError> {
         self.queue.bind()?;
         // SAFETY: created above, and both are alive.
         unsafe { result::event::elapsed(from as sys::CUevent, to as sys::CUevent) }
-            .map_err(|error| failed("cuEventElapsedTime", error))
+            .map_err(|error| self.queue.failed("cuEventElapsedTime", error))
     }
 
     fn begin_recording(&self) -> Result<(), KernelError> {
@@ -336,7 +333,7 @@ impl Backend for DriverStream {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is alive.
         unsafe { result::stream::begin_capture(self.queue.stream, mode) }
-            .map_err(|error| failed("cuStreamBeginCapture", error))
+            .map_err(|error| self.queue.failed("cuStreamBeginCapture", error))
     }
 
     fn end_recording(&self) -> Result<u64, KernelError> {
@@ -344,20 +341,20 @@ impl Backend for DriverStream {
         // SAFETY: the stream is alive; the graph is destroyed once it is instantiated.
         unsafe {
             let graph = result::stream::end_capture(self.queue.stream)
-                .map_err(|error| failed("cuStreamEndCapture", error))?;
+                .map_err(|error| self.queue.failed("cuStreamEndCapture", error))?;
             if graph.is_null() {
                 let reason = "the work could not be recorded".to_owned();
                 return Err(KernelError::Driver { call: "cuStreamEndCapture", reason });
             }
             let made = result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0))
-                .map_err(|error| failed("cuGraphInstantiate", error));
+                .map_err(|error| self.queue.failed("cuGraphInstantiate", error));
             let _ = result::graph::destroy(graph);
             let made = made?;
             // Uploading now means that the first replay needs nothing from the driver that another queue may hold.
             let uploaded = result::graph::upload(made, self.queue.stream);
             if let Err(error) = uploaded {
                 let _ = result::graph::exec_destroy(made);
-                return Err(failed("cuGraphUpload", error));
+                return Err(self.queue.failed("cuGraphUpload", error));
             }
             Ok(made as u64)
         }
@@ -373,7 +370,7 @@ impl Backend for DriverStream {
         self.queue.bind()?;
         // SAFETY: created above; the caller guarantees the memory that the recorded work uses.
         unsafe { result::graph::launch(recording as sys::CUgraphExec, self.queue.stream) }
-            .map_err(|error| failed("cuGraphLaunch", error))
+            .map_err(|error| self.queue.failed("cuGraphLaunch", error))
     }
 
     fn enable_peer_access(&self, other: &dyn Backend) -> Result<(), KernelError> {
@@ -388,7 +385,7 @@ impl Backend for DriverStream {
         let enabled = unsafe {
             sys::cuDeviceCanAccessPeer(&mut can, self.queue.device, theirs.device)
                 .result()
-                .map_err(|error| failed("cuDeviceCanAccessPeer", error))?;
+                .map_err(|error| self.queue.failed("cuDeviceCanAccessPeer", error))?;
             if can == 0 {
                 return Err(KernelError::NoPeer { device: self.queue.ordinal, peer: ordinal });
             }
@@ -396,10 +393,14 @@ impl Backend for DriverStream {
         };
         match enabled {
             Err(error) if error.0 != sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => {
-                Err(failed("cuCtxEnablePeerAccess", error))
+                Err(self.queue.failed("cuCtxEnablePeerAccess", error))
             }
             _ => Ok(()),
         }
+    }
+
+    fn fault(&self) -> Option<KernelError> {
+        self.queue.fault()
     }
 
     fn ordinal(&self) -> Option<usize> {
@@ -432,56 +433,4 @@ fn unload(modules: &mut Vec<sys::CUmodule>) {
         // SAFETY: loaded once.
         let _ = unsafe { result::module::unload(module) };
     }
-}
-
-impl Queue {
-    fn new(ordinal: usize) -> Result<Self, KernelError> {
-        let number = i32::try_from(ordinal).expect("the driver lists fewer devices than i32::MAX");
-        let device = result::device::get(number).map_err(|error| failed("cuDeviceGet", error))?;
-        // SAFETY: the driver returned the device above.
-        let context = unsafe { result::primary_ctx::retain(device) }
-            .map_err(|error| failed("cuDevicePrimaryCtxRetain", error))?;
-        // From here on, dropping the queue releases the context, and the stream if there is one.
-        let mut made = Queue { ordinal, device, context, stream: std::ptr::null_mut() };
-        made.bind()?;
-        made.stream = result::stream::create(result::stream::StreamKind::NonBlocking)
-            .map_err(|error| failed("cuStreamCreate", error))?;
-        Ok(made)
-    }
-
-    /// Makes the context current on this thread.
-    fn bind(&self) -> Result<(), KernelError> {
-        // SAFETY: the context is retained as long as `self` lives.
-        unsafe { result::ctx::set_current(self.context) }.map_err(|error| failed("cuCtxSetCurrent", error))
-    }
-
-    fn attribute(&self, attribute: sys::CUdevice_attribute) -> Result<u32, KernelError> {
-        // SAFETY: the driver returned the device.
-        let found = unsafe { result::device::get_attribute(self.device, attribute) }
-            .map_err(|error| failed("cuDeviceGetAttribute", error))?;
-        Ok(u32::try_from(found).unwrap_or(0))
-    }
-
-    fn synchronize(&self) -> Result<(), KernelError> {
-        self.bind()?;
-        // SAFETY: the stream is alive.
-        unsafe { result::stream::synchronize(self.stream) }
-            .map_err(|error| failed("cuStreamSynchronize", error))
-    }
-}
-
-impl Drop for Queue {
-    fn drop(&mut self) {
-        // SAFETY: the stream was created once and the context retained once. Nothing can be done about a failure.
-        unsafe {
-            if !self.stream.is_null() {
-                let _ = self.bind().map(|()| result::stream::destroy(self.stream));
-            }
-            let _ = result::primary_ctx::release(self.device);
-        }
-    }
-}
-
-fn failed(call: &'static str, error: DriverError) -> KernelError {
-    KernelError::Driver { call, reason: error.to_string() }
 }

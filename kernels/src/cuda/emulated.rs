@@ -22,7 +22,7 @@ use super::backend::{Backend, CopyKind, Loaded, Memory};
 use super::compile::{Compiler, Module};
 #[cfg(test)]
 use super::loading;
-use crate::KernelError;
+use crate::{Fault, KernelError};
 
 /// The properties of an emulated device.
 #[derive(Clone, Copy, Debug)]
@@ -213,6 +213,7 @@ impl Backend for EmulatedStream {
     }
 
     fn memory(&self) -> Result<Memory, KernelError> {
+        self.fault().map_or(Ok(()), Err)?;
         let Emulation { memory_bytes: total, recorded_launch_bytes, .. } = self.emulation;
         let allocated = lock(&self.allocated).values().sum::<usize>() as u64;
         let recorded = self.recorded_launches.load(Ordering::Relaxed) * recorded_launch_bytes;
@@ -287,6 +288,15 @@ impl Backend for EmulatedStream {
             return Err(KernelError::Driver { call: "synchronize", reason });
         }
         lock(&self.failure).clone().map_or(Ok(()), Err)
+    }
+
+    fn fault(&self) -> Option<KernelError> {
+        let spoils = |error: &KernelError| error.fault().is_some_and(Fault::spoils_context);
+        lock(&self.failure).clone().filter(spoils)
+    }
+
+    fn fail(&self, error: KernelError) {
+        *lock(&self.failure) = Some(error);
     }
 
     fn event(&self, times: bool) -> Result<u64, KernelError> {

@@ -433,7 +433,8 @@ mod tests {
     use super::*;
 
     fn device(compute_capability: (u32, u32)) -> GpuInfo {
-        GpuInfo { name: "NVIDIA Something".to_owned(), memory_bytes: 80 << 30, compute_capability }
+        let name = "NVIDIA Something".to_owned();
+        GpuInfo { name, memory_bytes: 80 << 30, compute_capability, pci_bus_id: None }
     }
 
     #[test]
