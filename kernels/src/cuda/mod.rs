@@ -20,6 +20,7 @@ mod driver;
 mod emulated;
 mod library;
 mod loading;
+pub mod nvml;
 pub mod nvrtc;
 pub mod operation;
 mod plan_cache;
