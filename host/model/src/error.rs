@@ -92,6 +92,11 @@ pub enum RankFault {
 }
 
 impl ModelError {
+    /// Returns whether the executor that reported this has to be replaced: its device, or its device's memory, is lost to it.
+    pub fn is_fault(&self) -> bool {
+        matches!(self, ModelError::Kernel(error) if error.fault().is_some())
+    }
+
     pub(crate) fn config(key: impl Into<String>, problem: impl Into<String>) -> Self {
         Self::Config { key: key.into(), problem: problem.into() }
     }

@@ -46,7 +46,7 @@ pub use digest::ModelDigest;
 pub use error::{ModelError, RankFault};
 pub use executor::{
     CPU_KV_TOKENS, CpuAffinity, CpuExecutor, DeviceChoice, DrawnAhead, Executor, ExecutorLimits,
-    ExecutorOptions, KernelFolders, KvDtype, MemoryPlan, ModelWeights, Ordinals, PageForm, PlacedExecutor,
+    ExecutorOptions, KernelFolders, KvDtype, MemoryFraction, MemoryPlan, ModelWeights, Ordinals, PageForm, PlacedExecutor,
     RankMemory, StepAhead, WeightConversion, physical_cores,
 };
 pub use expert_load::{ExpertLoad, LayerLoad};

@@ -49,8 +49,8 @@ impl LoadedModel {
         Self::open_replicas_watched(name, path, options, replicas, &|_, _| ())
     }
 
-    /// Loads a checkpoint like [`LoadedModel::open_replicas`]. On the CPU, `watch` is called with the number of bytes of the
-    /// weights that are packed and with the number of all.
+    /// Loads a checkpoint like [`LoadedModel::open_replicas`]. `watch` is called with the number of bytes of the weights that
+    /// are packed, or copied to devices, and with the number of all.
     pub fn open_replicas_watched(
         name: &str,
         path: &Path,

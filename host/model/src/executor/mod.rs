@@ -10,6 +10,7 @@ pub(crate) mod estimate;
 #[cfg(test)]
 mod fixture;
 mod limits;
+mod memory_fraction;
 mod model_weights;
 #[cfg(test)]
 mod not_numbers_tests;
@@ -44,6 +45,7 @@ use crate::sampling::{LogitRow, RowOutput};
 pub use crate::weights::WeightConversion;
 pub use cpu::CpuExecutor;
 pub use device::{DeviceChoice, Ordinals};
+pub use memory_fraction::MemoryFraction;
 pub use model_weights::{LoadWatch, ModelWeights};
 pub use page_form::PageForm;
 pub use placed::PlacedExecutor;
@@ -87,6 +89,12 @@ pub trait Executor: Send {
     /// ranks share are only in [`Executor::plan`].
     fn ranks(&self) -> &[RankMemory] {
         &[]
+    }
+
+    /// Returns the error after which the executor computes nothing more and has to be replaced, if there was one. It takes
+    /// microseconds.
+    fn fault(&self) -> Option<ModelError> {
+        None
     }
 
     /// Returns the counters of the tokens of each expert, if the model has experts and the executor counts them.
@@ -269,6 +277,9 @@ pub struct ExecutorOptions {
     pub take_turns: bool,
     /// Memory of each CUDA device that is left to other models, in bytes.
     pub reserved_bytes: u64,
+    /// The fraction of each CUDA device's memory that weights, buffers, recordings and pages of this model may take. `None`
+    /// means all that is free.
+    pub gpu_memory: Option<MemoryFraction>,
 }
 
 impl Default for ExecutorOptions {
@@ -294,6 +305,7 @@ impl Default for ExecutorOptions {
             deterministic: false,
             take_turns: true,
             reserved_bytes: 0,
+            gpu_memory: None,
         }
     }
 }

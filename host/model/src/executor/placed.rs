@@ -36,7 +36,8 @@ impl PlacedExecutor {
         Self::replicas_watched(checkpoint, options, replicas, &|_, _| ())
     }
 
-    /// Loads a checkpoint like [`PlacedExecutor::replicas`]. `watch` is called while weights are packed for the CPU.
+    /// Loads a checkpoint like [`PlacedExecutor::replicas`]. `watch` is called while weights are packed for
+    /// the CPU or copied to devices.
     pub fn replicas_watched(
         checkpoint: &Checkpoint,
         options: ExecutorOptions,
@@ -45,10 +46,10 @@ impl PlacedExecutor {
     ) -> Result<Vec<Self>, ModelError> {
         match options.device {
             DeviceChoice::Cpu => on_processor(checkpoint, options, replicas, None, watch),
-            DeviceChoice::Cuda(devices) => on_devices(checkpoint, options, replicas, devices),
+            DeviceChoice::Cuda(devices) => on_devices(checkpoint, options, replicas, devices, watch),
             DeviceChoice::Auto => {
                 let placed = some_devices(&options, replicas)
-                    .and_then(|devices| on_devices(checkpoint, options.clone(), replicas, devices));
+                    .and_then(|devices| on_devices(checkpoint, options.clone(), replicas, devices, watch));
                 placed.or_else(|error| {
                     on_processor(checkpoint, options, replicas, Some(error.to_string()), watch)
                 })
@@ -84,6 +85,7 @@ fn on_devices(
     options: ExecutorOptions,
     replicas: NonZeroUsize,
     devices: Ordinals,
+    watch: LoadWatch<'_>,
 ) -> Result<Vec<PlacedExecutor>, ModelError> {
     if options.weights != WeightConversion::Keep {
         let problem =
@@ -92,7 +94,8 @@ fn on_devices(
     }
     let compiler = options.kernels.compiler();
     let open = move |ordinal| Ok(Device::open(ordinal, &compiler)?);
-    let mut model = CudaModel::new(checkpoint, options, devices, replicas.get(), Box::new(open))?;
+    let model = CudaModel::new(checkpoint, options, devices, replicas.get(), Box::new(open))?;
+    let mut model = model.watched_by(watch);
     (0..replicas.get())
         .map(|replica| {
             let executor = model.executor(replica)?;

@@ -7,8 +7,12 @@
 mod draw;
 pub(crate) mod estimate;
 mod layout;
+mod load;
 mod rank;
+mod recordings;
+mod room;
 mod shape;
+mod staging;
 mod start;
 mod step;
 mod warm_up;
@@ -16,7 +20,7 @@ mod weights;
 pub(crate) mod workspace;
 
 use std::cell::{Cell, OnceCell};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 
 use skep_kernels::Isa;
 use skep_kernels::cuda::device::{HostBuffer, Recording};
@@ -32,8 +36,9 @@ use crate::memory_plan::{MemoryPlan, RankMemory};
 use crate::sampling::{LogitRow, RowOutput, draw};
 use draw::Draw;
 use rank::{Peers, Rank};
+use recordings::Recordings;
 pub(crate) use start::CudaModel;
-use step::{Cuts, DecodeShape, Step};
+use step::{Cuts, Step};
 use workspace::logits_stride;
 
 /// Minimum number of rows per micro-batch; this many are worth a pass over the weights of a stage.
@@ -62,16 +67,6 @@ pub struct CudaExecutor {
     plan: MemoryPlan,
     /// The memory of each rank.
     memory: Vec<RankMemory>,
-}
-
-/// The recorded steps of an executor.
-struct Recordings {
-    /// The recordings of every shape, ordered by stage and rank.
-    made: HashMap<DecodeShape, Vec<Vec<Recording>>>,
-    /// Shapes of the steps that have been launched.
-    launched: HashSet<DecodeShape>,
-    /// Maximum number of shapes to record. Steps of other shapes are enqueued launch by launch.
-    max_shapes: usize,
 }
 
 /// The host memory that steps are copied from.
@@ -193,52 +188,6 @@ impl CudaExecutor {
             Some(logits) => peers.exit(step, logits.slice(), first),
             None => Ok(()),
         }
-    }
-
-    /// Records a step whose shape has been launched before. Everything that the shape needs has then been planned and
-    /// loaded.
-    fn record(&mut self, step: &Step) {
-        let Some(shape) = step.shape.filter(|shape| !self.recordings.made.contains_key(shape)) else {
-            return;
-        };
-        let is_first = self.recordings.launched.insert(shape);
-        if is_first || self.recordings.made.len() == self.recordings.max_shapes {
-            return;
-        }
-        match self.recordings_of(step) {
-            Ok(recordings) => drop(self.recordings.made.insert(shape, recordings)),
-            Err(error) => {
-                // Single launches may still work; if not, their error says why.
-                tracing::warn!(%error, "cannot record a step; no more steps will be recorded");
-                self.recordings.max_shapes = self.recordings.made.len();
-            }
-        }
-    }
-
-    fn recordings_of(&self, step: &Step) -> Result<Vec<Vec<Recording>>, ModelError> {
-        let mut of_stages = Vec::new();
-        for (stage, ranks) in self.stages.iter().enumerate() {
-            let mut of_ranks = Vec::new();
-            for own in 0..ranks.len() {
-                let peers = Peers { ranks, own };
-                let whole = || {
-                    for part in peers.parts(stage > 0) {
-                        peers.compute(part, step)?;
-                        peers.add_up(part, step)?;
-                    }
-                    self.exit(peers, step, 0)
-                };
-                // The buffers of all ranks, because ranks write to each other's buffers.
-                let buffers = self.stages.iter().flatten().flat_map(Rank::buffers).collect();
-                of_ranks.push(ranks[own].device.record(buffers, whole)?);
-            }
-            of_stages.push(of_ranks);
-        }
-        // The driver's initial work for a recording must not wait for a rank that waits for another rank.
-        for rank in self.stages.iter().flatten() {
-            rank.device.synchronize()?;
-        }
-        Ok(of_stages)
     }
 
     /// Waits until all ranks have finished the step.
@@ -459,6 +408,11 @@ impl Executor for CudaExecutor {
 
     fn plan(&self) -> &MemoryPlan {
         &self.plan
+    }
+
+    fn fault(&self) -> Option<ModelError> {
+        let mut ranks = self.stages.iter().flatten();
+        ranks.find_map(|rank| rank.device.fault()).map(ModelError::from)
     }
 
     fn ranks(&self) -> &[RankMemory] {

@@ -5,7 +5,6 @@
 
 use std::cell::{Cell, OnceCell};
 use std::collections::{HashMap, HashSet};
-use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -16,11 +15,12 @@ use skep_kernels::cuda::matmul::Weights;
 use skep_kernels::{Isa, KernelError};
 
 use super::estimate::{
-    STEP_TOKENS, attention, check_kv, cuts, device_options, layout_of_rank, logits_bytes, spare,
-    workspace_bytes, workspace_of_rank,
+    STEP_TOKENS, attention, check_kv, cuts, device_options, logits_bytes, spare, workspace_bytes,
+    workspace_of_rank,
 };
 use super::layout::Layout;
 use super::rank::Rank;
+use super::room::{Room, Share};
 use super::shape::Shape;
 use super::weights::{DeviceWeights, size};
 use super::workspace::{Sizes, WorkspaceOffsets};
@@ -29,7 +29,7 @@ use crate::batch::{Batch, PAGE_TOKENS};
 use crate::checkpoint::Checkpoint;
 use crate::error::ModelError;
 use crate::executor::limits::limits;
-use crate::executor::{ExecutorOptions, Ordinals, option};
+use crate::executor::{ExecutorOptions, LoadWatch, Ordinals, option};
 use crate::memory_plan::{MemoryPlan, RankMemory};
 use crate::shard;
 
@@ -44,22 +44,25 @@ pub(crate) type Open<'a> = Box<dyn Fn(usize) -> Result<Device, ModelError> + 'a>
 
 /// A checkpoint that is loaded for replicas, which share its weights where they share a device.
 pub(crate) struct CudaModel<'a> {
-    checkpoint: &'a Checkpoint,
-    options: ExecutorOptions,
+    pub(super) checkpoint: &'a Checkpoint,
+    pub(super) options: ExecutorOptions,
     replicas: usize,
     ordinals: Vec<usize>,
     open: Open<'a>,
-    loaded: HashMap<RankPosition, Arc<DeviceWeights>>,
+    pub(super) loaded: HashMap<RankPosition, Arc<DeviceWeights>>,
+    /// The planned memory of the replicas that were started, without their weights, by the number of the device.
+    taken: HashMap<usize, u64>,
+    pub(super) watch: LoadWatch<'a>,
     /// Whether executors prepare steps of all sizes before they are returned.
     warms_up: bool,
 }
 
 /// The part of a model that a rank holds, and its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct RankPosition {
-    ordinal: usize,
-    stage: usize,
-    rank: usize,
+pub(super) struct RankPosition {
+    pub(super) ordinal: usize,
+    pub(super) stage: usize,
+    pub(super) rank: usize,
 }
 
 /// A rank before its number of pages is known.
@@ -70,36 +73,6 @@ struct PreparedRank {
     weights: Arc<DeviceWeights>,
     sizes: Sizes,
     offsets: WorkspaceOffsets,
-}
-
-/// The room for pages beside everything else on a rank's device.
-struct Room {
-    pages: usize,
-    ordinal: usize,
-    /// Size of the device's memory in bytes.
-    total: u64,
-    /// Memory in use: the weights, other models, and other programs.
-    used: u64,
-    /// Memory that the steps of all replicas still need, and the reserve.
-    steps: u64,
-    /// Memory that is left to models that are loaded later.
-    reserved: u64,
-}
-
-impl fmt::Display for Room {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Room { ordinal, total, used, steps, reserved, .. } = *self;
-        let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
-        write!(
-            f,
-            "cuda:{ordinal} has {}, of which {} are in use by the weights, other models and other programs, {} are for \
-             steps, and {} are left to models that are loaded later",
-            mib(total),
-            mib(used),
-            mib(steps),
-            mib(reserved)
-        )
-    }
 }
 
 impl<'a> CudaModel<'a> {
@@ -134,8 +107,10 @@ impl<'a> CudaModel<'a> {
             return Err(option("device", problem));
         }
         let ordinals = devices.iter().collect();
-        let loaded = HashMap::new();
-        let model = CudaModel { checkpoint, options, replicas, ordinals, open, loaded, warms_up: true };
+        let (loaded, taken) = (HashMap::new(), HashMap::new());
+        let watch: LoadWatch<'a> = &|_, _| ();
+        let model =
+            CudaModel { checkpoint, options, replicas, ordinals, open, loaded, taken, watch, warms_up: true };
         let positions = model.max_ranks_per_device();
         if tensor > 1 && positions > MAX_RANKS_PER_DEVICE {
             let problem = format!(
@@ -152,15 +127,21 @@ impl<'a> CudaModel<'a> {
         CudaModel { warms_up: false, ..self }
     }
 
+    /// Calls `watch` while weights are copied, with the number of bytes that are there and with the number of all.
+    pub(crate) fn watched_by(self, watch: LoadWatch<'a>) -> Self {
+        CudaModel { watch, ..self }
+    }
+
     /// Creates the executor of a replica. Executors must be created in the order of the replicas.
     pub(crate) fn executor(&mut self, replica: usize) -> Result<CudaExecutor, ModelError> {
-        let stages: Vec<Vec<PreparedRank>> = (0..self.options.pipeline_parallel)
-            .map(|stage| {
-                (0..self.options.tensor_parallel)
-                    .map(|rank| self.begin(self.position(replica, stage, rank)))
-                    .collect()
-            })
-            .collect::<Result<_, ModelError>>()?;
+        let opened = self.positions(replica).map(|position| Ok((position, (self.open)(position.ordinal)?)));
+        let opened = opened.collect::<Result<Vec<_>, ModelError>>()?;
+        self.load_weights(&opened)?;
+        let mut stages: Vec<Vec<PreparedRank>> = Vec::new();
+        for (position, device) in opened {
+            stages.resize_with(position.stage + 1, Vec::new);
+            stages[position.stage].push(self.begin(position, device)?);
+        }
         // Ranks of a stage add up in each other's memory.
         for ranks in &stages {
             for (prepared, other) in
@@ -272,18 +253,9 @@ impl<'a> CudaModel<'a> {
         RankPosition { ordinal: self.ordinals[number % self.ordinals.len()], stage, rank }
     }
 
-    fn begin(&mut self, position: RankPosition) -> Result<PreparedRank, ModelError> {
-        let RankPosition { ordinal, stage, rank } = position;
-        let device = (self.open)(ordinal)?;
-        let weights = match self.loaded.get(&position) {
-            Some(weights) => weights.clone(),
-            None => {
-                let layout = layout_of_rank(self.checkpoint, &self.options, stage, rank)?;
-                let weights = Arc::new(DeviceWeights::load(&device, self.checkpoint, layout)?);
-                self.loaded.insert(position, weights.clone());
-                weights
-            }
-        };
+    fn begin(&self, position: RankPosition, device: Device) -> Result<PreparedRank, ModelError> {
+        let RankPosition { stage, rank, .. } = position;
+        let weights = self.loaded[&position].clone();
         let draws = stage + 1 == self.options.pipeline_parallel && rank == 0;
         let multiprocessors = device.multiprocessors();
         let (sizes, offsets) =
@@ -296,10 +268,11 @@ impl<'a> CudaModel<'a> {
     /// the devices have left after everything else that all replicas need.
     fn page_count(&self, replica: usize, stages: &[Vec<PreparedRank>]) -> Result<usize, ModelError> {
         let rooms = stages.iter().flatten().map(|prepared| self.room(replica, prepared));
-        let rooms = rooms.collect::<Result<Vec<Room>, ModelError>>()?;
-        let room = rooms.into_iter().min_by_key(|room| room.pages).expect("a model has at least one rank");
+        let rooms = rooms.collect::<Result<Vec<(usize, Room)>, ModelError>>()?;
+        let (pages, room) =
+            rooms.into_iter().min_by_key(|(pages, _)| *pages).expect("a model has at least one rank");
         // One page is for padding rows, which are never read.
-        let most = room.pages.saturating_sub(1);
+        let most = pages.saturating_sub(1);
         let tokens = most.saturating_mul(PAGE_TOKENS);
         match self.options.kv_tokens {
             Some(asked) if asked > tokens => {
@@ -318,8 +291,9 @@ impl<'a> CudaModel<'a> {
         }
     }
 
-    /// Returns the room on the device of a rank, divided among the ranks that still need pages there.
-    fn room(&self, replica: usize, prepared: &PreparedRank) -> Result<Room, ModelError> {
+    /// Returns the number of pages of a rank, and the room on its device, which is divided among the ranks that still need
+    /// pages there.
+    fn room(&self, replica: usize, prepared: &PreparedRank) -> Result<(usize, Room), ModelError> {
         let memory = prepared.device.memory()?;
         let ordinal = prepared.position.ordinal;
         let here = |replicas: Range<usize>| {
@@ -328,15 +302,33 @@ impl<'a> CudaModel<'a> {
         };
         let users = here(replica..self.replicas);
         let workspace = workspace_bytes(&prepared.sizes, &prepared.offsets, self.checkpoint.config()) as u64;
+        let workspaces = workspace.saturating_mul(users);
+        let spare = spare(memory.total);
+        let share = self.options.gpu_memory.map(|fraction| Share {
+            fraction,
+            taken: self
+                .weights_on(ordinal)
+                .saturating_add(self.taken.get(&ordinal).copied().unwrap_or_default()),
+            steps: spare.saturating_mul(users).saturating_add(workspaces),
+        });
         // No rank uses the reserve, so the reserve of replicas that already run is still free.
-        let spare = spare(memory.total).saturating_mul(here(0..self.replicas));
-        let steps = spare.saturating_add(workspace.saturating_mul(users));
-        let reserved = self.options.reserved_bytes;
-        let left = memory.free.saturating_sub(steps).saturating_sub(reserved);
-        let pages = left / users.max(1) / prepared.sizes.page_bytes().max(1) as u64;
-        let pages = usize::try_from(pages).unwrap_or(usize::MAX);
-        let used = memory.total.saturating_sub(memory.free);
-        Ok(Room { pages, ordinal, total: memory.total, used, steps, reserved })
+        let reserve = spare.saturating_mul(here(0..self.replicas));
+        let room = Room {
+            ordinal,
+            total: memory.total,
+            used: memory.total.saturating_sub(memory.free),
+            steps: reserve.saturating_add(workspaces),
+            reserved: self.options.reserved_bytes,
+            share,
+        };
+        let pages = room.left() / users.max(1) / prepared.sizes.page_bytes().max(1) as u64;
+        Ok((usize::try_from(pages).unwrap_or(usize::MAX), room))
+    }
+
+    /// Returns the bytes of the model's weights that are on a device.
+    pub(super) fn weights_on(&self, ordinal: usize) -> u64 {
+        let here = self.loaded.iter().filter(|(position, _)| position.ordinal == ordinal);
+        here.map(|(_, weights)| weights.layout.bytes as u64).sum()
     }
 
     /// Returns the number of blocks in which a rank may wait. Half of a device is left for what ranks still compute
@@ -360,7 +352,7 @@ impl<'a> CudaModel<'a> {
 
     /// Allocates the memory of a rank, and adds it to `memory`.
     fn finish(
-        &self,
+        &mut self,
         prepared: PreparedRank,
         pages: usize,
         draws: bool,
@@ -380,17 +372,15 @@ impl<'a> CudaModel<'a> {
             true => Some(Arc::new(device.uninitialized(logits_bytes(&sizes, config.vocabulary_size))?)),
             false => None,
         };
-        memory.push(RankMemory {
-            stage: position.stage,
-            shard: position.rank,
-            device: device.name(),
-            memory: MemoryPlan {
-                weight_bytes: weights.layout.bytes as u64,
-                activation_bytes: workspace_bytes as u64,
-                graph_bytes: spare(device.memory()?.total),
-                kv_bytes: kv_bytes as u64,
-            },
-        });
+        let plan = MemoryPlan {
+            weight_bytes: weights.layout.bytes as u64,
+            activation_bytes: workspace_bytes as u64,
+            graph_bytes: spare(device.memory()?.total),
+            kv_bytes: kv_bytes as u64,
+        };
+        *self.taken.entry(position.ordinal).or_default() += plan.total_bytes() - plan.weight_bytes;
+        let (stage, shard) = (position.stage, position.rank);
+        memory.push(RankMemory { stage, shard, device: device.name(), memory: plan });
         // Other ranks write into this rank's buffers as soon as they run.
         device.synchronize()?;
         let rank_deadline_us = u64::try_from(self.options.rank_deadline.as_micros()).unwrap_or(u64::MAX);

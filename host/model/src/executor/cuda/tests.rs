@@ -21,6 +21,8 @@ use crate::sampling::{SampleRow, Sampling, ScoreRow};
 mod beside_processor;
 #[path = "deterministic_tests.rs"]
 mod deterministic;
+#[path = "loading_tests.rs"]
+mod loading;
 #[path = "partial_step_tests.rs"]
 mod partial_step;
 #[path = "warm_up_tests.rs"]

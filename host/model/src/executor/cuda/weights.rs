@@ -1,46 +1,126 @@
-//! The weights of a rank on its device, copied there through host buffers.
+//! The weights of a rank on its device, copied there by several threads through host buffers.
 //!
-//! Invariant: data on the device never changes after it is loaded. Only the chunk of the checkpoint that is being
-//! copied is in memory.
+//! Invariant: data on the device never changes after it is loaded. Only the pieces of the checkpoint that are being
+//! copied are in memory.
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-use half::{bf16, f16};
 use skep_kernels::cuda::Activation;
-use skep_kernels::cuda::device::{Device, DeviceBuffer, Event, HostBuffer, Slice};
+use skep_kernels::cuda::device::{Device, DeviceBuffer, Slice};
 use skep_kernels::cuda::matmul::Weights;
-use skep_kernels::cuda::operation::{ACTIVATION_BYTES, Matrix};
-use skep_kernels::{DType, dequantize};
+use skep_kernels::cuda::operation::Matrix;
 
-use super::layout::{Form, Layout, Load, MatrixOffsets};
-use crate::checkpoint::{Checkpoint, Tensor};
+use super::layout::{Layout, MatrixOffsets};
+use super::staging::{Piece, Staging, pieces};
+use crate::checkpoint::Checkpoint;
 use crate::error::ModelError;
-use crate::shard::ShardPlan;
-use crate::weights::part;
 
-/// Size of each of the two host buffers that copies are made from in turn.
-const STAGE_BYTES: usize = 16 << 20;
+/// Size of the host buffers that copies are made from. It is large enough for the bus, and small enough for the caches of the
+/// processor to help.
+pub(super) const STAGE_BYTES: usize = 4 << 20;
 
 pub(super) struct DeviceWeights {
     pub(super) layout: Layout,
     pub(super) buffer: Arc<DeviceBuffer>,
 }
 
+/// The way in which weights are copied.
+#[derive(Clone, Copy)]
+pub(super) struct Copying<'a> {
+    /// Number of threads, each of which reads, converts and copies.
+    pub(super) threads: usize,
+    /// Size of a host buffer, and about that of a piece. A buffer holds at least one row.
+    pub(super) stage_bytes: usize,
+    /// Counts the bytes that were copied.
+    pub(super) done: &'a AtomicU64,
+}
+
+/// The pieces that the threads of a load take one after the other.
+struct Queue<'a> {
+    device: &'a Device,
+    checkpoint: &'a Checkpoint,
+    layout: &'a Layout,
+    buffer: &'a DeviceBuffer,
+    stage_bytes: usize,
+    pieces: Vec<Piece>,
+    /// Index of the piece that is taken next.
+    next: AtomicUsize,
+    /// Number of pieces of each load that are not copied yet.
+    left: Vec<AtomicUsize>,
+    /// Whether a thread has failed, after which the others stop.
+    has_failed: AtomicBool,
+    done: &'a AtomicU64,
+}
+
+impl Queue<'_> {
+    /// Copies pieces until none is left.
+    fn work(&self) -> Result<(), ModelError> {
+        let worked = self.try_work();
+        if worked.is_err() {
+            self.has_failed.store(true, Ordering::Relaxed);
+        }
+        worked
+    }
+
+    fn try_work(&self) -> Result<(), ModelError> {
+        let mut staging = Staging::new(self.device, self.buffer, self.layout.activation, self.stage_bytes)?;
+        while !self.has_failed.load(Ordering::Relaxed) {
+            let Some(piece) = self.pieces.get(self.next.fetch_add(1, Ordering::Relaxed)) else { break };
+            let load = &self.layout.loads[piece.load];
+            let tensor = self.checkpoint.expect(&load.name, &load.shape)?;
+            let copied = staging.copy(load, piece, &tensor)?;
+            self.done.fetch_add(copied as u64, Ordering::Relaxed);
+            // All bytes of the tensor are in host buffers by then.
+            if self.left[piece.load].fetch_sub(1, Ordering::AcqRel) == 1 {
+                self.checkpoint.release(&load.name);
+            }
+        }
+        Ok(())
+    }
+}
+
 impl DeviceWeights {
-    pub(super) fn load(device: &Device, checkpoint: &Checkpoint, layout: Layout) -> Result<Self, ModelError> {
+    /// Copies the weights of a layout to a device.
+    pub(super) fn load(
+        device: &Device,
+        checkpoint: &Checkpoint,
+        layout: Layout,
+        copying: Copying<'_>,
+    ) -> Result<Self, ModelError> {
         // Most of it is overwritten; what separates and pads matrices stays zero.
         let buffer = device.zeroed(layout.bytes)?;
-        let mut stages = Stages::new(device)?;
         let config = checkpoint.config();
         let frequencies = config.rope.inverse_frequencies(config.head_size);
         let bytes: Vec<u8> = frequencies.iter().flat_map(|value| value.to_le_bytes()).collect();
-        stages.copy(&buffer, layout.frequencies.start, &bytes)?;
-        for load in &layout.loads {
-            let tensor = checkpoint.expect(&load.name, &load.shape)?;
-            stages.load(&buffer, layout.activation, load, &tensor)?;
-            checkpoint.release(&load.name);
-        }
+        let mut host = device.host_buffer(bytes.len())?;
+        host.bytes_mut().copy_from_slice(&bytes);
+        let start = layout.frequencies.start;
+        device.upload(&host, 0, buffer.slice().part(start..start + bytes.len())?)?;
+        let (pieces, widest) = pieces(checkpoint, &layout.loads, layout.activation, copying.stage_bytes)?;
+        let mut left: Vec<AtomicUsize> = layout.loads.iter().map(|_| AtomicUsize::new(0)).collect();
+        pieces.iter().for_each(|piece| *left[piece.load].get_mut() += 1);
+        let threads = copying.threads.clamp(1, pieces.len().max(1));
+        let queue = Queue {
+            device,
+            checkpoint,
+            layout: &layout,
+            buffer: &buffer,
+            stage_bytes: copying.stage_bytes.min(layout.bytes).max(widest),
+            pieces,
+            next: AtomicUsize::new(0),
+            left,
+            has_failed: AtomicBool::new(false),
+            done: copying.done,
+        };
+        std::thread::scope(|scope| {
+            let running: Vec<_> = (0..threads).map(|_| scope.spawn(|| queue.work())).collect();
+            let join = |thread: std::thread::ScopedJoinHandle<'_, Result<(), ModelError>>| {
+                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            };
+            running.into_iter().map(join).collect::<Vec<_>>().into_iter().collect::<Result<(), _>>()
+        })?;
         device.synchronize()?;
         Ok(DeviceWeights { layout, buffer: Arc::new(buffer) })
     }
@@ -80,89 +160,4 @@ pub(super) fn table_format(weights: Weights, activation: Activation) -> skep_ker
         Weights::Blocks(dtype) => Table::Blocks(dtype, activation),
         Weights::Plain | Weights::Int4 | Weights::Fp8 => Table::Plain,
     }
-}
-
-/// Two host buffers. One is filled while the device copies from the other.
-struct Stages<'a> {
-    device: &'a Device,
-    stages: [(HostBuffer, Event); 2],
-    next: usize,
-}
-
-impl<'a> Stages<'a> {
-    fn new(device: &'a Device) -> Result<Self, ModelError> {
-        let stage = || {
-            let event = device.event()?;
-            event.record()?;
-            Ok::<_, ModelError>((device.host_buffer(STAGE_BYTES)?, event))
-        };
-        Ok(Stages { device, stages: [stage()?, stage()?], next: 0 })
-    }
-
-    fn load(
-        &mut self,
-        buffer: &DeviceBuffer,
-        activation: Activation,
-        load: &Load,
-        tensor: &Tensor<'_>,
-    ) -> Result<(), ModelError> {
-        let (dtype, content) = tensor.content()?;
-        let tensor = &tensor.with_content(dtype, &content);
-        if let [rows] = load.shape[..] {
-            let mut values = vec![0.0; rows];
-            dequantize(tensor.dtype, tensor.data, &mut values)
-                .map_err(|error| ModelError::tensor(tensor.name, error.to_string()))?;
-            if let ShardPlan::Rows(ranges) = &load.plan {
-                values = ranges.iter().flat_map(|range| &values[range.clone()]).copied().collect();
-            }
-            let bytes = encoded(activation, &values);
-            return self.copy(buffer, load.offsets.start, &bytes);
-        }
-        let columns = load.shape[1];
-        let (data, columns) = part(tensor, columns, &load.plan)?;
-        if load.form == Form::Blocks(tensor.dtype) || is_activation(tensor.dtype, activation) {
-            return self.copy(buffer, load.offsets.start, &data);
-        }
-        // Converts some rows at a time, so that only these rows are in memory as floats.
-        let row_bytes = tensor.dtype.row_bytes(columns).unwrap_or(data.len()).max(1);
-        let rows = (STAGE_BYTES / (columns * ACTIVATION_BYTES)).max(1);
-        let mut values = Vec::new();
-        let mut at = load.offsets.start;
-        for chunk in data.chunks(rows * row_bytes) {
-            values.resize(chunk.len() / row_bytes * columns, 0.0);
-            dequantize(tensor.dtype, chunk, &mut values)
-                .map_err(|error| ModelError::tensor(tensor.name, error.to_string()))?;
-            let bytes = encoded(activation, &values);
-            self.copy(buffer, at, &bytes)?;
-            at += bytes.len();
-        }
-        Ok(())
-    }
-
-    fn copy(&mut self, buffer: &DeviceBuffer, at: usize, bytes: &[u8]) -> Result<(), ModelError> {
-        let mut at = at;
-        for part in bytes.chunks(STAGE_BYTES) {
-            let (stage, free) = &mut self.stages[self.next];
-            free.synchronize()?;
-            stage.bytes_mut()[..part.len()].copy_from_slice(part);
-            let to = buffer.slice().part(at..at + part.len())?;
-            self.device.upload(stage, 0, to)?;
-            free.record()?;
-            at += part.len();
-            self.next ^= 1;
-        }
-        Ok(())
-    }
-}
-
-fn is_activation(dtype: DType, activation: Activation) -> bool {
-    matches!((dtype, activation), (DType::BF16, Activation::Bf16) | (DType::F16, Activation::F16))
-}
-
-fn encoded(activation: Activation, values: &[f32]) -> Vec<u8> {
-    let encode = |value: &f32| match activation {
-        Activation::Bf16 => bf16::from_f32(*value).to_bits().to_le_bytes(),
-        Activation::F16 => f16::from_f32(*value).to_bits().to_le_bytes(),
-    };
-    values.iter().flat_map(encode).collect()
 }

@@ -1,0 +1,274 @@
+//! One of the threads that copy weights to a device. Each of them fills host buffers of its own, and the device copies from
+//! one while another is filled.
+//!
+//! Invariant: a buffer is filled only after the device has copied what it held before.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+use half::{bf16, f16};
+use skep_kernels::cuda::Activation;
+use skep_kernels::cuda::device::{Device, DeviceBuffer, Event, HostBuffer};
+use skep_kernels::cuda::operation::ACTIVATION_BYTES;
+use skep_kernels::{DType, dequantize};
+
+use super::layout::{Form, Load};
+use crate::checkpoint::{Checkpoint, Coding, Tensor};
+use crate::error::ModelError;
+use crate::shard::ShardPlan;
+use crate::weights::part;
+
+/// Number of host buffers of a thread.
+const STAGES: usize = 2;
+
+/// The part of a load that a thread copies at once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Piece {
+    /// Index of the load.
+    pub(super) load: usize,
+    /// The rows of the rank's part; `None` means the whole of a tensor that has to be decoded first, or of a vector.
+    pub(super) rows: Option<Range<usize>>,
+}
+
+/// Returns the pieces of all loads, of about `stage_bytes` each, in order, and the size of the largest row on the device.
+pub(super) fn pieces(
+    checkpoint: &Checkpoint,
+    loads: &[Load],
+    activation: Activation,
+    stage_bytes: usize,
+) -> Result<(Vec<Piece>, usize), ModelError> {
+    let (mut pieces, mut widest) = (Vec::new(), 0);
+    for (index, load) in loads.iter().enumerate() {
+        let tensor = checkpoint.expect(&load.name, &load.shape)?;
+        let [rows, columns] = load.shape[..] else {
+            widest = widest.max(load.shape[0] * ACTIVATION_BYTES);
+            pieces.push(Piece { load: index, rows: None });
+            continue;
+        };
+        let (rows, columns) = match &load.plan {
+            ShardPlan::Replicated => (rows, columns),
+            ShardPlan::Rows(ranges) => (ranges.iter().map(Range::len).sum(), columns),
+            ShardPlan::Columns(range) => (rows, range.len()),
+        };
+        let row_bytes = match keeps_format(load, tensor.dtype, activation) {
+            true => tensor.dtype.row_bytes(columns).unwrap_or(0),
+            false => columns * ACTIVATION_BYTES,
+        };
+        widest = widest.max(row_bytes).max(columns * ACTIVATION_BYTES);
+        if !matches!(tensor.coding, Coding::Values) {
+            pieces.push(Piece { load: index, rows: None });
+            continue;
+        }
+        let at_once = (stage_bytes / row_bytes.max(1)).max(1);
+        let starts = (0..rows).step_by(at_once);
+        pieces.extend(
+            starts.map(|start| Piece { load: index, rows: Some(start..(start + at_once).min(rows)) }),
+        );
+    }
+    Ok((pieces, widest))
+}
+
+/// Host buffers, from which the device copies in turn.
+pub(super) struct Staging<'a> {
+    device: &'a Device,
+    to: &'a DeviceBuffer,
+    activation: Activation,
+    stages: Vec<(HostBuffer, Event)>,
+    next: usize,
+    values: Vec<f32>,
+}
+
+/// What happens to bytes on their way to the device.
+#[derive(Clone, Copy)]
+enum Change {
+    Nothing,
+    /// Rows of this format and number of columns become activations.
+    Activations {
+        from: DType,
+        columns: usize,
+    },
+}
+
+impl<'a> Staging<'a> {
+    /// Creates buffers of `bytes` each, which hold at least the widest row.
+    pub(super) fn new(
+        device: &'a Device,
+        to: &'a DeviceBuffer,
+        activation: Activation,
+        bytes: usize,
+    ) -> Result<Self, ModelError> {
+        let stage = |_| Ok((device.host_buffer(bytes)?, device.event()?));
+        let stages = (0..STAGES).map(stage).collect::<Result<_, ModelError>>()?;
+        Ok(Staging { device, to, activation, stages, next: 0, values: Vec::new() })
+    }
+
+    /// Copies a piece of a load, and returns the number of bytes on the device.
+    pub(super) fn copy(
+        &mut self,
+        load: &Load,
+        piece: &Piece,
+        tensor: &Tensor<'_>,
+    ) -> Result<usize, ModelError> {
+        match &piece.rows {
+            Some(rows) => self.copy_rows(load, rows, tensor),
+            None => self.copy_whole(load, tensor),
+        }
+    }
+
+    /// Copies some rows of a tensor whose bytes are its values.
+    fn copy_rows(
+        &mut self,
+        load: &Load,
+        rows: &Range<usize>,
+        tensor: &Tensor<'_>,
+    ) -> Result<usize, ModelError> {
+        let bytes_of = |columns: usize| row_bytes(tensor, columns);
+        let (whole, all) = (bytes_of(load.shape[1])?, load.shape[1]);
+        let (parts, columns) = match &load.plan {
+            ShardPlan::Columns(range) if range.len() < all => {
+                let bytes = bytes_of(range.start)?..bytes_of(range.end)?;
+                let row = |row: usize| &tensor.data[row * whole..][bytes.clone()];
+                (rows.clone().map(row).collect(), range.len())
+            }
+            ShardPlan::Rows(ranges) => {
+                let of = |rows: Range<usize>| &tensor.data[rows.start * whole..rows.end * whole];
+                (within(ranges, rows).map(of).collect(), all)
+            }
+            ShardPlan::Replicated | ShardPlan::Columns(_) => {
+                (vec![&tensor.data[rows.start * whole..rows.end * whole]], all)
+            }
+        };
+        let (change, row_bytes) = self.change(load, tensor, columns)?;
+        self.put(&parts, change, load.offsets.start + rows.start * row_bytes, rows.len() * row_bytes)?;
+        Ok(rows.len() * row_bytes)
+    }
+
+    /// Copies all of the rank's part of a tensor.
+    fn copy_whole(&mut self, load: &Load, tensor: &Tensor<'_>) -> Result<usize, ModelError> {
+        let (dtype, content) = tensor.content()?;
+        let tensor = &tensor.with_content(dtype, &content);
+        if let [rows] = load.shape[..] {
+            let mut values = vec![0.0; rows];
+            dequantize(tensor.dtype, tensor.data, &mut values)
+                .map_err(|error| ModelError::tensor(tensor.name, error.to_string()))?;
+            if let ShardPlan::Rows(ranges) = &load.plan {
+                values = ranges.iter().flat_map(|range| &values[range.clone()]).copied().collect();
+            }
+            let mut bytes = vec![0; values.len() * ACTIVATION_BYTES];
+            encode(self.activation, &values, &mut bytes);
+            self.put(&[&bytes], Change::Nothing, load.offsets.start, bytes.len())?;
+            return Ok(bytes.len());
+        }
+        let (data, columns): (Cow<'_, [u8]>, usize) = part(tensor, load.shape[1], &load.plan)?;
+        let (change, out_bytes) = self.change(load, tensor, columns)?;
+        let in_bytes = row_bytes(tensor, columns)?.max(1);
+        let at_once = (self.stages[0].0.bytes().len() / out_bytes.max(1)).max(1);
+        let mut at = load.offsets.start;
+        for rows in data.chunks(at_once * in_bytes) {
+            let bytes = rows.len() / in_bytes * out_bytes;
+            self.put(&[rows], change, at, bytes)?;
+            at += bytes;
+        }
+        Ok(at - load.offsets.start)
+    }
+
+    /// Returns how rows of a tensor change, and how many bytes one takes on the device.
+    fn change(
+        &self,
+        load: &Load,
+        tensor: &Tensor<'_>,
+        columns: usize,
+    ) -> Result<(Change, usize), ModelError> {
+        Ok(match keeps_format(load, tensor.dtype, self.activation) {
+            true => (Change::Nothing, row_bytes(tensor, columns)?),
+            false => (Change::Activations { from: tensor.dtype, columns }, columns * ACTIVATION_BYTES),
+        })
+    }
+
+    /// Fills the next buffer with whole rows, which take `bytes` on the device, and has the device copy it to `at`.
+    fn put(&mut self, rows: &[&[u8]], change: Change, at: usize, bytes: usize) -> Result<(), ModelError> {
+        let (stage, free) = &mut self.stages[self.next];
+        // An event that was never recorded is not waited for.
+        free.synchronize()?;
+        let mut out = &mut stage.bytes_mut()[..bytes];
+        for part in rows {
+            let taken = match change {
+                Change::Nothing => {
+                    out[..part.len()].copy_from_slice(part);
+                    part.len()
+                }
+                Change::Activations { from, columns } => {
+                    let row_bytes = from.row_bytes(columns).unwrap_or(part.len()).max(1);
+                    self.values.resize(part.len() / row_bytes * columns, 0.0);
+                    dequantize(from, part, &mut self.values)?;
+                    let bytes = self.values.len() * ACTIVATION_BYTES;
+                    encode(self.activation, &self.values, &mut out[..bytes]);
+                    bytes
+                }
+            };
+            out = &mut out[taken..];
+        }
+        let to = self.to.slice().part(at..at + bytes)?;
+        self.device.upload(stage, 0, to)?;
+        free.record()?;
+        self.next = (self.next + 1) % STAGES;
+        Ok(())
+    }
+}
+
+/// Returns whether a tensor of this format is copied as it is.
+fn keeps_format(load: &Load, dtype: DType, activation: Activation) -> bool {
+    let is_activation =
+        matches!((dtype, activation), (DType::BF16, Activation::Bf16) | (DType::F16, Activation::F16));
+    load.form == Form::Blocks(dtype) || is_activation
+}
+
+fn row_bytes(tensor: &Tensor<'_>, columns: usize) -> Result<usize, ModelError> {
+    tensor.dtype.row_bytes(columns).ok_or_else(|| {
+        let problem = format!("{columns} columns are not a whole number of {} blocks", tensor.dtype);
+        ModelError::tensor(tensor.name, problem)
+    })
+}
+
+/// Returns the parts of `ranges` that the positions `wanted` of all their elements, one after the other, stand for.
+fn within(ranges: &[Range<usize>], wanted: &Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    ranges
+        .iter()
+        .scan(0, |before, range| {
+            let first = *before;
+            *before += range.len();
+            let local = |position: usize| range.start + position.clamp(first, first + range.len()) - first;
+            Some(local(wanted.start)..local(wanted.end))
+        })
+        .filter(|range| !range.is_empty())
+}
+
+fn encode(activation: Activation, values: &[f32], out: &mut [u8]) {
+    let pairs = values.iter().zip(out.chunks_exact_mut(ACTIVATION_BYTES));
+    match activation {
+        Activation::Bf16 => pairs
+            .for_each(|(value, out)| out.copy_from_slice(&bf16::from_f32(*value).to_bits().to_le_bytes())),
+        Activation::F16 => {
+            pairs.for_each(|(value, out)| out.copy_from_slice(&f16::from_f32(*value).to_bits().to_le_bytes()))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn positions_in_several_ranges_are_found_in_each() {
+        let ranges = [10..14, 20..21, 30..35];
+        for (wanted, expected) in [
+            (0..10, vec![10..14, 20..21, 30..35]),
+            (0..4, vec![10..14]),
+            (3..6, vec![13..14, 20..21, 30..31]),
+            (5..5, vec![]),
+            (9..10, vec![34..35]),
+        ] {
+            assert_eq!(within(&ranges, &wanted).collect::<Vec<_>>(), expected, "{wanted:?}");
+        }
+    }
+}
