@@ -1,7 +1,7 @@
 //! Flags for how a model is computed, shared by all commands that load a model to serve it or to measure it.
 
 use skep_kernels::Isa;
-use skep_model::{Activation, CpuAffinity, ExecutorOptions, KvDtype};
+use skep_model::{Activation, CpuAffinity, ExecutorOptions, KvDtype, MemoryFraction};
 
 use crate::device_flag::DeviceFlag;
 
@@ -16,6 +16,9 @@ pub struct ComputeFlags {
     /// Format of keys and values: f16, f32, or i8, which takes half the memory of f16 [default: f16]
     #[arg(long, value_name = "FORMAT")]
     pub kv: Option<KvDtype>,
+    /// Fraction of a CUDA device's memory that each model may take, from 0.1 to 1 [default: what is free]
+    #[arg(long, value_name = "FRACTION")]
+    pub gpu_memory: Option<MemoryFraction>,
     /// Format of activations on a CUDA device: bf16 or f16 [default: that of the weights, or bf16]
     #[arg(long, value_name = "FORMAT")]
     pub activations: Option<Activation>,
@@ -31,6 +34,7 @@ impl ComputeFlags {
         options.isa = self.isa.or(options.isa);
         options.activations = self.activations.or(options.activations);
         options.kv = self.kv.unwrap_or(options.kv);
+        options.gpu_memory = self.gpu_memory.or(options.gpu_memory);
         if self.pin {
             options.affinity = CpuAffinity::Pinned(0);
         }

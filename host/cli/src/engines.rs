@@ -77,6 +77,7 @@ fn setting(option: &str) -> String {
         "isa" => "--isa, or `isa` under [engine] in skep.toml".to_owned(),
         "tensor_parallel" => "--tp, or `tensor_parallel` under [engine] in skep.toml".to_owned(),
         "pipeline_parallel" => "--pp, or `pipeline_parallel` under [engine] in skep.toml".to_owned(),
+        "gpu_memory" => "--gpu-memory, or `gpu_memory` under [engine] or [[model]] in skep.toml".to_owned(),
         "weights" => "--weights, or `weights` under [engine] or [[model]] in skep.toml".to_owned(),
         option => format!("`{option}` under [engine] in skep.toml"),
     }

@@ -82,6 +82,7 @@ fn budgeted(model: &ModelOptions, options: &ServerOptions, engine: &EngineOption
         tensor_parallel: model.tensor_parallel.unwrap_or(options.executor.tensor_parallel),
         pipeline_parallel: model.pipeline_parallel.unwrap_or(options.executor.pipeline_parallel),
         kv_tokens: model.kv_tokens.or(options.executor.kv_tokens),
+        gpu_memory: model.gpu_memory.or(options.executor.gpu_memory),
         weights: model.weights.unwrap_or(options.executor.weights),
         ..options.executor.clone()
     };

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use skep_engine::check_name;
-use skep_model::{DeviceChoice, WeightConversion};
+use skep_model::{DeviceChoice, MemoryFraction, WeightConversion};
 
 use crate::catalog;
 
@@ -36,6 +36,8 @@ pub struct ModelOptions {
     /// Maximum number of tokens of a sequence.
     pub context: Option<usize>,
     pub kv_tokens: Option<usize>,
+    /// Fraction of a CUDA device's memory that the model may take.
+    pub gpu_memory: Option<MemoryFraction>,
     pub weights: Option<WeightConversion>,
     /// The markup of tool calls, if it is not the one that the model's template shows.
     pub markup: Option<&'static str>,

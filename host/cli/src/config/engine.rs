@@ -6,9 +6,9 @@ use std::time::Duration;
 use anyhow::Result;
 use serde::Deserialize;
 use skep_engine::{Routing, Speculation};
-use skep_model::{Activation, CpuAffinity, KvDtype, WeightConversion};
+use skep_model::{Activation, CpuAffinity, KvDtype, MemoryFraction, WeightConversion};
 
-use super::{parsed, set};
+use super::{fraction, parsed, set};
 use crate::number::number;
 use crate::server_options::ServerOptions;
 
@@ -38,6 +38,9 @@ pub struct EngineConfig {
     /// Tokens for which layers with a window keep keys and values on the CPU, over all sequences.
     #[serde(deserialize_with = "number::<256, 4_294_967_295, _, _>")]
     pub window_tokens: Option<usize>,
+    /// Fraction of a CUDA device's memory that each model may take.
+    #[serde(deserialize_with = "fraction")]
+    pub gpu_memory: Option<MemoryFraction>,
     pub kv: Option<KvConfig>,
     /// Format that weights are converted to when they are loaded on the CPU: q8_0, bf16 or keep.
     #[serde(deserialize_with = "parsed")]
@@ -104,6 +107,7 @@ impl EngineConfig {
             self.step_target_ms.map(Duration::from_millis).or(options.engine.step_target);
         options.executor.kv_tokens = self.kv_tokens.or(options.executor.kv_tokens);
         options.executor.window_tokens = self.window_tokens.or(options.executor.window_tokens);
+        options.executor.gpu_memory = self.gpu_memory.or(options.executor.gpu_memory);
         set(&mut options.executor.tensor_parallel, &self.tensor_parallel);
         set(&mut options.executor.pipeline_parallel, &self.pipeline_parallel);
         set(&mut options.executor.rank_deadline, &self.rank_deadline_s.map(Duration::from_secs));

@@ -33,7 +33,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
-use skep_model::DeviceChoice;
+use skep_model::{DeviceChoice, MemoryFraction};
 use skep_runtime::LimitsToml;
 use skep_store::Durability;
 
@@ -292,6 +292,11 @@ where
     String::deserialize(reader)?.parse().map(Some).map_err(D::Error::custom)
 }
 
+/// Reads a fraction of a device's memory, which is a number.
+fn fraction<'de, D: Deserializer<'de>>(reader: D) -> Result<Option<MemoryFraction>, D::Error> {
+    MemoryFraction::new(f64::deserialize(reader)?).map(Some).map_err(D::Error::custom)
+}
+
 /// Returns the text that errors in this file start with.
 pub fn is_invalid(path: &Path) -> String {
     format!("{} is not a valid skep.toml", path.display())
@@ -379,6 +384,8 @@ mod tests {
                 "[engine]\nkv_tokens = 10\n",
                 "[engine] kv_tokens: 10 is out of range; it must be between 256 and",
             ),
+            ("[engine]\ngpu_memory = 0.01\n", "line 2: [engine] gpu_memory: 0.01 is out of range; a fraction"),
+            ("[engine]\ngpu_memory = \"half\"\n", "[engine] gpu_memory: invalid type: string \"half\", expected"),
             (
                 "[engine]\nreplicas = 0\n",
                 "line 2: [engine] replicas: 0 is out of range; it must be between 1 and 64",

@@ -10,9 +10,9 @@ use serde::Deserialize;
 use serde::de::value::SeqAccessDeserializer;
 use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 use skep_engine::chat::Markup;
-use skep_model::{DeviceChoice, WeightConversion};
+use skep_model::{DeviceChoice, MemoryFraction, WeightConversion};
 
-use super::parsed;
+use super::{fraction, parsed};
 use crate::model_options::{self, LoadPolicy, ModelOptions};
 use crate::model_prices::PricesConfig;
 use crate::number::number;
@@ -55,6 +55,9 @@ pub struct ModelConfig {
     /// Size of each replica's KV cache in tokens.
     #[serde(deserialize_with = "number::<256, 4_294_967_295, _, _>")]
     pub kv_tokens: Option<usize>,
+    /// Fraction of a CUDA device's memory that the model may take.
+    #[serde(deserialize_with = "fraction")]
+    pub gpu_memory: Option<MemoryFraction>,
     /// Format that the weights are converted to when they are loaded on the CPU.
     #[serde(deserialize_with = "parsed")]
     pub weights: Option<WeightConversion>,
@@ -135,6 +138,7 @@ impl ModelConfig {
             pipeline_parallel: self.pp,
             context: self.context,
             kv_tokens: self.kv_tokens,
+            gpu_memory: self.gpu_memory,
             weights: self.weights,
             markup: self.markup.as_deref().map(markup).transpose()?,
             load: match self.load {
@@ -192,7 +196,7 @@ mod tests {
     fn several_models_come_from_the_file_with_their_settings() {
         let text = "[[model]]\nsource = \"smollm2-135m\"\n[[model]]\nname = \"big\"\nsource = \"hf:a/b\"\n\
                     aliases = [\"smart\"]\ndefault = true\ndevice = \"cuda:1\"\nreplicas = 2\ntp = 2\npp = 1\ncontext = 4096\n\
-                    kv_tokens = 8192\nload = \"demand\"\nload_wait_s = 5\nidle_unload_s = 600\nmarkup = \"kimi-k2\"\n";
+                    kv_tokens = 8192\ngpu_memory = 0.5\nload = \"demand\"\nload_wait_s = 5\nidle_unload_s = 600\nmarkup = \"kimi-k2\"\n";
         let models = applied(text).expect("valid").models;
         assert_eq!(models[0], ModelOptions::of("smollm2-135m"));
         let big = &models[1];
@@ -201,6 +205,7 @@ mod tests {
         assert_eq!(big.device.expect("given").to_string(), "cuda:1");
         assert_eq!((big.replicas.map(NonZeroUsize::get), big.tensor_parallel), (Some(2), Some(2)));
         assert_eq!((big.context, big.kv_tokens), (Some(4096), Some(8192)));
+        assert_eq!(big.gpu_memory.expect("given").to_string(), "0.5");
         assert_eq!(big.markup, Some("kimi-k2"));
         assert_eq!(big.load_wait, Some(Duration::from_secs(5)));
         assert_eq!(big.idle_unload, Some(Duration::from_secs(600)));
@@ -217,6 +222,7 @@ mod tests {
             ("[[model]]\nname = \"a\"\nmarkup = \"klingon\"\n", "the markups are deepseek-v3, "),
             ("[[model]]\nname = \"a\"\nloads = \"demand\"\n", "line 3"),
             ("[[model]]\nname = \"a\"\ncontext = 1\n", "must be between 16 and 16777216"),
+            ("[[model]]\nname = \"a\"\ngpu_memory = 2\n", "a fraction of a device's memory is from 0.1 to 1"),
         ] {
             let error = format!("{:#}", applied(text).expect_err(expected));
             assert!(error.contains(expected), "{error}");

@@ -54,10 +54,11 @@ All settings:
   durability (\"process\", \"power\"), model, device, deterministic, threads
   [[model]]  instead of model, for several: name, source (a name, hf:OWNER/REPO[:FILE]
              or a path), aliases, default, device, replicas, tp, pp, context,
-             kv_tokens, weights, load (\"start\", \"demand\"), load_wait_s, idle_unload_s, markup,
+             kv_tokens, gpu_memory, weights, load (\"start\", \"demand\"), load_wait_s, idle_unload_s, markup,
              prices (as [prices.NAME] has them); what is left out is as [engine] says
   [engine]   replicas, routing (\"affinity\", \"round-robin\"), max_queue,
              max_sequences, step_tokens, step_target_ms, kv, kv_tokens, window_tokens,
+             gpu_memory (0.1 to 1: the part of a CUDA device that a model may take),
              weights (\"keep\", \"q8_0\", \"bf16\": a conversion on the CPU),
              activations (on CUDA devices: \"bf16\", \"f16\"), isa,
              pin_threads, speculation (\"off\", \"prompt-lookup\"),

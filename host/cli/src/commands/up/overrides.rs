@@ -39,6 +39,7 @@ pub(super) fn apply(args: &Args, models: &[ModelOptions], written: &mut FileSett
         (Some("engine"), "weights", "--weights", args.load.weights.map(|value| text(&value))),
         (Some("engine"), "isa", "--isa", compute.isa.map(|value| text(&value))),
         (Some("engine"), "kv", "--kv", compute.kv.map(|value| text(&value))),
+        (Some("engine"), "gpu_memory", "--gpu-memory", compute.gpu_memory.map(|value| number(&value))),
         (Some("engine"), "activations", "--activations", compute.activations.map(|value| text(&value))),
         (Some("kv"), "disk_gb", "--kv-disk-gb", args.storage.kv_disk.kv_disk_gb.map(|value| number(&value))),
         (Some("engine"), "pin_threads", "--pin", compute.pin.then(|| number(&true))),
