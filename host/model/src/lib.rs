@@ -11,6 +11,7 @@ pub mod error;
 pub mod chat_template;
 pub mod checkpoint;
 pub mod config;
+mod device_figures;
 mod digest;
 mod gguf;
 mod mapping;
@@ -42,12 +43,13 @@ pub use batch::{Batch, BatchSequence, LogitsWanted, PAGE_TOKENS, PageId, WindowC
 pub use chat_template::{ChatTemplate, spelled_json};
 pub use checkpoint::{Checkpoint, Tensor, reads_vocabulary_file};
 pub use config::{Architecture, LayerStyle, ModelConfig, Rope, RopePairing, RopeScaling};
+pub use device_figures::{OfDevice, device_figures, lacks_device_figures};
 pub use digest::ModelDigest;
 pub use error::{ModelError, RankFault};
 pub use executor::{
     CPU_KV_TOKENS, CpuAffinity, CpuExecutor, DeviceChoice, DrawnAhead, Executor, ExecutorLimits,
     ExecutorOptions, KernelFolders, KvDtype, MemoryFraction, MemoryPlan, ModelWeights, Ordinals, PageForm, PlacedExecutor,
-    RankMemory, StepAhead, WeightConversion, physical_cores,
+    RankMemory, Restart, StepAhead, WeightConversion, physical_cores,
 };
 pub use expert_load::{ExpertLoad, LayerLoad};
 pub use gguf::reads_weights;
@@ -55,6 +57,7 @@ pub use loaded::LoadedModel;
 pub use rank_times::{RankTime, RankTimes};
 pub use sampling::{LogitRow, RowOutput, SampleRow, Sampling, ScoreRow};
 pub use skep_kernels::cuda::Activation;
-pub use skep_kernels::{DType, Isa, KernelError};
+pub use skep_kernels::cuda::nvml::DeviceFigures;
+pub use skep_kernels::{DType, Fault, Isa, KernelError};
 pub use tokenizer::{SpecialTokens, TokenDecoder, Tokenizer, reads_pre_tokenizer};
 pub use verify::{Verification, VerifyOptions, verify};

@@ -9,7 +9,7 @@ use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
 use crate::digest::ModelDigest;
 use crate::error::ModelError;
-use crate::executor::{Executor, ExecutorOptions, LoadWatch, PlacedExecutor, WeightConversion};
+use crate::executor::{Executor, ExecutorOptions, LoadWatch, PlacedExecutor, Restart, WeightConversion};
 use crate::sampling::Sampling;
 use crate::tokenizer::Tokenizer;
 
@@ -29,6 +29,8 @@ pub struct LoadedModel {
     pub device: String,
     /// Why the model runs on the CPU although the machine may have a usable device.
     pub fallback: Option<String>,
+    /// Starts another executor in the place of this one, if it runs on a device, which can fail.
+    pub restart: Option<Restart>,
 }
 
 impl LoadedModel {
@@ -58,7 +60,7 @@ impl LoadedModel {
         replicas: NonZeroUsize,
         watch: LoadWatch<'_>,
     ) -> Result<Vec<Self>, ModelError> {
-        let checkpoint = Checkpoint::open(path)?;
+        let checkpoint = Arc::new(Checkpoint::open(path)?);
         let tokenizer = checkpoint
             .tokenizer()?
             .ok_or_else(|| ModelError::TokenizerMissing { path: path.display().to_string() })?;
@@ -70,7 +72,9 @@ impl LoadedModel {
             WeightConversion::Keep => checkpoint.weight_format(),
             converted => Some(converted.to_string().to_uppercase()),
         };
-        let model = |PlacedExecutor { executor, device, fallback, .. }| LoadedModel {
+        let placed = PlacedExecutor::replicas_watched(&checkpoint, options.clone(), replicas, watch)?;
+        let restarts = PlacedExecutor::restarts(&placed, &checkpoint, &options);
+        let model = |(PlacedExecutor { executor, device, fallback, .. }, restart)| LoadedModel {
             name: name.to_owned(),
             config: checkpoint.config().clone(),
             tokenizer: tokenizer.clone(),
@@ -81,11 +85,9 @@ impl LoadedModel {
             weights: weights.clone(),
             device,
             fallback,
+            restart,
         };
-        Ok(PlacedExecutor::replicas_watched(&checkpoint, options, replicas, watch)?
-            .into_iter()
-            .map(model)
-            .collect())
+        Ok(placed.into_iter().zip(restarts).map(model).collect())
     }
 }
 

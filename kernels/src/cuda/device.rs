@@ -306,6 +306,11 @@ impl DeviceBuffer {
         Address(self.address)
     }
 
+    /// Returns the device that has the memory.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
     /// Returns the whole buffer as a slice.
     pub fn slice(&self) -> Slice<'_> {
         Slice { address: self.address, bytes: self.bytes, device: &self.device }

@@ -32,6 +32,15 @@ impl Ordinals {
         Some(Ordinals(ordinals))
     }
 
+    /// Returns the set of these ordinals, or `None` if there are none or one is too high.
+    pub(crate) fn of(ordinals: impl IntoIterator<Item = usize>) -> Option<Self> {
+        let mut all = 0;
+        for ordinal in ordinals {
+            all |= if ordinal <= Self::MAX { 1 << ordinal } else { return None };
+        }
+        (all != 0).then_some(Ordinals(all))
+    }
+
     /// Returns the ordinals in ascending order.
     pub fn iter(self) -> impl Iterator<Item = usize> {
         (0..=Self::MAX).filter(move |ordinal| self.0 >> ordinal & 1 == 1)

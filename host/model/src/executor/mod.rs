@@ -135,6 +135,9 @@ pub trait Executor: Send {
     }
 }
 
+/// Starts an executor on the same devices, with the same limits, in the place of one that has failed.
+pub type Restart = Arc<dyn Fn() -> Result<Box<dyn Executor>, ModelError> + Send + Sync>;
+
 /// A step that can start before all of its tokens are known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StepAhead {

@@ -1,15 +1,17 @@
 //! Creates executors where the options request them: on CUDA devices or on the CPU.
 
 use std::num::NonZeroUsize;
+use std::sync::Arc;
 
 use skep_kernels::cuda::device::Device;
 use skep_kernels::gpu;
 
-use super::cuda::CudaModel;
+use super::cuda::{CudaModel, Restarted, SharedWeights};
 use super::{
-    DeviceChoice, Executor, ExecutorOptions, LoadWatch, ModelWeights, Ordinals, WeightConversion, option,
-    physical_cores, share_of,
+    DeviceChoice, Executor, ExecutorOptions, LoadWatch, ModelWeights, Ordinals, Restart, WeightConversion,
+    option, physical_cores, share_of,
 };
+use crate::batch::PAGE_TOKENS;
 use crate::checkpoint::Checkpoint;
 use crate::error::ModelError;
 
@@ -55,6 +57,39 @@ impl PlacedExecutor {
                 })
             }
         }
+    }
+
+    /// Returns functions that start these executors, which are all replicas of a checkpoint with these options, again. Those on
+    /// the CPU never have to be.
+    pub fn restarts(
+        placed: &[PlacedExecutor],
+        checkpoint: &Arc<Checkpoint>,
+        options: &ExecutorOptions,
+    ) -> Vec<Option<Restart>> {
+        let weights = SharedWeights::default();
+        let ranks = options.tensor_parallel * options.pipeline_parallel;
+        let restart = |(replica, placed): (usize, &PlacedExecutor)| {
+            let DeviceChoice::Cuda(all) = placed.devices else { return None };
+            let all: Vec<usize> = all.iter().collect();
+            // As replicas are placed.
+            let own = (0..ranks).map(|rank| all[(replica * ranks + rank) % all.len()]);
+            let devices = Ordinals::of(own)?;
+            let options = ExecutorOptions {
+                device: DeviceChoice::Cuda(devices),
+                kv_tokens: Some(placed.executor.limits().page_count * PAGE_TOKENS),
+                reserved_bytes: 0,
+                ..options.clone()
+            };
+            let restarted =
+                Restarted { checkpoint: checkpoint.clone(), options, devices, weights: weights.clone() };
+            let restart: Restart = Arc::new(move || {
+                let compiler = restarted.options.kernels.compiler();
+                let open = move |ordinal| Ok(Device::open(ordinal, &compiler)?);
+                Ok(Box::new(restarted.executor(Box::new(open))?) as Box<dyn Executor>)
+            });
+            Some(restart)
+        };
+        placed.iter().enumerate().map(restart).collect()
     }
 }
 
@@ -144,7 +179,11 @@ mod tests {
         let auto = placed("auto", KvDtype::F32).unwrap().remove(0);
         assert_eq!((auto.devices, auto.device.as_str()), (DeviceChoice::Cpu, "cpu"));
         assert!(auto.fallback.is_some_and(|reason| !reason.is_empty()));
-        assert!(placed("cpu", KvDtype::F32).unwrap()[0].fallback.is_none());
+        let placed = placed("cpu", KvDtype::F32).unwrap();
+        assert!(placed[0].fallback.is_none());
+        let checkpoint = Arc::new(Checkpoint::open(&folder("llama-gqa")).unwrap());
+        let restarts = PlacedExecutor::restarts(&placed, &checkpoint, &ExecutorOptions::default());
+        assert!(restarts.len() == 1 && restarts[0].is_none(), "the CPU is never lost");
     }
 
     #[test]

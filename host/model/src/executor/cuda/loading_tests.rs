@@ -6,6 +6,7 @@ use skep_kernels::{DType, Fault, KernelError};
 
 use super::super::estimate::{device_options, layout_of_rank};
 use super::super::weights::{Copying, DeviceWeights, STAGE_BYTES};
+use super::super::{Restarted, SharedWeights};
 use super::*;
 use crate::config::ModelConfig;
 use crate::executor::MemoryFraction;
@@ -123,5 +124,46 @@ fn an_executor_reports_the_fault_of_its_device_and_a_new_one_works() {
     assert!(executor.fault().is_some_and(|fault| fault.is_fault()));
     drop(executor);
     let mut executor = load("llama-gqa", cuda_options(), "0");
+    assert!(error_in_chunks(&mut executor, "llama-gqa", 64) < BOUND);
+}
+
+#[test]
+fn replicas_that_are_started_again_have_their_pages_and_share_their_weights() {
+    let checkpoint = Arc::new(open("llama-gqa"));
+    let open_all = |devices: [&Device; 2]| {
+        let devices = devices.map(Device::clone);
+        Box::new(move |ordinal: usize| Ok(devices[ordinal].clone()))
+    };
+    let fresh = || Device::emulated(emulation(64 << 20, 3));
+    let (failed, other) = (fresh(), fresh());
+    let options = ExecutorOptions { kv_tokens: None, ..cuda_options() };
+    let model =
+        CudaModel::new(&checkpoint, options.clone(), "0".parse().unwrap(), 2, open_all([&failed, &other]));
+    let mut model = model.unwrap().without_warm_up();
+    let executors = [model.executor(0).unwrap(), model.executor(1).unwrap()];
+    let limits = executors.each_ref().map(|executor| *executor.limits());
+    drop((model, executors));
+    let weights = SharedWeights::default();
+    let device = fresh();
+    let restarted = limits.map(|limits| Restarted {
+        checkpoint: checkpoint.clone(),
+        options: ExecutorOptions { kv_tokens: Some(limits.page_count * PAGE_TOKENS), ..options.clone() },
+        devices: "0".parse().unwrap(),
+        weights: weights.clone(),
+    });
+    let start = |replica: usize, device: &Device| {
+        restarted[replica].executor_without_warm_up(open_all([device, &other])).unwrap()
+    };
+    let mut executors = [start(0, &device), start(1, &device)];
+    assert_eq!(executors.each_ref().map(|executor| *executor.limits()), limits);
+    let buffers = executors.each_ref().map(|executor| executor.leader().weights.buffer.address());
+    assert_eq!(buffers[0], buffers[1]);
+    for executor in &mut executors {
+        assert!(error_in_chunks(executor, "llama-gqa", 64) < BOUND);
+    }
+    // Weights on a device that has failed are not used again, though a replica still has them.
+    let reason = "CUDA_ERROR_LAUNCH_FAILED".to_owned();
+    device.fail(KernelError::DeviceFault { fault: Fault::Context, call: "cuTest", reason });
+    let mut executor = start(0, &fresh());
     assert!(error_in_chunks(&mut executor, "llama-gqa", 64) < BOUND);
 }

@@ -55,6 +55,8 @@ pub(crate) struct CudaModel<'a> {
     pub(super) watch: LoadWatch<'a>,
     /// Whether executors prepare steps of all sizes before they are returned.
     warms_up: bool,
+    /// Whether the executors were there before, with the same number of pages.
+    is_again: bool,
 }
 
 /// The part of a model that a rank holds, and its device.
@@ -109,8 +111,18 @@ impl<'a> CudaModel<'a> {
         let ordinals = devices.iter().collect();
         let (loaded, taken) = (HashMap::new(), HashMap::new());
         let watch: LoadWatch<'a> = &|_, _| ();
-        let model =
-            CudaModel { checkpoint, options, replicas, ordinals, open, loaded, taken, watch, warms_up: true };
+        let model = CudaModel {
+            checkpoint,
+            options,
+            replicas,
+            ordinals,
+            open,
+            loaded,
+            taken,
+            watch,
+            warms_up: true,
+            is_again: false,
+        };
         let positions = model.max_ranks_per_device();
         if tensor > 1 && positions > MAX_RANKS_PER_DEVICE {
             let problem = format!(
@@ -125,6 +137,11 @@ impl<'a> CudaModel<'a> {
     #[cfg(test)]
     pub(super) fn without_warm_up(self) -> Self {
         CudaModel { warms_up: false, ..self }
+    }
+
+    /// Starts executors that were there before. Half of the reserve is for what has changed on the devices meanwhile.
+    pub(super) fn again(self) -> Self {
+        CudaModel { is_again: true, ..self }
     }
 
     /// Calls `watch` while weights are copied, with the number of bytes that are there and with the number of all.
@@ -303,7 +320,7 @@ impl<'a> CudaModel<'a> {
         let users = here(replica..self.replicas);
         let workspace = workspace_bytes(&prepared.sizes, &prepared.offsets, self.checkpoint.config()) as u64;
         let workspaces = workspace.saturating_mul(users);
-        let spare = spare(memory.total);
+        let spare = spare(memory.total) / if self.is_again { 2 } else { 1 };
         let share = self.options.gpu_memory.map(|fraction| Share {
             fraction,
             taken: self
