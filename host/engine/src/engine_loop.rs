@@ -4,15 +4,13 @@
 //! Invariant: no caller waits forever. A step that fails or panics fails the sequences in it, and the loop
 //! continues; when the loop terminates, every stream has received its last event.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+mod failures;
+
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant};
 
-use skep_model::{
-    Batch, BatchSequence, DrawnAhead, Executor, LogitRow, LogitsWanted, ModelError, RowOutput, Tokenizer,
-    WindowChange,
-};
+use skep_model::{Batch, DrawnAhead, Executor, LogitRow, RowOutput, Tokenizer};
 use tokio::sync::oneshot;
 
 use crate::disk_pages::{COPY_TIME, DiskPages, Warming};
@@ -20,6 +18,7 @@ use crate::health::Health;
 use crate::lookahead::{Expected, Lookahead};
 use crate::mask_worker::{MaskWorker, Masked};
 use crate::page_giving;
+use crate::recovery::Recovery;
 use crate::router::ReplicaView;
 use crate::scheduler::{PlannedSequence, Scheduler};
 use crate::sequence::{Sequence, SequenceContext};
@@ -29,9 +28,15 @@ use crate::step::{self, Committed, RowUse, StepRows};
 use crate::submission::Submission;
 use crate::timeline::{Phase, StepTimer, StepWork};
 use crate::{EngineError, EraseScope, ModelInfo, PageOwner};
+use failures::{guarded, is_executor_failure};
 
 /// The interval at which an idle loop probes whether its broken executor works again.
 const PROBE_INTERVAL: Duration = Duration::from_millis(250);
+
+/// The interval at which an idle loop looks whether its executor has failed for good.
+const FAULT_INTERVAL: Duration = Duration::from_secs(1);
+/// The interval at which a loop without a working executor looks whether there is another one.
+const RECOVERY_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The interval at which an idle loop looks whether the disk's queue has room again.
 const COPY_INTERVAL: Duration = Duration::from_millis(10);
@@ -41,12 +46,23 @@ const LAST_COPY_TIME: Duration = Duration::from_secs(1);
 /// The outputs of the rows of one [`RowUse`].
 type RowOutputs = Vec<Result<RowOutput, EngineError>>;
 
+/// What an idle loop has waited for.
+enum Awaited {
+    Command(Command),
+    /// The executor is being replaced, which takes commands as well.
+    Fault,
+    /// No handle is left.
+    End,
+}
+
 /// The tokens of a step.
 struct Sampled {
     /// The outputs of each use, in the order of its rows.
     outputs: Vec<RowOutputs>,
     /// The error that broke the executor, if one did.
     broken: Option<String>,
+    /// The error after which the executor computes nothing more, if there was one. There are no outputs then.
+    fault: Option<String>,
     /// Whether the executor has started the next step.
     has_begun: bool,
 }
@@ -86,8 +102,11 @@ pub(crate) struct EngineLoop {
     lookahead: Lookahead,
     masks: MaskWorker,
     disk: Option<DiskPages>,
+    recovery: Recovery,
     timer: StepTimer,
     context: Arc<SequenceContext>,
+    /// The name of the model, for errors.
+    name: String,
     health: Arc<Health>,
     next_id: u64,
     drains: Vec<oneshot::Sender<()>>,
@@ -101,7 +120,7 @@ impl EngineLoop {
         executor: Box<dyn Executor>,
         mut scheduler: Scheduler,
         speculator: Speculator,
-        (masks, disk): (MaskWorker, Option<DiskPages>),
+        (masks, disk, recovery): (MaskWorker, Option<DiskPages>, Recovery),
         timer: StepTimer,
         (info, tokenizer): (&ModelInfo, &Arc<Tokenizer>),
         view: &ReplicaView,
@@ -113,6 +132,7 @@ impl EngineLoop {
         };
         let context = Arc::new(context);
         let health = view.health.clone();
+        let name = info.name.clone();
         let lookahead = Lookahead::default();
         if disk.as_ref().is_some_and(DiskPages::has_disk) {
             scheduler.record_ended();
@@ -129,8 +149,10 @@ impl EngineLoop {
             lookahead,
             masks,
             disk,
+            recovery,
             timer,
             context,
+            name,
             health,
             next_id,
             drains,
@@ -143,6 +165,11 @@ impl EngineLoop {
         while self.take_commands(&commands) && self.stops.is_empty() {
             self.timer.lap(Phase::Wait);
             self.scheduler.end_interrupted(Instant::now());
+            if self.recovery.is_under_way() {
+                self.recover();
+                self.scheduler.record_load();
+                continue;
+            }
             self.promote();
             self.scheduler.admit();
             let rows = self.next_rows();
@@ -159,6 +186,7 @@ impl EngineLoop {
         }
         self.scheduler.abort(|| EngineError::ShuttingDown);
         self.copy_pages(LAST_COPY_TIME);
+        self.recovery.end();
         self.scheduler.record_load();
         self.context.telemetry.record_end();
         let stops = std::mem::take(&mut self.stops);
@@ -182,8 +210,16 @@ impl EngineLoop {
                 let _ = done.send(());
             }
             match self.next_command(commands) {
-                Some(command) => self.apply(command),
-                None => return false,
+                Awaited::Command(command) => self.apply(command),
+                Awaited::Fault => {}
+                Awaited::End => return false,
+            }
+        }
+        if self.recovery.is_under_way() {
+            match commands.recv_timeout(RECOVERY_INTERVAL) {
+                Ok(command) => self.apply(command),
+                Err(RecvTimeoutError::Disconnected) => return false,
+                Err(RecvTimeoutError::Timeout) => {}
             }
         }
         loop {
@@ -195,45 +231,27 @@ impl EngineLoop {
         }
     }
 
-    /// Waits for the next command, and meanwhile probes whether a broken executor works again. Returns `None`
-    /// when no handle is left.
-    fn next_command(&mut self, commands: &Receiver<Command>) -> Option<Command> {
+    /// Waits for the next command, and meanwhile probes whether a broken executor works again, and looks whether it has failed
+    /// for good.
+    fn next_command(&mut self, commands: &Receiver<Command>) -> Awaited {
         while self.disk.as_ref().is_some_and(DiskPages::has_spills) {
             let wait = if self.copy_pages(COPY_TIME) { Duration::ZERO } else { COPY_INTERVAL };
             match commands.recv_timeout(wait) {
-                Ok(command) => return Some(command),
-                Err(RecvTimeoutError::Disconnected) => return None,
+                Ok(command) => return Awaited::Command(command),
+                Err(RecvTimeoutError::Disconnected) => return Awaited::End,
                 Err(RecvTimeoutError::Timeout) => {}
             }
         }
-        while self.health.problem().is_some() {
-            match commands.recv_timeout(PROBE_INTERVAL) {
-                Ok(command) => return Some(command),
-                Err(RecvTimeoutError::Disconnected) => return None,
-                Err(RecvTimeoutError::Timeout) => self.probe(),
+        while !self.recovery.is_under_way() {
+            let is_failing = self.health.problem().is_some();
+            match commands.recv_timeout(if is_failing { PROBE_INTERVAL } else { FAULT_INTERVAL }) {
+                Ok(command) => return Awaited::Command(command),
+                Err(RecvTimeoutError::Disconnected) => return Awaited::End,
+                Err(RecvTimeoutError::Timeout) if is_failing => self.probe(),
+                Err(RecvTimeoutError::Timeout) => self.look_for_fault(),
             }
         }
-        commands.recv().ok()
-    }
-
-    /// Computes one token into a page that no sequence uses. Without logits, the executor returns only once it
-    /// is done.
-    fn probe(&mut self) {
-        // A probe must not add changes while the executor takes none.
-        if let Err(error) = self.change_windows() {
-            return self.health.record_failed_step(&error.to_string());
-        }
-        let Some(page) = self.scheduler.unused_page() else { return };
-        let sequence =
-            BatchSequence { tokens: vec![0], start: 0, pages: vec![page], logits: LogitsWanted::None };
-        let batch = Batch { sequences: vec![sequence] };
-        let computed = self.change_windows().and_then(|()| guarded(|| self.executor.forward(&batch)));
-        // The page is free, so it must not keep anything.
-        let released = guarded(|| self.executor.change_windows(&[WindowChange::Release(page)]));
-        match computed.and(released) {
-            Ok(()) => self.health.record_step(),
-            Err(error) => self.health.record_failed_step(&error.to_string()),
-        }
+        Awaited::Fault
     }
 
     fn apply(&mut self, command: Command) {
@@ -328,16 +346,20 @@ impl EngineLoop {
         self.context.telemetry.record_step(rows.token_count(), rows.plan.len());
         self.timer.lap(Phase::Plan);
         let started = Instant::now();
-        let masked = match self.compute(&rows) {
-            Ok(masked) => masked,
-            Err(error) => return self.fail(&rows.plan, &error),
-        };
+        let (masked, computed) = self.compute(&rows);
+        if let Err(error) = computed {
+            step::return_constraints(&mut self.scheduler, masked);
+            return self.fail(&rows.plan, &error);
+        }
         let uses = step::row_uses(&mut self.scheduler, &rows, masked);
         if let Err(error) = self.wait_for_undrawn(&rows.batch, &uses) {
             return self.fail(&rows.plan, &error);
         }
         let next = self.predict(&uses);
-        let Sampled { outputs, broken, has_begun } = self.sample(&uses, next.as_ref());
+        let Sampled { outputs, broken, fault, has_begun } = self.sample(&uses, next.as_ref());
+        if let Some(fault) = fault {
+            return self.lose_executor(&fault, &rows.plan);
+        }
         self.begin(next.filter(|_| has_begun), &outputs);
         self.timer.lap(Phase::Sample);
         self.record_health(broken);
@@ -359,14 +381,14 @@ impl EngineLoop {
     }
 
     /// Runs the forward pass, and computes the token masks of its rows at the same time.
-    fn compute(&mut self, rows: &StepRows) -> Result<Vec<Masked>, EngineError> {
+    fn compute(&mut self, rows: &StepRows) -> (Vec<Masked>, Result<(), EngineError>) {
         let changed = self.change_windows();
         let masks = self.masks.begin(step::mask_jobs(&mut self.scheduler, &rows.plan));
         let computed = changed.and_then(|()| guarded(|| self.executor.forward(&rows.batch)));
         self.timer.lap(Phase::Forward);
         let masked = masks.join();
         self.timer.lap(Phase::Masks);
-        computed.map(|()| masked)
+        (masked, computed)
     }
 
     /// Waits for the end of a step with rows of which none is drawn or scored: an executor that returns from a step before
@@ -387,16 +409,6 @@ impl EngineLoop {
         guarded(|| self.executor.change_windows(self.scheduler.window_changes()))?;
         self.scheduler.forget_window_changes();
         Ok(())
-    }
-
-    /// Ends the sequences of a step whose forward pass failed.
-    fn fail(&mut self, plan: &[PlannedSequence], error: &EngineError) {
-        tracing::error!(%error, sequences = plan.len(), "a step failed");
-        let text = error.to_string();
-        self.health.record_failed_step(&text);
-        self.scheduler.end_ahead();
-        plan.iter()
-            .for_each(|planned| self.scheduler.end(planned.id, Err(EngineError::Failed(text.clone()))));
     }
 
     /// Returns the step that is expected after this one, if the executor can start it early and it can be
@@ -425,7 +437,7 @@ impl EngineLoop {
         let all: Vec<LogitRow<'_>> = rows.iter().flatten().cloned().collect();
         if all.is_empty() {
             let outputs = uses.iter().map(|_| Vec::new()).collect();
-            return Sampled { outputs, broken: None, has_begun: false };
+            return Sampled { outputs, broken: None, fault: None, has_begun: false };
         }
         // An executor that returns from a step before the step is done reports its failure only now.
         let mut broken = None;
@@ -440,25 +452,20 @@ impl EngineLoop {
             Ok(DrawnAhead { outputs, has_begun }) if outputs.len() == all.len() => {
                 let mut outputs = outputs.into_iter().map(Ok);
                 let outputs = rows.iter().map(|rows| outputs.by_ref().take(rows.len()).collect()).collect();
-                Sampled { outputs, broken, has_begun }
+                Sampled { outputs, broken, fault: None, has_begun }
             }
-            _ => {
+            failed => {
+                if let Some(fault) = failed.err().and_then(|error| self.fault_after(&error)) {
+                    return Sampled { outputs: Vec::new(), broken, fault: Some(fault), has_begun: false };
+                }
                 let mut alone = |row| match guarded(|| self.executor.sample(std::slice::from_ref(row))) {
                     Ok(mut outputs) if outputs.len() == 1 => Ok(outputs.remove(0)),
                     Ok(_) => Err(EngineError::Failed("the executor returned no token for a row".to_string())),
                     Err(error) => Err(error),
                 };
                 let outputs = rows.iter().map(|rows| rows.iter().map(&mut alone).collect()).collect();
-                Sampled { outputs, broken, has_begun: false }
+                Sampled { outputs, broken, fault: None, has_begun: false }
             }
-        }
-    }
-
-    /// Records whether the executor still works. `broken` is the error that broke it.
-    fn record_health(&self, broken: Option<String>) {
-        match broken {
-            Some(error) => self.health.record_failed_step(&error),
-            None => self.health.record_step(),
         }
     }
 
@@ -491,18 +498,5 @@ impl EngineLoop {
             disk.record_step(batch.token_count(), took);
         }
         self.speculator.retain(|id| self.scheduler.sequence(id).is_some());
-    }
-}
-
-/// Returns whether the executor failed, rather than a single row.
-fn is_executor_failure(error: &ModelError) -> bool {
-    matches!(error, ModelError::Rank { .. } | ModelError::Kernel(_))
-}
-
-/// Calls the executor, and turns a panic in it into an error.
-fn guarded<T>(call: impl FnOnce() -> Result<T, ModelError>) -> Result<T, EngineError> {
-    match catch_unwind(AssertUnwindSafe(call)) {
-        Ok(result) => result.map_err(EngineError::from),
-        Err(_) => Err(EngineError::Failed("the executor panicked".to_string())),
     }
 }

@@ -110,6 +110,12 @@ impl EngineError {
         }
     }
 
+    /// Returns the error of a request whose executor has failed and is started again: that of a load.
+    pub(crate) fn restarting(model: &str, fault: &str, retry_after_ms: u32) -> Self {
+        let progress = format!("again, because its device failed: {fault}");
+        EngineError::ModelLoading { name: model.to_owned(), retry_after_ms, progress }
+    }
+
     pub(crate) fn invalid(parameter: &str, message: impl Into<String>) -> Self {
         EngineError::InvalidRequest { parameter: parameter.to_string(), message: message.into() }
     }

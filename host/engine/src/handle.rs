@@ -115,7 +115,7 @@ impl Engine {
         let constraints = ConstraintCompiler::new(&tokenizer, info.vocabulary_size, &info.eos, &info.name)?;
         let hash = KeyedHash::default();
         let replicas = models.into_iter().enumerate().map(|(index, model)| {
-            Replica::start(index, model.executor, (&info, &tokenizer), &hash, &options)
+            Replica::start(index, (model.executor, model.restart), (&info, &tokenizer), &hash, &options)
         });
         let replicas: Vec<Replica> = replicas.collect::<Result<_, _>>()?;
         let views = replicas.iter().map(|replica| replica.view().clone()).collect();
@@ -348,6 +348,12 @@ impl Engine {
     pub fn problem(&self) -> Option<String> {
         let problems = self.shared.replicas.iter().map(|replica| replica.view().health.problem());
         problems.collect::<Option<Vec<_>>>()?.pop()
+    }
+
+    /// Returns why no replica has a working executor, if none has one.
+    pub(crate) fn fault(&self) -> Option<String> {
+        let faults = self.shared.replicas.iter().map(|replica| replica.view().health.fault());
+        faults.collect::<Option<Vec<_>>>()?.pop()
     }
 
     /// Returns the number of sequences of this class that could start now without waiting for others. It is for

@@ -6,7 +6,7 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use skep_model::{Executor, ExpertLoad, RankTimes, Tokenizer};
+use skep_model::{Executor, ExpertLoad, RankTimes, Restart, Tokenizer};
 use tokio::sync::oneshot;
 
 use crate::disk_pages::{DiskPages, Warming};
@@ -15,6 +15,7 @@ use crate::health::Health;
 use crate::keyed_hash::KeyedHash;
 use crate::kv::PublishedPrefixes;
 use crate::mask_worker::MaskWorker;
+use crate::recovery::Recovery;
 use crate::router::{ReplicaLoad, ReplicaView};
 use crate::scheduler::{BACKGROUND_HEADROOM, Scheduler, StepLimits};
 use crate::speculation::Speculator;
@@ -46,7 +47,7 @@ impl Replica {
     /// Starts the thread of replica number `index` of a model.
     pub fn start(
         index: usize,
-        executor: Box<dyn Executor>,
+        (executor, restart): (Box<dyn Executor>, Option<Restart>),
         (info, tokenizer): (&ModelInfo, &Arc<Tokenizer>),
         hash: &KeyedHash,
         options: &EngineOptions,
@@ -68,7 +69,7 @@ impl Replica {
         let timer = StepTimer::new(options.timeline.clone(), index);
         let from = (options.disk.as_ref(), options.peers.as_ref());
         let disk = DiskPages::of(from, &info.digest.weights, &*executor, &info.name);
-        let around = (masks, disk);
+        let around = (masks, disk, Recovery::new(restart));
         let (experts, times) = (executor.expert_load(), executor.rank_times());
         let engine_loop =
             EngineLoop::new(executor, scheduler, speculator, around, timer, (info, tokenizer), &view);

@@ -149,6 +149,15 @@ pub(crate) fn mask_jobs(scheduler: &mut Scheduler, plan: &[PlannedSequence]) -> 
     plan.iter().filter_map(job).collect()
 }
 
+/// Gives the constraints of a step back that was not computed.
+pub(crate) fn return_constraints(scheduler: &mut Scheduler, masked: Vec<Masked>) {
+    for Masked { id, constraint, .. } in masked {
+        if let Some((sequence, constraint)) = scheduler.sequence_mut(id).zip(constraint) {
+            sequence.return_constraint(constraint);
+        }
+    }
+}
+
 /// Gives the constraints back and determines the use of each sequence's rows.
 pub(crate) fn row_uses(scheduler: &mut Scheduler, step: &StepRows, masked: Vec<Masked>) -> Vec<RowUse> {
     let mut masked: HashMap<SequenceId, Masked> =

@@ -329,6 +329,12 @@ impl KvCache {
         count
     }
 
+    /// Frees all cached pages. No sequence may hold any.
+    pub fn clear(&mut self) {
+        let pages = self.tree.evict(self.tree.evictable_pages());
+        self.free(pages);
+    }
+
     /// Frees the cached pages of these tokens that nobody owns or uses.
     pub fn drop_unowned(&mut self, tenant: &str, tokens: &[u32]) {
         let pages = self.tree.drop_unowned(tenant, &tokens[..tokens.len() / PAGE_TOKENS * PAGE_TOKENS]);

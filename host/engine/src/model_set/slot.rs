@@ -24,6 +24,10 @@ use crate::{Engine, EngineError, LoadProgress, ModelInfo};
 const FAILURE_KEPT: Duration = Duration::from_secs(10);
 /// Time that running requests get before an idle model is unloaded.
 const IDLE_DEADLINE: Duration = Duration::from_secs(600);
+/// Interval at which a request looks whether the engine's executor has been replaced.
+const RECOVERY_INTERVAL: Duration = Duration::from_millis(50);
+/// Retry delay while an engine's executor is being replaced.
+const RECOVERY_RETRY_MS: u32 = 5000;
 /// Maximum number of requests that wait for one model.
 const MAX_WAITING: usize = 1024;
 /// Range of the retry delays that clients get during a load.
@@ -144,7 +148,10 @@ impl Slot {
     /// Returns the engine for a request that does not wait. A model that is not loaded begins to load for later ones, unless a person
     /// has unloaded it.
     pub(super) fn at_once(self: &Arc<Self>, turns: &DeviceTurns) -> Result<Engine, EngineError> {
-        let found = self.loaded();
+        let found = self.loaded().and_then(|engine| match engine.fault() {
+            None => Ok(engine),
+            Some(fault) => Err(EngineError::restarting(&self.name, &fault, RECOVERY_RETRY_MS)),
+        });
         let may_load = match &*self.state.borrow() {
             State::Unloaded(reload) => *reload == Reload::ByRequest,
             State::Failed { at, .. } => at.elapsed() >= FAILURE_KEPT,
@@ -164,8 +171,15 @@ impl Slot {
         let deadline = tokio::time::Instant::now() + self.load_wait;
         let mut wait_permit = None;
         loop {
+            let mut failed = None;
             let needs_load = match &*states.borrow_and_update() {
-                State::Loaded(engine) => return Ok(engine.clone()),
+                State::Loaded(engine) => match engine.fault() {
+                    None => return Ok(engine.clone()),
+                    Some(fault) => {
+                        failed = Some(fault);
+                        false
+                    }
+                },
                 State::Failed { reason, at } if at.elapsed() < FAILURE_KEPT => {
                     return Err(EngineError::ModelUnloaded { name: self.name.clone(), why: reason.clone() });
                 }
@@ -179,6 +193,13 @@ impl Slot {
             if wait_permit.is_none() {
                 // If too many requests wait already, this one gets the same error as one that has waited too long.
                 wait_permit = Some(self.waiting.try_acquire().map_err(|_| self.missing())?);
+            }
+            if let Some(fault) = failed {
+                if tokio::time::Instant::now() >= deadline {
+                    return Err(EngineError::restarting(&self.name, &fault, RECOVERY_RETRY_MS));
+                }
+                tokio::time::sleep(RECOVERY_INTERVAL).await;
+                continue;
             }
             // The slot holds the sender, so only the deadline ends the wait without a change.
             if tokio::time::timeout_at(deadline, states.changed()).await.is_err() {

@@ -25,6 +25,7 @@ mod continuations;
 mod disk;
 mod drafts;
 mod eviction_order;
+mod lost_pages;
 mod prefill_shares;
 mod shared_prefill;
 mod step_pace;

@@ -1,13 +1,13 @@
 //! Executors that a test controls. All of them compute with the real executor.
 
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use skep_model::{
-    Batch, CpuExecutor, DrawnAhead, Executor, ExecutorLimits, KernelError, LogitRow, MemoryPlan, ModelError,
-    RowOutput, StepAhead,
+    Batch, CpuExecutor, DrawnAhead, Executor, ExecutorLimits, Fault, KernelError, LogitRow, MemoryPlan,
+    ModelError, RowOutput, StepAhead,
 };
 
 /// Bounds the wait at a gate: a test that fails before it opens its gate must not hang.
@@ -101,6 +101,39 @@ impl Breaker {
 
     pub fn set_broken(&self, is_broken: bool) {
         self.0.store(is_broken, Relaxed);
+    }
+}
+
+/// Lets executors fail for good, as executors on a device that is lost do.
+#[derive(Clone, Default)]
+pub struct DeviceLoss(Arc<AtomicUsize>);
+
+impl DeviceLoss {
+    /// Returns an executor that fails for good in the step that [`DeviceLoss::lose_after`] chooses.
+    pub fn guard(&self, executor: CpuExecutor) -> impl Executor + use<> {
+        let loss = self.clone();
+        let mut is_lost = false;
+        let before = move |_: &Batch| {
+            // The count is 1 more than the number of steps that still succeed, and 0 without a loss.
+            let left = loss.0.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1));
+            is_lost |= left == Ok(1);
+            match is_lost {
+                true => Err(Self::error().into()),
+                false => Ok(()),
+            }
+        };
+        Hooked { executor, before }
+    }
+
+    /// Loses the device of the executor that computes the step after the next `steps` ones.
+    pub fn lose_after(&self, steps: usize) {
+        self.0.store(steps + 1, Relaxed);
+    }
+
+    /// Returns the error of the loss.
+    pub fn error() -> KernelError {
+        let reason = "CUDA_ERROR_ECC_UNCORRECTABLE".to_string();
+        KernelError::DeviceFault { fault: Fault::Context, call: "cuTest", reason }
     }
 }
 

@@ -160,6 +160,7 @@ pub fn loaded(checkpoint: &Checkpoint, executor: Box<dyn Executor>) -> LoadedMod
         weights: None,
         device: "cpu".into(),
         fallback: None,
+        restart: None,
         sampling: None,
     }
 }

@@ -8,6 +8,7 @@ pub(crate) mod dice;
 mod disk_pages;
 pub(crate) mod draws;
 mod executors;
+mod faults;
 pub(crate) mod fixture;
 mod health;
 mod lifecycle;

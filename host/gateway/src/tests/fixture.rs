@@ -177,6 +177,7 @@ fn tiny_model_of_ranks(fixture: &str, tensor_parallel: usize, pipeline_parallel:
         weights: checkpoint.weight_format(),
         device: "cpu".into(),
         fallback: None,
+        restart: None,
         sampling: None,
     }
 }

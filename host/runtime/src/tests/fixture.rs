@@ -282,6 +282,7 @@ fn tiny_model(name: &str, tokenizer: impl FnOnce(String) -> String) -> LoadedMod
         weights: checkpoint.weight_format(),
         device: "cpu".into(),
         fallback: None,
+        restart: None,
         sampling: None,
     }
 }

@@ -1,0 +1,15 @@
+//! The loss of all pages, when an executor has failed and another one takes its place.
+
+use super::Scheduler;
+
+impl Scheduler {
+    /// Takes the pages of all sequences, which compute their tokens again later, and forgets all cached pages.
+    pub fn lose_pages(&mut self) {
+        self.forget_continuations(|_| true);
+        while !self.running.is_empty() {
+            self.preempt(self.running.len() - 1);
+        }
+        self.kv.clear();
+        self.outdate_orders();
+    }
+}
