@@ -16,6 +16,8 @@ const OF_CLUSTERS: &str = "skep_cluster_";
 const OF_CLUSTER_CACHES: &str = "skep_kv_cluster_";
 /// The names of metrics that only a model with experts or several ranks has begin with one of these.
 const OF_EXPERTS_AND_RANKS: [&str; 2] = ["skep_engine_expert_", "skep_engine_rank_"];
+/// The names of metrics that only a machine with a GPU has begin so.
+const OF_DEVICES: &str = "skep_device_";
 
 /// A row of the document.
 struct Documented {
@@ -117,7 +119,8 @@ async fn every_documented_metric_exists_with_its_labels() {
 
     let (_, metrics) = host.get("/metrics").await;
     let metrics = metrics.as_str().unwrap();
-    let is_special = |name: &str| name.starts_with(OF_CLUSTERS) || name.starts_with(OF_CLUSTER_CACHES);
+    let is_special =
+        |name: &str| [OF_CLUSTERS, OF_CLUSTER_CACHES, OF_DEVICES].iter().any(|start| name.starts_with(start));
     check(metrics, |name| !is_special(name) && !is_of_experts_or_ranks(name));
     assert!(!metrics.contains("never-a-label"), "a header became a label");
     check_alerts(metrics);

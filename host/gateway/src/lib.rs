@@ -17,6 +17,7 @@ mod client_address;
 mod cluster;
 mod configuration;
 mod console;
+mod device_figures;
 mod error;
 mod figures;
 mod headers;

@@ -46,6 +46,12 @@ pub(crate) const STARTED: &str = "process_start_time_seconds";
 pub(crate) const EXPERT_SHARE: &str = "skep_engine_expert_busiest_share";
 pub(crate) const EXPERT_RATIO: &str = "skep_engine_expert_peak_ratio";
 pub(crate) const RANK_WAIT_SHARE: &str = "skep_engine_rank_wait_share";
+pub(crate) const DEVICE_TEMPERATURE: &str = "skep_device_temperature_celsius";
+pub(crate) const DEVICE_POWER: &str = "skep_device_power_watts";
+pub(crate) const DEVICE_MEMORY_USED: &str = "skep_device_memory_used_bytes";
+pub(crate) const DEVICE_MEMORY_TOTAL: &str = "skep_device_memory_total_bytes";
+pub(crate) const DEVICE_UTILIZATION: &str = "skep_device_utilization_ratio";
+pub(crate) const DEVICE_ECC_ERRORS: &str = "skep_device_uncorrected_ecc_errors_total";
 pub(crate) const DATABASE_BYTES: &str = "skep_store_database_bytes";
 pub(crate) const WAL_BYTES: &str = "skep_store_wal_bytes";
 pub(crate) const FREE_BYTES: &str = "skep_store_free_disk_bytes";
@@ -107,6 +113,42 @@ const METRICS: &[MetricSpec] = &[
         kind: MetricKind::Gauge,
         unit: Unit::Count,
         help: "Share of the time in steps that a rank has waited for others since the model was loaded",
+    },
+    MetricSpec {
+        name: DEVICE_TEMPERATURE,
+        kind: MetricKind::Gauge,
+        unit: Unit::Count,
+        help: "Temperature of a GPU in degrees Celsius",
+    },
+    MetricSpec {
+        name: DEVICE_POWER,
+        kind: MetricKind::Gauge,
+        unit: Unit::Count,
+        help: "Power that a GPU draws, in watts",
+    },
+    MetricSpec {
+        name: DEVICE_MEMORY_USED,
+        kind: MetricKind::Gauge,
+        unit: Unit::Bytes,
+        help: "Memory of a GPU that is in use by all programs",
+    },
+    MetricSpec {
+        name: DEVICE_MEMORY_TOTAL,
+        kind: MetricKind::Gauge,
+        unit: Unit::Bytes,
+        help: "Size of the memory of a GPU",
+    },
+    MetricSpec {
+        name: DEVICE_UTILIZATION,
+        kind: MetricKind::Gauge,
+        unit: Unit::Count,
+        help: "Share of the last sampling period in which a kernel of any program ran on a GPU",
+    },
+    MetricSpec {
+        name: DEVICE_ECC_ERRORS,
+        kind: MetricKind::Counter,
+        unit: Unit::Count,
+        help: "Memory errors of a GPU that could not be corrected, since its driver was loaded",
     },
     MetricSpec {
         name: DATABASE_BYTES,

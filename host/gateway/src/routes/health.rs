@@ -1,6 +1,6 @@
 //! Liveness, readiness, metrics, and errors for methods that a path does not support.
 
-use crate::{ApiError, Gateway, metrics::recorder, process_figures, store_figures};
+use crate::{ApiError, Gateway, device_figures, metrics::recorder, process_figures, store_figures};
 use axum::{
     Json,
     extract::State,
@@ -57,6 +57,7 @@ pub(crate) async fn readyz(State(gateway): State<Gateway>) -> Response {
 ))]
 pub(crate) async fn metrics(State(gateway): State<Gateway>) -> Response {
     process_figures::record();
+    device_figures::record().await;
     gateway.load.record(&gateway.host);
     store_figures::record(&gateway.host).await;
     let text = recorder().map(|recorder| {
