@@ -1,5 +1,7 @@
 //! `skep doctor`: checks this machine.
 
+mod accelerator;
+
 use std::net::{TcpStream, ToSocketAddrs as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,8 +10,6 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use serde::Serialize;
 use skep_kernels::cuda::cubin_cache::{self, CacheSize};
-use skep_kernels::cuda::{architecture::Architecture, blas, nvrtc::Nvrtc, shipped};
-use skep_kernels::gpu::GpuInfo;
 use skep_mooncake::Library;
 
 use super::out;
@@ -75,9 +75,10 @@ pub fn run(args: &Args) -> Result<()> {
         c_compiler(),
         toolchain(),
         default_model(),
-        accelerator(),
-        kernel_compiler(),
-        dense_products(),
+        accelerator::accelerator(),
+        accelerator::sensors(),
+        accelerator::kernel_compiler(),
+        accelerator::dense_products(),
         compiled_kernels(),
         kv_transfer(transfer),
     ];
@@ -221,83 +222,6 @@ fn default_model() -> Check {
     }
 }
 
-fn accelerator() -> Check {
-    let devices = match skep_kernels::gpu::probe() {
-        Ok(devices) => devices,
-        Err(why) => {
-            let hint = "not needed; without one, --device auto runs models on the CPU";
-            return lacking("GPU", State::Note, format!("none: {why}"), hint);
-        }
-    };
-    let described: Vec<_> = devices.iter().map(described).collect();
-    let found: Vec<&str> = described.iter().map(|(text, _)| text.as_str()).collect();
-    match described.iter().any(|(_, usable)| *usable) {
-        true => ok("GPU", found.join(", ")),
-        false => lacking(
-            "GPU",
-            State::Note,
-            found.join(", "),
-            "there are no kernels for it: --device auto runs models on the CPU, and --device cuda fails",
-        ),
-    }
-}
-
-/// Describes a device for people, and returns whether there are kernels for it.
-fn described(device: &GpuInfo) -> (String, bool) {
-    let (major, minor) = device.compute_capability;
-    let (kernels, usable) = match Architecture::of_device(major, minor) {
-        Ok(architecture) => (format!("kernels for {architecture}"), true),
-        Err(error) => (error.to_string(), false),
-    };
-    let gib = device.memory_bytes >> 30;
-    (format!("{} ({gib} GiB, compute {major}.{minor}; {kernels})", device.name), usable)
-}
-
-/// Checks for NVRTC, which compiles the kernels for a GPU, unless they were shipped.
-fn kernel_compiler() -> Check {
-    const NAME: &str = "CUDA compiler";
-    let shipped = match paths::shipped_cubins() {
-        Ok(folder) => folder,
-        Err(error) => {
-            let found = error.to_string().lines().next().unwrap_or_default().to_owned();
-            return lacking(
-                NAME,
-                State::Missing,
-                found,
-                "create it with `skep kernels build --out DIR`, or unset it",
-            );
-        }
-    };
-    let complete = shipped.as_deref().map(shipped::complete).unwrap_or_default();
-    match Nvrtc::open(None) {
-        Ok(nvrtc) => ok(NAME, format!("NVRTC {} ({})", nvrtc.version(), nvrtc.path().display())),
-        Err(_) if is_enough(&complete, &skep_kernels::gpu::probe().unwrap_or_default()) => {
-            let names: Vec<_> = complete.iter().map(|architecture| architecture.name()).collect();
-            ok(NAME, format!("not found and not needed: kernels were shipped for {}", names.join(", ")))
-        }
-        Err(why) => lacking(
-            NAME,
-            State::Note,
-            why.to_string(),
-            "needed on a machine with a GPU, for --device cuda: it compiles the kernels once, at the first start",
-        ),
-    }
-}
-
-/// Checks for cuBLASLt, which multiplies dense weights on a GPU.
-fn dense_products() -> Check {
-    const NAME: &str = "cuBLASLt";
-    match blas::find() {
-        Ok((version, path)) => ok(NAME, format!("{version} ({})", path.display())),
-        Err(why) => lacking(
-            NAME,
-            State::Note,
-            why.to_string(),
-            "useful on a machine with a GPU: prompts are computed faster with dense weights",
-        ),
-    }
-}
-
 /// Checks the folder that caches kernels which were compiled on this machine.
 fn compiled_kernels() -> Check {
     match paths::cubin_cache() {
@@ -367,15 +291,6 @@ fn unusable_cache(found: &str) -> Check {
     lacking(KERNEL_CACHE, State::Note, found, hint)
 }
 
-/// Returns whether nothing has to be compiled for these devices.
-fn is_enough(shipped: &[Architecture], devices: &[GpuInfo]) -> bool {
-    let is_shipped = |device: &GpuInfo| {
-        let (major, minor) = device.compute_capability;
-        Architecture::of_device(major, minor).is_ok_and(|architecture| shipped.contains(&architecture))
-    };
-    !shipped.is_empty() && devices.iter().all(is_shipped)
-}
-
 /// Checks what the cluster cache needs that a file names.
 fn cluster_cache(file: &Path) -> Result<Vec<Check>> {
     let Some(cache) = options(file)?.kv_disk.cluster_cache else {
@@ -432,25 +347,6 @@ fn first_line(program: &str, arguments: &[&str]) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn device(compute_capability: (u32, u32)) -> GpuInfo {
-        let name = "NVIDIA Something".to_owned();
-        GpuInfo { name, memory_bytes: 80 << 30, compute_capability, pci_bus_id: None }
-    }
-
-    #[test]
-    fn shipped_kernels_are_enough_if_every_device_has_its_own() {
-        let shipped = [Architecture::Sm80, Architecture::Sm90a];
-        for (devices, expected) in [
-            (vec![], true),
-            (vec![device((9, 0))], true),
-            (vec![device((9, 0)), device((8, 9))], false),
-            (vec![device((7, 0))], false),
-        ] {
-            assert_eq!(is_enough(&shipped, &devices), expected, "{devices:?}");
-        }
-        assert!(!is_enough(&[], &[]));
-    }
-
     #[test]
     fn the_cache_of_kernels_is_counted_and_may_be_missing_but_not_unusable() {
         let dir = tempfile::tempdir().expect("temporary folder");
@@ -496,13 +392,5 @@ mod tests {
         };
         let lanes = [TransferSetting::Http, TransferSetting::Auto, TransferSetting::Nixl];
         assert_eq!(lanes.map(of), [State::Ok, State::Note, State::Missing]);
-    }
-
-    #[test]
-    fn a_device_description_says_whether_there_are_kernels() {
-        let (text, usable) = described(&device((9, 0)));
-        assert!(usable && text.contains("(80 GiB, compute 9.0; kernels for sm_90"), "{text}");
-        let (text, usable) = described(&device((7, 0)));
-        assert!(!usable && text.contains("compute 7.0"), "{text}");
     }
 }
