@@ -48,8 +48,8 @@ pub use digest::ModelDigest;
 pub use error::{ModelError, RankFault};
 pub use executor::{
     CPU_KV_TOKENS, CpuAffinity, CpuExecutor, DeviceChoice, DrawnAhead, Executor, ExecutorLimits,
-    ExecutorOptions, KernelFolders, KvDtype, MemoryFraction, MemoryPlan, ModelWeights, Ordinals, PageForm, PlacedExecutor,
-    RankMemory, Restart, StepAhead, WeightConversion, physical_cores,
+    ExecutorOptions, KernelFolders, KvDtype, MemoryFraction, MemoryPlan, ModelWeights, Ordinals, PageForm,
+    PlacedExecutor, RankMemory, Restart, StepAhead, WeightConversion, physical_cores,
 };
 pub use expert_load::{ExpertLoad, LayerLoad};
 pub use gguf::reads_weights;

@@ -384,8 +384,14 @@ mod tests {
                 "[engine]\nkv_tokens = 10\n",
                 "[engine] kv_tokens: 10 is out of range; it must be between 256 and",
             ),
-            ("[engine]\ngpu_memory = 0.01\n", "line 2: [engine] gpu_memory: 0.01 is out of range; a fraction"),
-            ("[engine]\ngpu_memory = \"half\"\n", "[engine] gpu_memory: invalid type: string \"half\", expected"),
+            (
+                "[engine]\ngpu_memory = 0.01\n",
+                "line 2: [engine] gpu_memory: 0.01 is out of range; a fraction",
+            ),
+            (
+                "[engine]\ngpu_memory = \"half\"\n",
+                "[engine] gpu_memory: invalid type: string \"half\", expected",
+            ),
             (
                 "[engine]\nreplicas = 0\n",
                 "line 2: [engine] replicas: 0 is out of range; it must be between 1 and 64",
