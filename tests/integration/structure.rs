@@ -15,9 +15,10 @@ use std::{
 
 const MOST_FIELDS: usize = 16;
 /// Structs with more fields, which hold settings.
-const SETTINGS: [(&str, &str); 6] = [
+const SETTINGS: [(&str, &str); 7] = [
     ("host/cli/src/config/engine.rs", "EngineConfig"),
     ("host/cli/src/config/mod.rs", "Config"),
+    ("host/cli/src/config/model.rs", "ModelConfig"),
     ("host/cli/src/server_options.rs", "ServerOptions"),
     ("host/model/src/config/mod.rs", "ModelConfig"),
     ("host/model/src/executor/mod.rs", "ExecutorOptions"),
