@@ -91,7 +91,7 @@ impl Recovery {
     }
 
     /// Returns the fault if requests should not wait any longer.
-    pub fn is_hopeless(&self) -> Option<&str> {
+    pub fn given_up(&self) -> Option<&str> {
         let has_restart = self.restart.is_some();
         match &self.state {
             State::Waiting { fault, since, .. } | State::Starting { fault, since, .. } => {
@@ -191,6 +191,6 @@ mod tests {
         assert_eq!(recovery.begin("b", ids([2, 3])), [SequenceId(2)]);
         assert!(recovery.begin("c", []).is_empty());
         assert!(recovery.begin("d", ids([2, 3])).is_empty());
-        assert_eq!(recovery.is_hopeless(), Some("d"), "nobody replaces it");
+        assert_eq!(recovery.given_up(), Some("d"), "nobody replaces it");
     }
 }

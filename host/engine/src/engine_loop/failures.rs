@@ -107,7 +107,7 @@ impl EngineLoop {
                 self.health.record_fault(text);
             }
         }
-        if let Some(fault) = self.recovery.is_hopeless() {
+        if let Some(fault) = self.recovery.given_up() {
             let name = &self.name;
             self.scheduler.abort(|| EngineError::restarting(name, fault, RETRY_MS));
         }
