@@ -1,15 +1,20 @@
-// Chooses tokens from logits: penalties, bias, mask, truncation and a draw, with one block per row.
+// Chooses tokens from logits: penalties, bias, mask, truncation and a draw, in up to three kernels. Each divides a row among
+// blocks, and the block of a row that arrives last joins their results.
 //
-//   1. Logits are cleaned of NaN and infinity, penalized and biased, and written to `adjusted`; tokens that are not allowed
-//      get -infinity.
-//   2. The highest logit is found. It is the result of a greedy row.
-//   3. A token's weight is exp((logit - highest) / temperature), as an integer multiple of 2^-40. Sums are therefore exact,
-//      and a draw does not depend on the order in which threads add.
-//   4. Top-k and top-p each find the lowest logit that they keep, eight bits at a time. Of equal logits, the first tokens are
-//      kept.
-//   5. The weights of the kept tokens are added up in token order until the sum exceeds uniform(seed, step) · total.
+//   `sample_best`  Logits are cleaned of NaN and infinity, penalized and biased; tokens that are not allowed get -infinity.
+//                  The highest logit is found, which is the result of a greedy row. Other rows are written to `adjusted`.
+//   `sample_cut`   For rows with top-k or top-p. It finds the lowest logit that each of them keeps, and of the tokens with
+//                  this logit, the last one. First it adds up counts and weights by the distance from the highest logit;
+//                  the last block then searches the tokens of one distance.
+//   `sample_draw`  The weights of the kept tokens are added up in token order until the sum exceeds
+//                  uniform(seed, step) · total.
 //
-// It reads the logits once and `adjusted` 3 times, plus 4 times each for top-k and top-p; `adjusted` fits in the L2 cache.
+// A token's weight is exp((logit - highest) / temperature), as an integer multiple of 2^-40. Sums are therefore exact, and a
+// draw depends neither on the order in which threads add nor on the number of blocks.
+//
+// A greedy row without penalties is read once. Other rows are read once by each kernel, and `sample_best` writes them once;
+// rows with penalties are written and read once more. In `sample_cut`, the last block also reads the chunks of the row that
+// have a logit of at least the lowest one that is kept, once for top-k and once for top-p.
 #include "device.cuh"
 
 constexpr uint32_t NO_TOKEN = 0xffffffffu;
@@ -42,33 +47,82 @@ struct SampleRow {
     float repetition_penalty;  // 1: off
 };
 
+// Number of tokens that a warp reads at once.
+constexpr uint32_t CHUNK = 128;
+// Number of bins in which a block adds up, and maximum number of chunks of a row.
+constexpr uint32_t BINS = 2048;
+constexpr int BIN_BITS = 11;
+// Maximum number of blocks per row.
+constexpr uint32_t MAX_ROW_BLOCKS = 128;
+
+struct Best {
+    float logit;
+    uint32_t token;
+};
+
+// The tokens to keep: those with a rank below `rank`, and of those that have it, the tokens up to and including `last`.
+struct Cut {
+    uint32_t rank;
+    uint32_t last;
+};
+
+// What the blocks of a row leave for each other and for the next kernel.
+struct SampleState {
+    uint64_t counts[BINS];       // number of tokens by distance from the highest logit; zeros between launches
+    uint64_t weights[BINS];      // sum of weights by distance; zeros between launches
+    uint64_t sums[BINS];         // sum of the kept weights of each chunk
+    float maxima[BINS];          // the highest logit of each chunk
+    Best bests[MAX_ROW_BLOCKS];  // the best token of each block
+    Best best;
+    Cut cut;
+    uint32_t arrivals;           // zero between launches
+};
+
+constexpr uint32_t SAMPLE_STATE_BYTES = 58392;
+static_assert(sizeof(SampleState) == SAMPLE_STATE_BYTES, "the host allocates as many bytes");
+
 struct SampleParams {
     const void* logits;            // [.., logits_stride]; each row starts with the vocabulary
     const SampleRow* rows;         // [rows]
     const Adjustment* adjustments;
     const uint32_t* masks;         // [.., mask_words]: bit t % 32 of word t / 32 allows token t
     const uint32_t* drawn;         // tokens drawn in the previous step
-    float* adjusted;               // [rows, vocabulary]
+    float* adjusted;               // [rows, vocabulary]; greedy rows without adjustments are not written
+    SampleState* states;           // [rows]
     uint32_t* tokens;              // [rows]; NO_TOKEN: no token is allowed
     uint32_t vocabulary;
     uint32_t logits_stride;
     uint32_t mask_words;
 };
 
-constexpr int SAMPLE_WARPS = 32;
+constexpr int SAMPLE_WARPS = 16;
 constexpr int SAMPLE_THREADS = SAMPLE_WARPS * WARP;
+constexpr int BINS_OF_THREAD = BINS / SAMPLE_THREADS;
+constexpr int LANE_TOKENS = CHUNK / WARP;
+// Number of bins per unit of distance from the highest logit. The last bin holds everything beyond 32 units.
+constexpr float BINS_PER_UNIT = 64.0f;
 constexpr float MOST = 3.402823466e38f;
 constexpr float UNIT = 1099511627776.0f; // 2^40
 
-// Maps floats that are not NaN to integers with the same order.
-SKEP_DEVICE uint32_t ordered(float value) {
+// Maps floats that are not NaN to integers, the highest float to the lowest integer.
+SKEP_DEVICE uint32_t rank_of(float value) {
     const uint32_t bits = float_bits(value);
-    return bits >> 31 ? ~bits : bits | 0x80000000u;
+    return bits >> 31 ? bits : ~bits & 0x7fffffffu;
 }
 
-// The inverse of `ordered`.
-SKEP_DEVICE float from_ordered(uint32_t key) {
-    return bits_float(key >> 31 ? key ^ 0x80000000u : ~key);
+// The inverse of `rank_of`.
+SKEP_DEVICE float from_rank(uint32_t rank) {
+    return bits_float(rank >> 31 ? rank : ~rank & 0x7fffffffu);
+}
+
+SKEP_DEVICE bool keeps(Cut cut, float logit, uint32_t token) {
+    const uint32_t rank = rank_of(logit);
+    return rank < cut.rank || (rank == cut.rank && token <= cut.last);
+}
+
+// Returns the bin of a logit by its distance from the highest one. A lower logit never has a lower bin.
+SKEP_DEVICE uint32_t distance_bin(float highest, float logit) {
+    return static_cast<uint32_t>(fminf((highest - logit) * BINS_PER_UNIT, static_cast<float>(BINS - 1)));
 }
 
 // The finalizer of SplitMix64. A draw applies it twice and uses 53 bits of the result.
@@ -78,11 +132,6 @@ SKEP_DEVICE uint64_t mixed(uint64_t z) {
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
     return z ^ (z >> 31);
 }
-
-struct Best {
-    float logit;
-    uint32_t token;
-};
 
 // Returns the higher logit; of equal logits, the first token.
 SKEP_DEVICE Best better(Best a, Best b) {
@@ -105,20 +154,54 @@ SKEP_DEVICE uint64_t lanes_so_far(uint64_t value) {
     return value;
 }
 
-// The tokens to keep: those with logits above `least`, and the first `ties` tokens whose logits are equal to it.
-struct Cut {
-    uint32_t least;
-    uint32_t ties;
+struct Found {
+    uint32_t bin;
+    uint64_t rest;
 };
 
 struct SampleShared {
-    uint64_t bins[256];
+    uint64_t bins[BINS];
+    uint64_t more_bins[BINS];
     uint64_t of_warps[SAMPLE_WARPS];
     Best best[SAMPLE_WARPS];
-    uint64_t goal;
-    uint32_t bin;
+    Found found;
+    uint32_t count;
+    uint32_t arrived;
     uint32_t pending_is_listed;
 };
+
+// The part of a row that a block reads.
+struct Part {
+    uint32_t first_chunk;
+    uint32_t last_chunk; // exclusive
+
+    SKEP_DEVICE explicit Part(const SampleParams& p) {
+        const uint32_t chunks = div_up(p.vocabulary, CHUNK);
+        const uint32_t length = div_up(chunks, gridDim.x);
+        first_chunk = blockIdx.x * length < chunks ? blockIdx.x * length : chunks;
+        last_chunk = first_chunk + length < chunks ? first_chunk + length : chunks;
+    }
+};
+
+// Returns whether this block is the last of its row to arrive, and thus sees what the others have written. Called by all threads.
+SKEP_DEVICE bool arrives_last(SampleState& state, SampleShared& shared) {
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        shared.arrived = atomicAdd(&state.arrivals, 1u) + 1;
+        if (shared.arrived == gridDim.x) {
+            state.arrivals = 0;
+        }
+    }
+    __syncthreads();
+    __threadfence();
+    return shared.arrived == gridDim.x;
+}
+
+// Returns whether `sample_best` has chosen the row's token.
+SKEP_DEVICE bool is_settled(const SampleRow& row, Best best) {
+    return best.token == NO_TOKEN || row.temperature == 0.0f || row.top_k == 1;
+}
 
 SKEP_DEVICE float penalised(const SampleRow& row, float logit, bool seen, uint32_t occurrences) {
     if (seen && row.repetition_penalty != 1.0f) {
@@ -130,25 +213,42 @@ SKEP_DEVICE float penalised(const SampleRow& row, float logit, bool seen, uint32
     return logit;
 }
 
+// The logits of a row as they are before the adjustments.
 template <typename T>
-SKEP_DEVICE void adjust(const SampleParams& p, const SampleRow& row, float* adjusted, SampleShared& shared) {
-    const T* logits = static_cast<const T*>(p.logits) + static_cast<uint64_t>(row.logits) * p.logits_stride;
-    const uint32_t* mask =
-        row.mask == NO_MASK ? nullptr : p.masks + static_cast<uint64_t>(row.mask) * p.mask_words;
+struct Clean {
+    const T* logits;
+    const uint32_t* mask;
+    uint32_t mask_words;
+
+    SKEP_DEVICE Clean(const SampleParams& p, const SampleRow& row)
+        : logits(static_cast<const T*>(p.logits) + static_cast<uint64_t>(row.logits) * p.logits_stride),
+          mask(row.mask == NO_MASK ? nullptr : p.masks + static_cast<uint64_t>(row.mask) * p.mask_words),
+          mask_words(p.mask_words) {}
+
+    SKEP_DEVICE float at(uint32_t token) const {
+        const float logit = to_float(logits[token]);
+        const bool allowed = mask == nullptr || (token / 32 < mask_words && (mask[token / 32] >> token % 32 & 1) != 0);
+        return !allowed || logit != logit ? -INFINITY : fminf(logit, MOST);
+    }
+};
+
+// Writes the block's part of a row to `adjusted`, with its adjustments.
+template <typename T>
+SKEP_DEVICE void adjust(const SampleParams& p, const SampleRow& row, const Clean<T>& clean, Part part, float* adjusted,
+                        SampleShared& shared) {
+    const uint32_t first = part.first_chunk * CHUNK;
+    const uint32_t last = part.last_chunk * CHUNK < p.vocabulary ? part.last_chunk * CHUNK : p.vocabulary;
     const uint32_t pending = row.pending == NO_TOKEN ? NO_TOKEN : p.drawn[row.pending];
     if (threadIdx.x == 0) {
         shared.pending_is_listed = 0;
     }
-    for (uint32_t token = threadIdx.x; token < p.vocabulary; token += blockDim.x) {
-        const float logit = to_float(logits[token]);
-        const bool allowed =
-            mask == nullptr || (token / 32 < p.mask_words && (mask[token / 32] >> token % 32 & 1) != 0);
-        adjusted[token] = !allowed || logit != logit ? -INFINITY : fminf(logit, MOST);
+    for (uint32_t token = first + threadIdx.x; token < last; token += blockDim.x) {
+        adjusted[token] = clean.at(token);
     }
     __syncthreads();
     for (uint32_t i = row.first_adjustment + threadIdx.x; i < row.last_adjustment; i += blockDim.x) {
         const Adjustment of = p.adjustments[i];
-        if (of.token >= p.vocabulary) {
+        if (of.token < first || of.token >= last) {
             continue;
         }
         const bool is_pending = of.token == pending;
@@ -161,18 +261,14 @@ SKEP_DEVICE void adjust(const SampleParams& p, const SampleRow& row, float* adju
         adjusted[of.token] = (of.kind & BANNED) != 0 ? -INFINITY : logit;
     }
     __syncthreads();
-    if (threadIdx.x == 0 && pending < p.vocabulary && shared.pending_is_listed == 0) {
+    if (threadIdx.x == 0 && pending >= first && pending < last && shared.pending_is_listed == 0) {
         adjusted[pending] = fminf(penalised(row, adjusted[pending], true, 1), MOST);
     }
     __syncthreads();
 }
 
-SKEP_DEVICE Best highest(const SampleParams& p, const float* adjusted, SampleShared& shared) {
-    Best best = {-INFINITY, NO_TOKEN};
-    for (uint32_t token = threadIdx.x; token < p.vocabulary; token += blockDim.x) {
-        const Best other = {adjusted[token], token};
-        best = other.logit > -INFINITY ? better(best, other) : best;
-    }
+// Returns the best token of all threads of the block, in all of them.
+SKEP_DEVICE Best best_of_block(Best best, SampleShared& shared) {
     for (int distance = WARP / 2; distance > 0; distance /= 2) {
         const Best other = {__shfl_xor_sync(ALL_LANES, best.logit, distance),
                             __shfl_xor_sync(ALL_LANES, best.token, distance)};
@@ -186,7 +282,70 @@ SKEP_DEVICE Best highest(const SampleParams& p, const float* adjusted, SampleSha
     for (int warp = 1; warp < SAMPLE_WARPS; ++warp) {
         best = better(best, shared.best[warp]);
     }
+    __syncthreads();
     return best;
+}
+
+// Grid: (blocks per row, rows). Block: SAMPLE_WARPS warps.
+template <typename T>
+SKEP_DEVICE void sample_best(const SampleParams& p) {
+    __shared__ SampleShared shared;
+    const SampleRow row = p.rows[blockIdx.y];
+    SampleState& state = p.states[blockIdx.y];
+    float* const adjusted = p.adjusted + static_cast<uint64_t>(blockIdx.y) * p.vocabulary;
+    const Clean<T> clean(p, row);
+    const Part part(p);
+    const uint32_t lane = threadIdx.x % WARP;
+    const bool is_adjusted = row.first_adjustment < row.last_adjustment || row.pending != NO_TOKEN;
+    const bool is_drawn = row.temperature != 0.0f && row.top_k != 1;
+    if (is_adjusted) {
+        adjust(p, row, clean, part, adjusted, shared);
+    }
+    Best best = {-INFINITY, NO_TOKEN};
+    for (uint32_t chunk = part.first_chunk + threadIdx.x / WARP; chunk < part.last_chunk; chunk += SAMPLE_WARPS) {
+        float logits[LANE_TOKENS];
+        SKEP_UNROLL
+        for (int i = 0; i < LANE_TOKENS; ++i) {
+            const uint32_t token = chunk * CHUNK + i * WARP + lane;
+            logits[i] = token >= p.vocabulary ? -INFINITY : is_adjusted ? adjusted[token] : clean.at(token);
+        }
+        float highest = -INFINITY;
+        SKEP_UNROLL
+        for (int i = 0; i < LANE_TOKENS; ++i) {
+            const uint32_t token = chunk * CHUNK + i * WARP + lane;
+            if (is_drawn && !is_adjusted && token < p.vocabulary) {
+                adjusted[token] = logits[i];
+            }
+            // A thread reads its tokens in order, so of equal logits the first one stays.
+            best = logits[i] > best.logit ? Best{logits[i], token} : best;
+            highest = fmaxf(highest, logits[i]);
+        }
+        if (is_drawn) {
+            highest = warp_max(highest);
+            if (lane == 0) {
+                state.maxima[chunk] = highest;
+            }
+        }
+    }
+    best = best_of_block(best, shared);
+    if (threadIdx.x == 0) {
+        state.bests[blockIdx.x] = best;
+    }
+    if (!arrives_last(state, shared)) {
+        return;
+    }
+    best = {-INFINITY, NO_TOKEN};
+    for (uint32_t block = threadIdx.x; block < gridDim.x; block += blockDim.x) {
+        best = better(best, state.bests[block]);
+    }
+    best = best_of_block(best, shared);
+    if (threadIdx.x == 0) {
+        state.best = best;
+        state.cut = {rank_of(-INFINITY), 0};
+        if (is_settled(row, best)) {
+            p.tokens[blockIdx.y] = best.token;
+        }
+    }
 }
 
 struct Weigher {
@@ -202,98 +361,6 @@ struct Weigher {
         return static_cast<uint64_t>(of(logit) * UNIT);
     }
 };
-
-constexpr uint32_t NO_BIN = 256;
-
-// Finds the bin in which the sum from the highest bin down reaches the goal, and stores it and the rest of the goal in
-// `shared`. Called by one warp.
-SKEP_DEVICE void find_bin(SampleShared& shared, uint64_t goal) {
-    const uint32_t lane = threadIdx.x % WARP;
-    const uint32_t top = 255 - 8 * lane;
-    uint64_t sum = 0;
-    for (uint32_t i = 0; i < 8; ++i) {
-        sum += shared.bins[top - i];
-    }
-    const uint64_t so_far = lanes_so_far(sum);
-    const bool reaches = so_far >= goal && so_far - sum < goal;
-    if (__ballot_sync(ALL_LANES, reaches) == 0 && lane == 0) {
-        shared.bin = NO_BIN;
-    }
-    if (reaches) {
-        uint32_t bin = top;
-        goal -= so_far - sum;
-        while (shared.bins[bin] < goal) {
-            goal -= shared.bins[bin];
-            --bin;
-        }
-        shared.bin = bin;
-        shared.goal = goal;
-    }
-}
-
-// Maximum number of bins for which a warp adds up its lanes before it adds to the block's bins.
-constexpr int MAX_SHARED_BINS = 4;
-
-// Adds the measures of the lanes that are `counted` to their bins. Most logits have one of a few exponents, so most lanes of a
-// warp have the same bin in the first round: these are added up in the warp, because a block adds to one bin at a time. Called by
-// all lanes.
-SKEP_DEVICE void add_to_bins(SampleShared& shared, bool counted, uint32_t bin, uint64_t measure) {
-    const uint32_t lane = threadIdx.x % WARP;
-    uint32_t left = __ballot_sync(ALL_LANES, counted);
-    for (int i = 0; i < MAX_SHARED_BINS && left != 0; ++i) {
-        const uint32_t first = __ffs(static_cast<int>(left)) - 1;
-        const uint32_t of_first = __shfl_sync(ALL_LANES, bin, first);
-        const bool is_same = (left >> lane & 1) != 0 && bin == of_first;
-        const uint32_t same = __ballot_sync(ALL_LANES, is_same);
-        if ((same & (same - 1)) == 0) {
-            break;
-        }
-        const uint64_t sum = lanes_total(is_same ? measure : 0);
-        if (lane == first) {
-            atomicAdd(&shared.bins[bin], sum);
-        }
-        left &= ~same;
-    }
-    if ((left >> lane & 1) != 0) {
-        atomicAdd(&shared.bins[bin], measure);
-    }
-}
-
-// Reduces the tokens that `before` keeps to those with the highest logits, up to the point where the sum of their measures
-// reaches the goal, which is not 0. If the sum never reaches the goal, all of them are kept.
-template <typename Measure>
-SKEP_DEVICE Cut cut_at(const SampleParams& p, const float* adjusted, Cut before, uint64_t goal, SampleShared& shared,
-                       Measure measure) {
-    uint32_t prefix = 0;
-    for (int shift = 24; shift >= 0; shift -= 8) {
-        // The mask of the higher bits, which are already known.
-        const uint32_t known = shift == 24 ? 0 : 0xffffffffu << (shift + 8);
-        for (uint32_t bin = threadIdx.x; bin < 256; bin += blockDim.x) {
-            const bool divided = (before.least & known) == prefix && (before.least >> shift & 0xff) == bin;
-            shared.bins[bin] = divided && before.ties > 0 ? before.ties * measure(from_ordered(before.least)) : 0;
-        }
-        __syncthreads();
-        for (uint32_t begin = threadIdx.x / WARP * WARP; begin < p.vocabulary; begin += blockDim.x) {
-            const uint32_t token = begin + threadIdx.x % WARP;
-            const float logit = token < p.vocabulary ? adjusted[token] : -INFINITY;
-            const uint32_t key = ordered(logit);
-            const bool counted = token < p.vocabulary && (key & known) == prefix && key > before.least;
-            add_to_bins(shared, counted, key >> shift & 0xff, counted ? measure(logit) : 0);
-        }
-        __syncthreads();
-        if (threadIdx.x < WARP) {
-            find_bin(shared, goal);
-        }
-        __syncthreads();
-        if (shared.bin == NO_BIN) {
-            return before;
-        }
-        prefix |= shared.bin << shift;
-        goal = shared.goal;
-    }
-    const uint64_t each = measure(from_ordered(prefix));
-    return Cut{prefix, static_cast<uint32_t>(div_up(goal, each))};
-}
 
 // Returns the sum over all warps before this one; `total` gets the sum over all warps. Called by all threads.
 SKEP_DEVICE uint64_t warps_before(SampleShared& shared, uint64_t of_lane, uint64_t& total) {
@@ -312,94 +379,362 @@ SKEP_DEVICE uint64_t warps_before(SampleShared& shared, uint64_t of_lane, uint64
     return before;
 }
 
-// Draws one of the tokens that the cut keeps and `min_p` allows. Each warp has a range of tokens, and the ranges are in order.
-SKEP_DEVICE void draw(const SampleParams& p, const SampleRow& row, const float* adjusted, Cut cut, Weigher weigher,
-                      SampleShared& shared) {
-    const uint32_t lane = threadIdx.x % WARP;
-    const uint32_t length = div_up(div_up(p.vocabulary, static_cast<uint32_t>(SAMPLE_WARPS)),
-                                   static_cast<uint32_t>(WARP)) * WARP;
-    const uint32_t first = threadIdx.x / WARP * length;
-    const uint32_t last = first + length < p.vocabulary ? first + length : p.vocabulary;
-    uint64_t equals = 0;
-    for (uint32_t token = first + lane; token < last; token += WARP) {
-        equals += ordered(adjusted[token]) == cut.least ? 1 : 0;
+// Returns the sum of all bins. Called by all threads.
+SKEP_DEVICE uint64_t bins_total(SampleShared& shared) {
+    uint64_t sum = 0;
+    for (uint32_t bin = threadIdx.x; bin < BINS; bin += blockDim.x) {
+        sum += shared.bins[bin];
     }
     uint64_t total;
-    const uint64_t equals_before = warps_before(shared, equals, total);
+    warps_before(shared, sum, total);
+    return total;
+}
 
-    // Returns the weight of this lane's token in the draw. All lanes call it together, in token order.
-    uint64_t equals_so_far = equals_before;
-    const auto weight = [&](uint32_t token) -> uint64_t {
-        const float logit = token < last ? adjusted[token] : -INFINITY;
-        const uint32_t key = ordered(logit);
-        const uint32_t equal = __ballot_sync(ALL_LANES, token < last && key == cut.least);
-        const uint64_t rank = equals_so_far + __popc(equal & ((1u << lane) - 1));
-        equals_so_far += __popc(equal);
-        const bool kept = key > cut.least || (key == cut.least && rank < cut.ties);
-        return kept && weigher.of(logit) >= row.min_p ? weigher.units(logit) : 0;
-    };
-    uint64_t sum = 0;
-    for (uint32_t begin = first; begin < last; begin += WARP) {
-        sum += weight(begin + lane);
+constexpr uint32_t NO_BIN = BINS;
+
+// Returns the bin in which the sum from the first bin on reaches the goal, which is not 0, and the rest of the goal before it.
+// Called by all threads, after a barrier.
+SKEP_DEVICE Found find_bin(SampleShared& shared, uint64_t goal) {
+    if (threadIdx.x == 0) {
+        shared.found = {NO_BIN, 0};
     }
-    uint64_t before = warps_before(shared, sum, total);
-    // Computes floor(uniform · total), where uniform has 53 random bits.
-    const uint64_t goal = __umul64hi(mixed(mixed(row.seed) ^ row.step) >> 11 << 11, total);
-    equals_so_far = equals_before;
-    if (goal < before || goal - before >= shared.of_warps[threadIdx.x / WARP]) {
+    uint32_t bin = threadIdx.x * BINS_OF_THREAD;
+    uint64_t sum = 0;
+    for (int i = 0; i < BINS_OF_THREAD; ++i) {
+        sum += shared.bins[bin + i];
+    }
+    uint64_t total;
+    const uint64_t before = warps_before(shared, sum, total) + lanes_so_far(sum) - sum;
+    if (before < goal && goal - before <= sum) {
+        goal -= before;
+        while (shared.bins[bin] < goal) {
+            goal -= shared.bins[bin];
+            ++bin;
+        }
+        shared.found = {bin, goal};
+    }
+    __syncthreads();
+    const Found found = shared.found;
+    __syncthreads();
+    return found;
+}
+
+// Maximum number of bins for which a warp adds up its lanes before it adds to the block's bins.
+constexpr int MAX_SHARED_BINS = 4;
+
+// Adds the measures of the lanes that are `counted` to their bins. Lanes of a warp that have the same bin as its first lane are
+// added up in the warp, because a block adds to one bin at a time. Called by all lanes.
+SKEP_DEVICE void add_to_bins(uint64_t* bins, bool counted, uint32_t bin, uint64_t measure) {
+    const uint32_t lane = threadIdx.x % WARP;
+    uint32_t left = __ballot_sync(ALL_LANES, counted);
+    for (int i = 0; i < MAX_SHARED_BINS && left != 0; ++i) {
+        const uint32_t first = __ffs(static_cast<int>(left)) - 1;
+        const uint32_t of_first = __shfl_sync(ALL_LANES, bin, first);
+        const bool is_same = (left >> lane & 1) != 0 && bin == of_first;
+        const uint32_t same = __ballot_sync(ALL_LANES, is_same);
+        if ((same & (same - 1)) == 0) {
+            break;
+        }
+        const uint64_t sum = lanes_total(is_same ? measure : 0);
+        if (lane == first) {
+            atomicAdd(&bins[bin], sum);
+        }
+        left &= ~same;
+    }
+    if ((left >> lane & 1) != 0) {
+        atomicAdd(&bins[bin], measure);
+    }
+}
+
+struct Candidate {
+    bool exists;
+    uint32_t token;
+    float logit;
+};
+
+// The tokens of one bin of distances that a cut keeps. They are listed in `more_bins` if there are at most BINS of them;
+// otherwise the whole row is searched each time.
+struct Candidates {
+    const SampleParams& p;
+    const float* adjusted;
+    const SampleShared& shared;
+    float highest;
+    uint32_t bin;
+    Cut cut;
+
+    SKEP_DEVICE bool are_listed() const {
+        return shared.count <= BINS;
+    }
+
+    SKEP_DEVICE bool has(float logit, uint32_t token) const {
+        return logit > -INFINITY && distance_bin(highest, logit) == bin && keeps(cut, logit, token);
+    }
+
+    // Calls `use` with candidates, all lanes at once.
+    template <typename Use>
+    SKEP_DEVICE void each(Use use) const {
+        const uint32_t end = are_listed() ? shared.count : p.vocabulary;
+        for (uint32_t begin = threadIdx.x / WARP * WARP; begin < end; begin += blockDim.x) {
+            const uint32_t index = begin + threadIdx.x % WARP;
+            Candidate candidate = {false, 0, 0.0f};
+            if (index < end && are_listed()) {
+                const uint64_t listed = shared.more_bins[index];
+                candidate = {true, static_cast<uint32_t>(listed), bits_float(static_cast<uint32_t>(listed >> 32))};
+            } else if (index < end) {
+                candidate = {has(adjusted[index], index), index, adjusted[index]};
+            }
+            use(candidate);
+        }
+    }
+};
+
+// Lists the candidates. Chunks whose highest logit has a higher bin have none. Called by all threads.
+SKEP_DEVICE void list_candidates(const Candidates& of, const SampleState& state, SampleShared& shared) {
+    const uint32_t lane = threadIdx.x % WARP;
+    const uint32_t chunks = div_up(of.p.vocabulary, CHUNK);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        shared.count = 0;
+    }
+    __syncthreads();
+    for (uint32_t begin = threadIdx.x / WARP * WARP; begin < chunks; begin += blockDim.x) {
+        const float highest = begin + lane < chunks ? state.maxima[begin + lane] : -INFINITY;
+        const bool may_have = highest > -INFINITY && distance_bin(of.highest, highest) <= of.bin;
+        for (uint32_t left = __ballot_sync(ALL_LANES, may_have); left != 0; left &= left - 1) {
+            const uint32_t first = (begin + __ffs(static_cast<int>(left)) - 1) * CHUNK + lane;
+            float logits[LANE_TOKENS];
+            SKEP_UNROLL
+            for (int i = 0; i < LANE_TOKENS; ++i) {
+                const uint32_t token = first + i * WARP;
+                logits[i] = token < of.p.vocabulary ? of.adjusted[token] : -INFINITY;
+            }
+            SKEP_UNROLL
+            for (int i = 0; i < LANE_TOKENS; ++i) {
+                const uint32_t token = first + i * WARP;
+                if (!of.has(logits[i], token)) {
+                    continue;
+                }
+                const uint32_t at = atomicAdd(&shared.count, 1u);
+                if (at < BINS) {
+                    shared.more_bins[at] = static_cast<uint64_t>(float_bits(logits[i])) << 32 | token;
+                }
+            }
+        }
+    }
+    __syncthreads();
+}
+
+// Returns the key of the candidates with which the sum of measures, from the lowest key on, reaches the goal; `goal` becomes the
+// rest of the goal before the candidates with this key. The sum of all measures must reach it. Called by all threads.
+template <typename Key, typename Measure>
+SKEP_DEVICE uint32_t key_at(const Candidates& of, int digits, uint64_t& goal, SampleShared& shared, Key key, Measure measure) {
+    uint32_t prefix = 0;
+    for (int shift = BIN_BITS * (digits - 1); shift >= 0; shift -= BIN_BITS) {
+        // The mask of the higher bits, which are already known.
+        const uint32_t known = shift + BIN_BITS >= 32 ? 0 : 0xffffffffu << (shift + BIN_BITS);
+        for (uint32_t bin = threadIdx.x; bin < BINS; bin += blockDim.x) {
+            shared.bins[bin] = 0;
+        }
+        __syncthreads();
+        of.each([&](Candidate candidate) {
+            const uint32_t of_candidate = key(candidate);
+            const bool counted = candidate.exists && (of_candidate & known) == prefix;
+            add_to_bins(shared.bins, counted, of_candidate >> shift & (BINS - 1), counted ? measure(candidate) : 0);
+        });
+        __syncthreads();
+        const Found found = find_bin(shared, goal);
+        prefix |= found.bin << shift;
+        goal = found.rest;
+    }
+    return prefix;
+}
+
+// Number of digits of BIN_BITS bits of a rank and of a token.
+constexpr int RANK_DIGITS = 3;
+constexpr int TOKEN_DIGITS = 2;
+
+// Reduces the candidates' cut to those with the highest logits, up to the point where the sum of their measures reaches the
+// goal. Of equal logits, the first tokens are kept. Called by all threads.
+template <typename Measure>
+SKEP_DEVICE Cut cut_within(const Candidates& of, uint64_t goal, SampleShared& shared, Measure measure) {
+    const uint32_t rank = key_at(
+        of, RANK_DIGITS, goal, shared, [](Candidate candidate) { return rank_of(candidate.logit); },
+        [&](Candidate candidate) { return measure(candidate.logit); });
+    uint64_t ties = div_up(goal, measure(from_rank(rank)));
+    const uint32_t last = key_at(
+        of, TOKEN_DIGITS, ties, shared, [](Candidate candidate) { return candidate.token; },
+        [&](Candidate candidate) -> uint64_t { return rank_of(candidate.logit) == rank ? 1 : 0; });
+    return Cut{rank, last};
+}
+
+// Moves a row's bins to the block's, and clears them for the next launch.
+SKEP_DEVICE void take_bins(uint64_t* of_row, SampleShared& shared) {
+    for (uint32_t bin = threadIdx.x; bin < BINS; bin += blockDim.x) {
+        shared.bins[bin] = of_row[bin];
+        of_row[bin] = 0;
+    }
+    __syncthreads();
+}
+
+// Returns what top-k and top-p keep, given a row's counts and weights by distance. Called by all threads.
+SKEP_DEVICE Cut cut_of(const SampleParams& p, const SampleRow& row, const float* adjusted, Weigher weigher,
+                       SampleState& state, SampleShared& shared) {
+    Candidates of = {p, adjusted, shared, weigher.highest, NO_BIN, state.cut};
+    const auto units = [&](float logit) { return weigher.units(logit); };
+    Found found = {NO_BIN, 0};
+    if (row.top_k > 0) {
+        take_bins(state.counts, shared);
+        found = find_bin(shared, row.top_k);
+    }
+    of.bin = found.bin;
+    uint64_t kept_units = 0;
+    if (of.bin != NO_BIN) {
+        list_candidates(of, state, shared);
+        of.cut = cut_within(of, found.rest, shared, [](float) -> uint64_t { return 1; });
+        uint64_t sum = 0;
+        of.each([&](Candidate candidate) {
+            const bool is_kept = candidate.exists && keeps(of.cut, candidate.logit, candidate.token);
+            sum += is_kept ? weigher.units(candidate.logit) : 0;
+        });
+        warps_before(shared, sum, kept_units);
+    }
+    if (row.top_p < 1.0f) {
+        take_bins(state.weights, shared);
+        for (uint32_t bin = threadIdx.x; bin < BINS; bin += blockDim.x) {
+            shared.bins[bin] = bin < of.bin ? shared.bins[bin] : bin == of.bin ? kept_units : 0;
+        }
+        __syncthreads();
+        const uint64_t total = bins_total(shared);
+        const uint64_t share = static_cast<uint64_t>(ceil(static_cast<double>(row.top_p) * static_cast<double>(total)));
+        found = find_bin(shared, share < 1 ? 1 : share < total ? share : total);
+        of.bin = found.bin;
+        list_candidates(of, state, shared);
+        of.cut = cut_within(of, found.rest, shared, units);
+    }
+    return of.cut;
+}
+
+// Grid: (blocks per row, rows). Block: SAMPLE_WARPS warps.
+SKEP_KERNEL_BOUNDED(sample_cut, SampleParams, SAMPLE_THREADS) {
+    __shared__ SampleShared shared;
+    const SampleRow row = p.rows[blockIdx.y];
+    SampleState& state = p.states[blockIdx.y];
+    const bool counts = row.top_k > 0;
+    const bool weighs = row.top_p < 1.0f;
+    const Best best = state.best;
+    if (is_settled(row, best) || !(counts || weighs)) {
         return;
     }
-    for (uint32_t begin = first; begin < last; begin += WARP) {
-        const uint64_t mine = weight(begin + lane);
+    const float* const adjusted = p.adjusted + static_cast<uint64_t>(blockIdx.y) * p.vocabulary;
+    const Weigher weigher = {best.logit, row.temperature};
+    const Part part(p);
+    for (uint32_t bin = threadIdx.x; bin < BINS; bin += blockDim.x) {
+        shared.bins[bin] = shared.more_bins[bin] = 0;
+    }
+    __syncthreads();
+    for (uint32_t chunk = part.first_chunk + threadIdx.x / WARP; chunk < part.last_chunk; chunk += SAMPLE_WARPS) {
+        const uint32_t first = chunk * CHUNK + threadIdx.x % WARP;
+        float logits[LANE_TOKENS];
+        SKEP_UNROLL
+        for (int i = 0; i < LANE_TOKENS; ++i) {
+            logits[i] = first + i * WARP < p.vocabulary ? adjusted[first + i * WARP] : -INFINITY;
+        }
+        SKEP_UNROLL
+        for (int i = 0; i < LANE_TOKENS; ++i) {
+            const bool counted = logits[i] > -INFINITY;
+            const uint32_t bin = distance_bin(best.logit, logits[i]);
+            if (counts) {
+                add_to_bins(shared.bins, counted, bin, 1);
+            }
+            if (weighs) {
+                add_to_bins(shared.more_bins, counted, bin, weigher.units(logits[i]));
+            }
+        }
+    }
+    __syncthreads();
+    for (uint32_t bin = threadIdx.x; bin < BINS; bin += blockDim.x) {
+        if (shared.bins[bin] != 0) {
+            atomicAdd(&state.counts[bin], shared.bins[bin]);
+        }
+        if (shared.more_bins[bin] != 0) {
+            atomicAdd(&state.weights[bin], shared.more_bins[bin]);
+        }
+    }
+    if (!arrives_last(state, shared)) {
+        return;
+    }
+    const Cut cut = cut_of(p, row, adjusted, weigher, state, shared);
+    if (threadIdx.x == 0) {
+        state.cut = cut;
+    }
+}
+
+// Grid: (blocks per row, rows). Block: SAMPLE_WARPS warps.
+SKEP_KERNEL_BOUNDED(sample_draw, SampleParams, SAMPLE_THREADS) {
+    __shared__ SampleShared shared;
+    const SampleRow row = p.rows[blockIdx.y];
+    SampleState& state = p.states[blockIdx.y];
+    const Best best = state.best;
+    if (is_settled(row, best)) {
+        return;
+    }
+    const float* const adjusted = p.adjusted + static_cast<uint64_t>(blockIdx.y) * p.vocabulary;
+    const Weigher weigher = {best.logit, row.temperature};
+    const Cut cut = state.cut;
+    const Part part(p);
+    const uint32_t lane = threadIdx.x % WARP;
+    const auto weight = [&](float logit, uint32_t token) -> uint64_t {
+        return keeps(cut, logit, token) && weigher.of(logit) >= row.min_p ? weigher.units(logit) : 0;
+    };
+    for (uint32_t chunk = part.first_chunk + threadIdx.x / WARP; chunk < part.last_chunk; chunk += SAMPLE_WARPS) {
+        const uint32_t first = chunk * CHUNK + lane;
+        float logits[LANE_TOKENS];
+        SKEP_UNROLL
+        for (int i = 0; i < LANE_TOKENS; ++i) {
+            logits[i] = first + i * WARP < p.vocabulary ? adjusted[first + i * WARP] : -INFINITY;
+        }
+        uint64_t sum = 0;
+        SKEP_UNROLL
+        for (int i = 0; i < LANE_TOKENS; ++i) {
+            sum += weight(logits[i], first + i * WARP);
+        }
+        sum = lanes_total(sum);
+        if (lane == 0) {
+            state.sums[chunk] = sum;
+        }
+    }
+    if (!arrives_last(state, shared)) {
+        return;
+    }
+    const uint32_t chunks = div_up(p.vocabulary, CHUNK);
+    for (uint32_t chunk = threadIdx.x; chunk < BINS; chunk += blockDim.x) {
+        shared.bins[chunk] = chunk < chunks ? state.sums[chunk] : 0;
+    }
+    __syncthreads();
+    // Computes floor(uniform · total), where uniform has 53 random bits.
+    const uint64_t goal = __umul64hi(mixed(mixed(row.seed) ^ row.step) >> 11 << 11, bins_total(shared));
+    const Found found = find_bin(shared, goal + 1);
+    if (threadIdx.x >= WARP) {
+        return;
+    }
+    uint64_t before = 0;
+    for (int i = 0; i < LANE_TOKENS; ++i) {
+        const uint32_t token = found.bin * CHUNK + i * WARP + lane;
+        const uint64_t mine = token < p.vocabulary ? weight(adjusted[token], token) : 0;
         const uint64_t so_far = before + lanes_so_far(mine);
-        if (so_far > goal && so_far - mine <= goal) {
-            p.tokens[blockIdx.x] = begin + lane;
+        if (so_far >= found.rest && so_far - mine < found.rest) {
+            p.tokens[blockIdx.y] = token;
         }
         before = __shfl_sync(ALL_LANES, so_far, WARP - 1);
     }
 }
 
-// Grid: (rows). Block: SAMPLE_WARPS warps.
-template <typename T>
-SKEP_DEVICE void sample(const SampleParams& p) {
-    __shared__ SampleShared shared;
-    const SampleRow row = p.rows[blockIdx.x];
-    float* adjusted = p.adjusted + static_cast<uint64_t>(blockIdx.x) * p.vocabulary;
-    adjust<T>(p, row, adjusted, shared);
-    const Best best = highest(p, adjusted, shared);
-    if (best.token == NO_TOKEN || row.temperature == 0.0f || row.top_k == 1) {
-        if (threadIdx.x == 0) {
-            p.tokens[blockIdx.x] = best.token;
-        }
-        return;
-    }
-    const Weigher weigher = {best.logit, row.temperature};
-    Cut cut = {ordered(-INFINITY), 0};
-    if (row.top_k > 0) {
-        cut = cut_at(p, adjusted, cut, row.top_k, shared, [](float) -> uint64_t { return 1; });
-    }
-    if (row.top_p < 1.0f) {
-        uint64_t sum = 0;
-        for (uint32_t token = threadIdx.x; token < p.vocabulary; token += blockDim.x) {
-            sum += ordered(adjusted[token]) > cut.least ? weigher.units(adjusted[token]) : 0;
-        }
-        uint64_t total;
-        warps_before(shared, sum, total);
-        total += cut.ties > 0 ? cut.ties * weigher.units(from_ordered(cut.least)) : 0;
-        const uint64_t share = static_cast<uint64_t>(ceil(static_cast<double>(row.top_p) * static_cast<double>(total)));
-        const uint64_t goal = share < 1 ? 1 : share < total ? share : total;
-        cut = cut_at(p, adjusted, cut, goal, shared, [&](float logit) { return weigher.units(logit); });
-    }
-    draw(p, row, adjusted, cut, weigher, shared);
-}
-
-// A row has one block, and there are rarely more rows than multiprocessors.
-#define SAMPLE(T)                                                       \
-    SKEP_KERNEL_BOUNDED(sample_##T, SampleParams, SAMPLE_THREADS, 1) { \
-        sample<T>(p);                                                   \
+#define SAMPLE_BEST(T)                                                   \
+    SKEP_KERNEL_BOUNDED(sample_best_##T, SampleParams, SAMPLE_THREADS) { \
+        sample_best<T>(p);                                               \
     }
 
 using f32 = float;
-SAMPLE(f32)
-SAMPLE(bf16)
-SAMPLE(f16)
+SAMPLE_BEST(f32)
+SAMPLE_BEST(bf16)
+SAMPLE_BEST(f16)

@@ -1,7 +1,7 @@
 //! Chooses tokens from logits on the device.
 //!
 //! The choice is the same as that of `sampling.rs` in the crate `model`. Weights are summed as integers, so that a row's
-//! draw is the same in every batch and for every order of threads.
+//! draw is the same in every batch, for every order of threads, and for every number of blocks.
 
 use super::{Address, Launch, WARP};
 use crate::KernelError;
@@ -12,7 +12,18 @@ const WARPS: u32 = device_constant!("sample.cu", "SAMPLE_WARPS");
 /// Stands for no token, or no row of masks.
 pub const NONE: u32 = device_constant!("sample.cu", "NO_TOKEN");
 /// Maximum vocabulary, up to which sums of weights fit in 58 bits.
-const MAX_VOCABULARY: u32 = 1 << 18;
+const MAX_VOCABULARY: u32 = CHUNK * BINS;
+/// Number of tokens that a warp reads at once.
+const CHUNK: u32 = device_constant!("sample.cu", "CHUNK");
+/// Maximum number of chunks per row.
+const BINS: u32 = device_constant!("sample.cu", "BINS");
+const MAX_ROW_BLOCKS: u32 = device_constant!("sample.cu", "MAX_ROW_BLOCKS");
+/// Maximum number of rows, which is that of a grid's second dimension.
+const MAX_ROWS: u32 = 65_535;
+/// Number of blocks per multiprocessor among which the rows are divided.
+const BLOCKS_PER_MULTIPROCESSOR: u32 = 3;
+/// Size of the state of a row in bytes. It must be zeros before the first launch.
+pub const STATE_BYTES: usize = device_constant!("sample.cu", "SAMPLE_STATE_BYTES") as usize;
 
 /// The parameters of the kernel. A length `..` covers the indices that the rows name.
 #[repr(C)]
@@ -30,6 +41,8 @@ pub struct SampleParams {
     pub drawn: Address,
     /// f32 `[rows, vocabulary]`: workspace for the adjusted logits.
     pub adjusted: Address,
+    /// `[rows]` states of [`STATE_BYTES`].
+    pub states: Address,
     /// u32 `[rows]`, the results. [`NONE`] where no token is allowed.
     pub tokens: Address,
     pub vocabulary: u32,
@@ -131,28 +144,73 @@ pub enum Logits {
     F16,
 }
 
-/// Returns the launch for this number of rows.
-pub fn launch(params: &SampleParams, rows: u32, logits: Logits) -> Result<Launch, KernelError> {
+/// The part of the work that a row needs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Choice {
+    /// The token with the highest logit is chosen.
+    #[default]
+    Highest,
+    /// A token is drawn among all of them, or those that min-p keeps.
+    Drawn,
+    /// A token is drawn among those that top-k or top-p keep.
+    Truncated,
+}
+
+impl SampleRow {
+    /// Returns the part of the work that the row needs.
+    pub fn choice(&self) -> Choice {
+        match self {
+            _ if self.temperature == 0.0 || self.top_k == 1 => Choice::Highest,
+            _ if self.top_k > 0 || self.top_p < 1.0 => Choice::Truncated,
+            _ => Choice::Drawn,
+        }
+    }
+}
+
+/// Returns the launches, in order, for this number of rows. `choice` is the greatest of the rows' choices.
+pub fn launches(
+    params: &SampleParams,
+    rows: u32,
+    choice: Choice,
+    logits: Logits,
+    multiprocessors: u32,
+) -> Result<Vec<Launch>, KernelError> {
     let vocabulary = params.vocabulary;
     super::require(vocabulary > 0, "sample", "vocabulary", 0, || "at least 1".to_owned())?;
     super::at_most("sample", "vocabulary", vocabulary, MAX_VOCABULARY)?;
+    super::at_most("sample", "rows", rows, MAX_ROWS)?;
     let stride = params.logits_stride;
     super::require(stride >= vocabulary, "sample", "logits_stride", stride, || {
         format!("at least the vocabulary of {vocabulary}")
     })?;
-    let format = match logits {
-        Logits::F32 => "f32",
-        Logits::Bf16 => "bf16",
-        Logits::F16 => "f16",
+    let best = match logits {
+        Logits::F32 => "sample_best_f32",
+        Logits::Bf16 => "sample_best_bf16",
+        Logits::F16 => "sample_best_f16",
     };
-    Ok(Launch::new(format!("sample_{format}"), [rows, 1, 1], WARPS * WARP))
+    let kernels: &[&str] = match choice {
+        Choice::Highest => &[best],
+        Choice::Drawn => &[best, "sample_draw"],
+        Choice::Truncated => &[best, "sample_cut", "sample_draw"],
+    };
+    let grid = [blocks_per_row(rows, vocabulary, multiprocessors), rows, 1];
+    Ok(kernels.iter().map(|kernel| Launch::new((*kernel).to_owned(), grid, WARPS * WARP)).collect())
+}
+
+/// Returns the number of blocks that share a row: as many as fill the device, as long as each warp has a chunk.
+fn blocks_per_row(rows: u32, vocabulary: u32, multiprocessors: u32) -> u32 {
+    let most = vocabulary.div_ceil(CHUNK).div_ceil(WARPS).min(MAX_ROW_BLOCKS);
+    (multiprocessors.saturating_mul(BLOCKS_PER_MULTIPROCESSOR) / rows.max(1)).clamp(1, most)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::{
-        cuda::{Activation, host},
+        cuda::{
+            Activation,
+            host::{self, Buffer},
+        },
         random::Random,
     };
     use std::collections::BTreeSet;
@@ -273,8 +331,8 @@ mod tests {
         (mix(mix(seed) ^ step) >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// Draws all cases in one batch. Their masks must have the same length.
-    fn drawn(cases: &[Case], format: Logits) -> Vec<u32> {
+    /// Draws all cases in one batch, on a device of this many multiprocessors. Their masks must have the same length.
+    fn drawn_on(cases: &[Case], format: Logits, multiprocessors: u32) -> Vec<u32> {
         let vocabulary = cases[0].logits.len();
         let mask_words = cases.iter().filter_map(|case| case.mask.as_ref().map(Vec::len)).max().unwrap_or(0);
         let (mut rows, mut adjustments) = (Vec::new(), Vec::<Adjustment>::new());
@@ -309,24 +367,43 @@ mod tests {
             Logits::Bf16 => logits.iter().map(|logit| Activation::Bf16.encode(*logit)).collect(),
             Logits::F16 => logits.iter().map(|logit| Activation::F16.encode(*logit)).collect(),
         };
-        let adjusted = vec![0f32; rows.len() * vocabulary];
-        // Stored as 16-bit halves, because `host::run` compares 16-bit values.
-        let mut tokens = vec![0u16; 2 * rows.len()];
+        // Stored as 16-bit values, because `host::run` compares these.
+        let mut adjusted = Buffer::new(vec![0; 2 * rows.len() * vocabulary]);
+        let mut states = Buffer::new(vec![0; rows.len() * STATE_BYTES / 2]);
+        let mut tokens = Buffer::new(vec![0; 2 * rows.len()]);
         let params = SampleParams {
             logits: if format == Logits::F32 { host::address(&logits) } else { host::address(&narrow) },
             rows: host::address(&rows),
             adjustments: host::address(&adjustments),
             masks: host::address(&masks),
             drawn: host::address(&pending),
-            adjusted: host::address(&adjusted),
-            tokens: host::address(&tokens),
+            adjusted: adjusted.address(),
+            states: states.address(),
+            tokens: tokens.address(),
             vocabulary: vocabulary as u32,
             logits_stride: stride as u32,
             mask_words: mask_words as u32,
         };
-        let launch = launch(&params, rows.len() as u32, format).expect("good shapes");
-        host::run(&launch, &params, &mut [&mut tokens]);
-        tokens.chunks(2).map(|halves| u32::from(halves[0]) | u32::from(halves[1]) << 16).collect()
+        let choice = rows.iter().map(SampleRow::choice).max().unwrap_or_default();
+        let launches =
+            launches(&params, rows.len() as u32, choice, format, multiprocessors).expect("good shapes");
+        for launch in launches {
+            let written = &mut [tokens.values_mut(), adjusted.values_mut(), states.values_mut()];
+            host::run(&launch, &params, written);
+        }
+        for state in states.values().chunks(STATE_BYTES / 2) {
+            let (bins, arrivals) =
+                (&state[..2 * 4 * BINS as usize], &state[state.len() - 4..state.len() - 2]);
+            assert!(
+                bins.iter().chain(arrivals).all(|word| *word == 0),
+                "bins and arrivals must end as zeros"
+            );
+        }
+        tokens.values().chunks(2).map(|halves| u32::from(halves[0]) | u32::from(halves[1]) << 16).collect()
+    }
+
+    fn drawn(cases: &[Case], format: Logits) -> Vec<u32> {
+        drawn_on(cases, format, 4)
     }
 
     #[track_caller]
@@ -455,6 +532,44 @@ mod tests {
     }
 
     #[test]
+    fn a_draw_is_the_same_for_every_number_of_blocks() {
+        let mut random = Random::fresh();
+        let vocabulary = 9000;
+        let logits = normal(&mut random, vocabulary);
+        let flat: Vec<f32> = (0..vocabulary).map(|token| (token % 2) as f32).collect();
+        let mut cases = Vec::new();
+        for (top_k, top_p, min_p) in [
+            (0, 1.0, 0.0),
+            (50, 1.0, 0.0),
+            (0, 0.9, 0.0),
+            (5000, 0.5, 0.0),
+            (0, 1.0, 0.02),
+            (4700, 0.999, 0.0),
+        ] {
+            for step in 0..2 {
+                let row = SampleRow { temperature: 1.5, top_k, top_p, min_p, step, ..GREEDY };
+                cases.extend([Case::of(row, &logits), Case::of(row, &flat)]);
+            }
+        }
+        let pending =
+            Case { pending: Some(4095), ..Case::of(SampleRow { presence_penalty: -9.0, ..GREEDY }, &flat) };
+        cases.extend([Case::of(GREEDY, &logits), pending]);
+        check(&cases);
+        let alone = drawn_on(&cases, Logits::F32, 1);
+        for multiprocessors in [30, 1000] {
+            assert_eq!(drawn_on(&cases, Logits::F32, multiprocessors), alone, "{multiprocessors}");
+        }
+    }
+
+    #[test]
+    fn few_rows_are_divided_and_many_are_not() {
+        assert_eq!(blocks_per_row(1, 49_152, 132), 24);
+        assert_eq!(blocks_per_row(64, 128_256, 132), 6);
+        assert_eq!(blocks_per_row(1000, 128_256, 132), 1);
+        assert_eq!(blocks_per_row(1, MAX_VOCABULARY, 1000), MAX_ROW_BLOCKS);
+    }
+
+    #[test]
     fn a_vocabulary_whose_sums_could_overflow_is_rejected() {
         let none = Address::NONE;
         let params = SampleParams {
@@ -464,14 +579,22 @@ mod tests {
             masks: none,
             drawn: none,
             adjusted: none,
+            states: none,
             tokens: none,
             vocabulary: (1 << 18) + 1,
             logits_stride: 1 << 19,
             mask_words: 0,
         };
-        assert!(launch(&params, 1, Logits::F32).expect_err("too many").to_string().contains("262145"));
+        assert!(
+            launches(&params, 1, Choice::Highest, Logits::F32, 4)
+                .expect_err("too many")
+                .to_string()
+                .contains("262145")
+        );
         let params = SampleParams { vocabulary: 100, logits_stride: 96, ..params };
-        let error = launch(&params, 1, Logits::F32).expect_err("rows would overlap").to_string();
+        let error = launches(&params, 1, Choice::Highest, Logits::F32, 4)
+            .expect_err("rows would overlap")
+            .to_string();
         assert!(
             error.contains("logits_stride is 96") && error.contains("at least the vocabulary"),
             "{error}"

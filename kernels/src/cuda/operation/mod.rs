@@ -355,10 +355,11 @@ impl Device {
     pub fn sample(&self, of: &Sample<'_>) -> Result<(), KernelError> {
         const OP: &str = "sample";
         let Sample { logits, rows, adjustments, masks, drawn, adjusted, tokens, row_count, .. } = *of;
-        let Sample { vocabulary, logits_stride, .. } = *of;
+        let Sample { states, choice, vocabulary, logits_stride, .. } = *of;
         let count = row_count as usize;
         holds(OP, "rows", rows, &[count, size_of::<SampleRow>()])?;
         holds(OP, "adjusted", adjusted, &[count, vocabulary as usize, 4])?;
+        holds(OP, "states", states, &[count, sample::STATE_BYTES])?;
         holds(OP, "tokens", tokens, &[count, 4])?;
         debug_assert!(adjustments.bytes().is_multiple_of(size_of::<Adjustment>()));
         let params = SampleParams {
@@ -368,14 +369,18 @@ impl Device {
             masks: masks.address(),
             drawn: drawn.address(),
             adjusted: adjusted.address(),
+            states: states.address(),
             tokens: tokens.address(),
             vocabulary,
             logits_stride,
             mask_words: vocabulary.div_ceil(32),
         };
-        let launch = sample::launch(&params, row_count, Logits::F32)?;
-        // SAFETY: the slices match the shapes; the caller guarantees the indices in the rows.
-        unsafe { self.launch(&launch, &params) }
+        let multiprocessors = self.multiprocessors();
+        for launch in sample::launches(&params, row_count, choice, Logits::F32, multiprocessors)? {
+            // SAFETY: the slices match the shapes; the caller guarantees the indices in the rows.
+            unsafe { self.launch(&launch, &params) }?;
+        }
+        Ok(())
     }
 }
 

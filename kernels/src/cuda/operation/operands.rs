@@ -8,6 +8,7 @@ use crate::cuda::device::{HostBuffer, Slice};
 use crate::cuda::embedding::Table;
 use crate::cuda::matmul::{OutputFormat, Weights};
 use crate::cuda::qkv::Pairing;
+use crate::cuda::sample::Choice;
 use crate::error::product;
 
 /// Size of an activation in bytes.
@@ -196,8 +197,12 @@ pub struct Sample<'a> {
     pub masks: Slice<'a>,
     pub drawn: Slice<'a>,
     pub adjusted: Slice<'a>,
+    /// A state of [`STATE_BYTES`](crate::cuda::sample::STATE_BYTES) per row, zeros before the first draw.
+    pub states: Slice<'a>,
     pub tokens: Slice<'a>,
     pub row_count: u32,
+    /// The greatest of the rows' choices.
+    pub choice: Choice,
     pub vocabulary: u32,
     pub logits_stride: u32,
 }

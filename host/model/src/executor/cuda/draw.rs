@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use skep_kernels::cuda::sample::{self, Adjustment, BANNED, SEEN};
+use skep_kernels::cuda::sample::{self, Adjustment, BANNED, Choice, SEEN};
 
 use super::workspace::MOST_ADJUSTMENTS;
 use crate::sampling::{LogitRow, SampleRow};
@@ -22,6 +22,8 @@ pub(super) struct Draw {
     pub(super) row_bytes: Range<usize>,
     pub(super) adjustments: Range<usize>,
     pub(super) masks: Range<usize>,
+    /// The greatest of the rows' choices.
+    pub(super) choice: Choice,
 }
 
 impl Draw {
@@ -59,11 +61,12 @@ impl Draw {
             packed.push(device_row(row, mask, first_adjustment..adjustments.len() as u32));
             rows.push(index);
         }
+        let choice = packed.iter().map(sample::SampleRow::choice).max().unwrap_or_default();
         buffer.clear();
         let row_bytes = put(buffer, packed.iter().flat_map(sample::SampleRow::words));
         let adjustments = put(buffer, adjustments.iter().flat_map(adjustment_words));
         let masks = put(buffer, masks.into_iter());
-        Draw { rows, row_bytes, adjustments, masks }
+        Draw { rows, row_bytes, adjustments, masks, choice }
     }
 }
 
@@ -173,6 +176,7 @@ mod tests {
         let mut buffer = vec![1; 3];
         let draw = Draw::pack(&asked, &[], 70, &mut buffer);
         assert_eq!(draw.rows, [1]);
+        assert_eq!(draw.choice, Choice::Drawn);
         let words = |range: &Range<usize>| -> Vec<u32> {
             buffer[range.clone()].chunks(4).map(|word| u32::from_le_bytes(word.try_into().unwrap())).collect()
         };

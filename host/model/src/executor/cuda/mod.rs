@@ -245,7 +245,7 @@ impl CudaExecutor {
             for other in &self.stages[stage][1..] {
                 leader.device.wait(&other.done)?;
             }
-            let [inputs, adjusted, tokens, logits] = leader.draw_workspace(packed.len(), count)?;
+            let [inputs, adjusted, states, tokens, logits] = leader.draw_workspace(packed.len(), count)?;
             leader.device.upload(&self.draws.input, 0, inputs)?;
             let sample = Sample {
                 logits,
@@ -255,8 +255,10 @@ impl CudaExecutor {
                 // No row depends on a token that the host does not know yet.
                 drawn: tokens,
                 adjusted,
+                states,
                 tokens,
                 row_count: weights::size(count)?,
+                choice: draw.choice,
                 vocabulary: weights::size(vocabulary)?,
                 logits_stride: weights::size(logits_stride(vocabulary))?,
             };

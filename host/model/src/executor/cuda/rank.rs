@@ -15,6 +15,7 @@ use skep_kernels::cuda::operation::{
     ACTIVATION_BYTES, AllReduce, Decode, Embedding, GatedProduct, Pages, Prefill, Product, Products, Qkv,
     RmsNorm, Splits,
 };
+use skep_kernels::cuda::sample::STATE_BYTES;
 
 use super::layout::{LayerOffsets, MatrixOffsets, TokenOffsets};
 use super::shape::Shape;
@@ -100,12 +101,12 @@ impl Rank {
         Ok(self.device.clear(self.failure()?)?)
     }
 
-    /// Returns the buffers of a draw: its inputs, its workspace, the tokens, and all logits.
+    /// Returns the buffers of a draw: its inputs, the adjusted logits, the states of its rows, the tokens, and all logits.
     pub(super) fn draw_workspace(
         &self,
         input_bytes: usize,
         rows: usize,
-    ) -> Result<[Slice<'_>; 4], ModelError> {
+    ) -> Result<[Slice<'_>; 5], ModelError> {
         let (Some(draw), Some(logits)) = (&self.offsets.draw, &self.logits) else {
             return Err(ModelError::Batch { problem: "this rank has no logits".to_owned() });
         };
@@ -113,6 +114,7 @@ impl Rank {
         Ok([
             self.workspace_slice(&draw.inputs, input_bytes)?,
             self.workspace_slice(&draw.adjusted, rows * vocabulary * 4)?,
+            self.workspace_slice(&draw.states, rows * STATE_BYTES)?,
             self.workspace_slice(&draw.tokens, rows * 4)?,
             logits.slice(),
         ])

@@ -28,14 +28,15 @@ impl CudaExecutor {
     /// fails here.
     pub(super) fn try_steps(&mut self) -> Result<(), ModelError> {
         let most = self.leader().sizes.logit_rows;
-        let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
+        // Such a draw launches all kernels of sampling.
+        let truncated = Sampling { top_p: 0.9, ..Sampling::default() };
         // Many rows, few rows, and one row, which is launched, recorded and replayed.
         for tokens in [MAX_ROWS as usize + 1, 2, 1, 1, 1] {
             let logits = LogitsWanted::Tail(tokens.min(most));
             let pages = vec![PageId(self.cuts.spare_page); tokens.div_ceil(PAGE_TOKENS)];
             let sequence = BatchSequence { tokens: vec![0; tokens], start: 0, pages, logits };
             self.try_step(&Batch { sequences: vec![sequence] })?;
-            let row = SampleRow::plain(0, &greedy);
+            let row = SampleRow::plain(0, &truncated);
             self.draw(&[LogitRow::Sample(row)], None)?;
         }
         self.logit_rows = 0;

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use skep_kernels::cuda::all_reduce::SIGNAL_BYTES;
 use skep_kernels::cuda::operation::ACTIVATION_BYTES;
-use skep_kernels::cuda::sample::{Adjustment, SampleRow};
+use skep_kernels::cuda::sample::{Adjustment, STATE_BYTES, SampleRow};
 
 use super::layout::Layout;
 use super::step::{Cuts, bucket};
@@ -77,6 +77,8 @@ pub(super) struct DrawOffsets {
     /// Rows, adjustments and masks, in the layout in which they are copied.
     pub(super) inputs: Range<usize>,
     pub(super) adjusted: Range<usize>,
+    /// The states of rows, parts of which are zeros between launches.
+    pub(super) states: Range<usize>,
     pub(super) tokens: Range<usize>,
 }
 
@@ -196,6 +198,7 @@ impl WorkspaceOffsets {
             draw: draws.then(|| DrawOffsets {
                 inputs: take(draw_bytes(sizes.logit_rows, vocabulary)),
                 adjusted: take(sizes.logit_rows * vocabulary * 4),
+                states: take(sizes.logit_rows * STATE_BYTES),
                 tokens: take(sizes.logit_rows * 4),
             }),
             bytes: end,
