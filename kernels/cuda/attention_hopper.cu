@@ -17,14 +17,18 @@
 
 #if defined(__CUDACC_RTC__) && defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-#ifndef HOPPER_CONSUMERS
-#define HOPPER_CONSUMERS (HEAD_SIZE == 64 ? 3 : 2)
-#endif
 #ifndef HOPPER_KEYS
-#define HOPPER_KEYS 128
+constexpr uint32_t TILE_KEYS = 128;
+#else
+constexpr uint32_t TILE_KEYS = HOPPER_KEYS;
 #endif
 #ifndef HOPPER_STAGES
-#define HOPPER_STAGES 2
+constexpr uint32_t TILE_STAGES = 2;
+#else
+constexpr uint32_t TILE_STAGES = HOPPER_STAGES;
+#endif
+#ifndef HOPPER_CONSUMERS
+#define HOPPER_CONSUMERS (QUERY_TILE_ROWS / GROUP_ROWS)
 #endif
 #ifndef HOPPER_TMA
 #define HOPPER_TMA 0
@@ -49,8 +53,8 @@ constexpr uint32_t SWIZZLED_ROW = 128;
 template <int HEAD_SIZE>
 struct Sizes {
     static constexpr uint32_t CONSUMERS = HOPPER_CONSUMERS;
-    static constexpr uint32_t KEYS = HOPPER_KEYS;
-    static constexpr uint32_t STAGES = HOPPER_STAGES;
+    static constexpr uint32_t KEYS = TILE_KEYS;
+    static constexpr uint32_t STAGES = TILE_STAGES;
     // Groups of 64 values per row.
     static constexpr uint32_t HALVES = HEAD_SIZE / 64;
     static constexpr uint32_t TILE_BYTES = KEYS * HEAD_SIZE * 2;

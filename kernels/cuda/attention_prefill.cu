@@ -1,6 +1,6 @@
 // Causal attention of prompt rows over paged keys and values, with tensor cores.
 //
-// A block handles 64 consecutive query rows of one sequence and one head, 16 per warp. Keys and values pass through shared
+// A block handles 64 rows of a tile, which are consecutive query rows of one sequence, and one head: 16 rows per warp. Keys and values pass through shared
 // memory in tiles of 64 or 32 positions; the next tile is loaded while the current one is used. The softmax state (m, d) and
 // the sums of each row stay in registers, and scores become the left operand of the second product without leaving registers.
 //
@@ -17,7 +17,7 @@
 #include "device.cuh"
 #include "ptx/mma.cuh"
 
-constexpr int TILE_ROWS = 64;
+constexpr uint32_t TILE_ROWS = 64;
 constexpr int MAX_TILE_KEYS = 64;
 constexpr int PREFILL_WARPS = TILE_ROWS / 16;
 
@@ -83,16 +83,21 @@ SKEP_DEVICE void load_keys_and_values(const AttentionPrefillParams& p, const uin
     }
 }
 
-// Grid: (tiles, heads). Block: PREFILL_WARPS warps. Shared: TILE_ROWS + 4 · KEYS rows of HEAD_SIZE + PAD.
+// Grid: (tiles, heads, QUERY_TILE_ROWS / TILE_ROWS). Block: PREFILL_WARPS warps. Shared: TILE_ROWS + 4 · KEYS rows of HEAD_SIZE + PAD.
 template <typename T, int HEAD_SIZE, bool HAS_SPLITS>
 SKEP_DEVICE void attention_prefill(const AttentionPrefillParams& p) {
     constexpr int TILE_KEYS = KEYS<HEAD_SIZE>;
     constexpr int STRIDE = HEAD_SIZE + PAD;
     constexpr int STEPS = HEAD_SIZE / 16;
-    const QueryTile tile = p.tiles[blockIdx.x];
-    if (tile.rows == 0) {
+    QueryTile tile = p.tiles[blockIdx.x];
+    const uint32_t skipped = blockIdx.z * TILE_ROWS;
+    if (tile.rows <= skipped) {
         return;
     }
+    tile.first_row += skipped;
+    tile.rows = tile.rows - skipped < TILE_ROWS ? tile.rows - skipped : TILE_ROWS;
+    tile.first_position += skipped;
+    tile.first_state += skipped;
     const uint32_t head = blockIdx.y;
     const uint32_t kv_head = head / (p.heads / p.kv_heads);
     const uint32_t lane = threadIdx.x % WARP;

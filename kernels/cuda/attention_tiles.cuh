@@ -3,7 +3,10 @@
 
 #include "device.cuh"
 
-// Consecutive rows of one sequence, as many as the kernel handles in a block or fewer.
+// Maximum number of rows of a tile.
+constexpr uint32_t QUERY_TILE_ROWS = 128;
+
+// Consecutive rows of one sequence.
 struct QueryTile {
     uint32_t first_row;      // index in the batch
     uint32_t rows;           // 0: there is nothing to do

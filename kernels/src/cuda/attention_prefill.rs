@@ -4,7 +4,9 @@ use super::{Activation, Address, Launch, WARP, WIDE_HEAD};
 use crate::KernelError;
 use crate::device_constants::device_constant;
 
-/// Number of query rows per tile.
+/// Maximum number of query rows per tile.
+pub const QUERY_TILE_ROWS: u32 = device_constant!("attention_tiles.cuh", "QUERY_TILE_ROWS");
+/// Number of query rows per block.
 const TILE_ROWS: u32 = device_constant!("attention_prefill.cu", "TILE_ROWS");
 const PAD: u32 = device_constant!("attention_prefill.cu", "PAD");
 /// Maximum number of keys per tile.
@@ -54,7 +56,7 @@ pub struct AttentionJoinParams {
     pub head_size: u32,
 }
 
-/// Up to 64 consecutive rows of one sequence, and the range of keys that they attend to.
+/// Up to 128 consecutive rows of one sequence, and the range of keys that they attend to.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueryTile {
@@ -98,9 +100,9 @@ impl QueryTile {
         first_position: u32,
         first_state: u32,
     ) -> impl Iterator<Item = Self> {
-        (0..rows).step_by(TILE_ROWS as usize).map(move |begun| QueryTile {
+        (0..rows).step_by(QUERY_TILE_ROWS as usize).map(move |begun| QueryTile {
             first_row: first_row + begun,
-            rows: (rows - begun).min(TILE_ROWS),
+            rows: (rows - begun).min(QUERY_TILE_ROWS),
             first_position: first_position + begun,
             sequence,
             first_key: 0,
@@ -189,7 +191,8 @@ pub fn launch(
     let name = format!("attention_{order}_{head_size}_{}", activation.suffix());
     let tile_keys = if head_size > WIDE_HEAD { TILE_KEYS / 2 } else { TILE_KEYS };
     let shared_bytes = (TILE_ROWS + 4 * tile_keys) * (head_size + PAD) * 2;
-    Ok(Launch { shared_bytes, ..Launch::new(name, [tiles, heads, 1], TILE_ROWS / 16 * WARP) })
+    let grid = [tiles, heads, QUERY_TILE_ROWS / TILE_ROWS];
+    Ok(Launch { shared_bytes, ..Launch::new(name, grid, TILE_ROWS / 16 * WARP) })
 }
 
 #[cfg(test)]
@@ -203,7 +206,7 @@ mod tests {
     fn check(activation: Activation, heads: usize, kv_heads: usize, head_size: usize, window: usize) {
         let mut random = Random::fresh();
         // For each sequence, its length including the new rows, and the number of new rows.
-        let sequences = [(70, 70), (200, 3), (130, 65), (1, 1)];
+        let sequences = [(70, 70), (200, 3), (130, 65), (1, 1), (150, 140)];
         let contexts = sequences.map(|(context, _)| context);
         let paged = Context::random(activation, &mut random, &contexts, kv_heads, head_size);
         let rows: usize = sequences.iter().map(|(_, rows)| *rows).sum();

@@ -6,6 +6,7 @@
 //! backend that created them.
 
 use super::Launch;
+use super::architecture::Architecture;
 use crate::KernelError;
 
 /// The memory of a device in bytes.
@@ -44,6 +45,8 @@ pub(super) trait Backend: Send + Sync {
     fn ready(&self) -> Result<Loaded, KernelError>;
     /// Returns a name for display.
     fn name(&self) -> String;
+    /// Returns the architecture that kernels run on, or `None` if they run on the CPU.
+    fn architecture(&self) -> Option<Architecture>;
     fn multiprocessors(&self) -> u32;
     /// Returns the number of blocks of a kernel that a multiprocessor runs at once.
     fn blocks_per_multiprocessor(&self, launch: &Launch) -> Result<u32, KernelError>;

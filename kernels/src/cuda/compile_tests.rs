@@ -66,6 +66,8 @@ static ALLOWANCES: [Allowance; 9] = [
     allowance("attention_ordered_", Some(Architecture::Sm100), 212, 656),
     allowance("attention_ordered_", Some(Architecture::Sm120), 276, 720),
 ];
+/// The prefix of the kernels that exist only for one architecture and are not emulated on the CPU.
+const HOPPER: &str = "attention_hopper_";
 /// The bytes of local memory that a thread of any kernel may use as NVRTC 12 compiles it, which allocates other registers.
 const MAX_STACK_BYTES_OF_12: u32 = 1024;
 
@@ -119,7 +121,8 @@ fn every_kernel(compiler: &Compiler) -> Vec<(Architecture, Usage)> {
         loop {
             let Some((source, architecture)) = left.lock().unwrap().next() else { return };
             let module = compiler.module(source, architecture).unwrap_or_else(|error| panic!("{error}"));
-            assert!(!module.kernels.is_empty(), "{} for {architecture} has no kernels", source.name);
+            let is_empty = source.name.starts_with(HOPPER.trim_end_matches('_')) && architecture != Architecture::Sm90a;
+            assert_eq!(module.kernels.is_empty(), is_empty, "kernels of {} for {architecture}", source.name);
             let found = module.kernels.into_iter().map(|usage| (architecture, usage));
             usages.lock().unwrap().extend(found);
         }
@@ -132,6 +135,7 @@ fn every_kernel(compiler: &Compiler) -> Vec<(Architecture, Usage)> {
     let mut compiled: Vec<String> = usages.iter().map(|(_, usage)| usage.kernel.clone()).collect();
     compiled.sort_unstable();
     compiled.dedup();
+    compiled.retain(|kernel| !kernel.starts_with(HOPPER));
     let mut known = skep_cuda_host::kernels();
     known.sort_unstable();
     assert_eq!(compiled, known, "the kernels tested on the CPU are those that devices run");

@@ -109,6 +109,11 @@ impl Device {
         self.backend.ready()
     }
 
+    /// Returns whether kernels may use the features that only Hopper has.
+    pub(super) fn is_hopper(&self) -> bool {
+        self.backend.architecture() == Some(Architecture::Sm90a)
+    }
+
     /// Returns the number of streaming multiprocessors.
     pub fn multiprocessors(&self) -> u32 {
         self.backend.multiprocessors()

@@ -147,6 +147,10 @@ impl Backend for DriverStream {
         self.name.clone()
     }
 
+    fn architecture(&self) -> Option<Architecture> {
+        Some(self.architecture)
+    }
+
     fn multiprocessors(&self) -> u32 {
         self.multiprocessors
     }

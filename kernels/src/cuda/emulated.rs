@@ -15,7 +15,6 @@ use std::time::Instant;
 use skep_cuda_host::Order;
 
 use super::Launch;
-#[cfg(test)]
 use super::architecture::Architecture;
 use super::backend::{Backend, CopyKind, Loaded, Memory};
 #[cfg(test)]
@@ -202,6 +201,10 @@ impl Backend for EmulatedStream {
 
     fn name(&self) -> String {
         "emulated".to_owned()
+    }
+
+    fn architecture(&self) -> Option<Architecture> {
+        None
     }
 
     fn multiprocessors(&self) -> u32 {

@@ -33,6 +33,7 @@ pub mod usage;
 
 pub mod all_reduce;
 pub mod attention_decode;
+pub mod attention_hopper;
 pub mod attention_prefill;
 pub mod embedding;
 pub mod gemm;

@@ -21,6 +21,7 @@ pub const SOURCES: &[Source] = sources![
     "qkv.cu",
     "attention_decode.cu",
     "attention_prefill.cu",
+    "attention_hopper.cu",
     "swiglu.cu",
     "gemv.cu",
     "gemm.cu",
@@ -32,10 +33,13 @@ pub const SOURCES: &[Source] = sources![
 const HEADERS: &[Source] = sources![
     "device.cuh",
     "numbers.cuh",
+    "attention_tiles.cuh",
     "formats/blocks.cuh",
     "formats/weights.cuh",
+    "ptx/barrier.cuh",
     "ptx/mma.cuh",
     "ptx/peer.cuh",
+    "ptx/wgmma.cuh",
 ];
 
 impl Source {

@@ -8,6 +8,7 @@ mod operands;
 
 use super::all_reduce::{self, AllReduceParams, MAX_RANKS, SIGNAL_BYTES, Shots};
 use super::attention_decode::{self, AttentionDecodeParams, Split};
+use super::attention_hopper;
 use super::attention_prefill::{self, AttentionJoinParams, AttentionPrefillParams, Join, QueryTile};
 use super::blas::{self, Blas};
 use super::device::{Device, Slice};
@@ -273,7 +274,14 @@ impl Device {
             split_keys: splits.map_or(0, |splits| splits.keys),
             scale,
         };
-        let launch = attention_prefill::launch(&params, tile_count, head_size, activation)?;
+        let hopper = match self.is_hopper() {
+            true => attention_hopper::launch(&params, tile_count, head_size, activation)?,
+            false => None,
+        };
+        let launch = match hopper {
+            Some(launch) => launch,
+            None => attention_prefill::launch(&params, tile_count, head_size, activation)?,
+        };
         // SAFETY: the slice holds all tiles; the caller guarantees their rows, sequences, pages and state indices.
         unsafe { self.launch(&launch, &params) }?;
         let Some(splits) = splits.filter(|splits| splits.join_count > 0) else { return Ok(()) };

@@ -5,10 +5,11 @@
 //! are added up in a different order. Invariant: the batch has been checked. Steps with the same shape have every array
 //! at the same offset, so recorded launches find it.
 
+use std::cmp::Reverse;
 use std::ops::Range;
 
 use skep_kernels::cuda::attention_decode::{Blocks, MAX_ROWS, Plan, Rows, Split};
-use skep_kernels::cuda::attention_prefill::{Join, QueryTile, TILE_KEYS};
+use skep_kernels::cuda::attention_prefill::{Join, QUERY_TILE_ROWS, QueryTile, TILE_KEYS};
 
 use crate::batch::{Batch, BatchSequence, PAGE_TOKENS};
 
@@ -157,7 +158,7 @@ impl Cuts {
         let plans = self.windows.len() * (self.max_splits(decoded) * size_of::<Split>() + ALIGNMENT);
         // A decoded sequence has a tile for each split, and a join.
         let splits = sequences.saturating_mul(self.attention.splits(stride(pages)));
-        let tiles = (rows / 64 + splits.max(sequences) + 1).saturating_mul(size_of::<QueryTile>())
+        let tiles = (rows / QUERY_TILE_ROWS as usize + splits.max(sequences) + 1).saturating_mul(size_of::<QueryTile>())
             + sequences * size_of::<Join>()
             + ALIGNMENT;
         let arrays = rows * (4 + 4 + 8) + plans + tiles + logit_rows * 4 + 8 * ALIGNMENT;
@@ -223,6 +224,8 @@ impl Cuts {
             tiles.extend(QueryTile::cover(sequence, row, count, start, first_state + row));
             row += count;
         }
+        // Tiles that see many keys take longest, so they start first, and the device has no long tile left at the end.
+        tiles[first_state as usize..].sort_by_key(|tile| Reverse(tile.first_position + tile.rows));
         let tile_count = tiles.len();
         let tiles = packing.put(tiles.iter().flat_map(QueryTile::words).map(u32::to_le_bytes));
         let splits = match self.attention {
