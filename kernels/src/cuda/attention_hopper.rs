@@ -45,7 +45,12 @@ mod tests {
 
     /// Compares the attention of several sequences with a plain reference. Each sequence has a length including its new rows,
     /// and a number of new rows.
-    fn check(activation: Activation, sequences: &[(usize, usize)], shape: (usize, usize, usize), window: usize) {
+    fn check(
+        activation: Activation,
+        sequences: &[(usize, usize)],
+        shape: (usize, usize, usize),
+        window: usize,
+    ) {
         let (heads, kv_heads, head_size) = shape;
         let mut random = Random::fresh();
         let contexts: Vec<_> = sequences.iter().map(|(context, _)| *context as u32).collect();
@@ -94,7 +99,13 @@ mod tests {
                 for head in 0..heads {
                     let query = &q.values()[row * q_stride + head * head_size..][..head_size];
                     let seen = first..position + 1;
-                    expected.extend(paged.attend(query, sequence, head / (heads / kv_heads), seen, scale.into()));
+                    expected.extend(paged.attend(
+                        query,
+                        sequence,
+                        head / (heads / kv_heads),
+                        seen,
+                        scale.into(),
+                    ));
                 }
             }
             activation.assert_close(&found, &expected, 2.0 * activation.rounding());

@@ -121,7 +121,8 @@ fn every_kernel(compiler: &Compiler) -> Vec<(Architecture, Usage)> {
         loop {
             let Some((source, architecture)) = left.lock().unwrap().next() else { return };
             let module = compiler.module(source, architecture).unwrap_or_else(|error| panic!("{error}"));
-            let is_empty = source.name.starts_with(HOPPER.trim_end_matches('_')) && architecture != Architecture::Sm90a;
+            let is_empty =
+                source.name.starts_with(HOPPER.trim_end_matches('_')) && architecture != Architecture::Sm90a;
             assert_eq!(module.kernels.is_empty(), is_empty, "kernels of {} for {architecture}", source.name);
             let found = module.kernels.into_iter().map(|usage| (architecture, usage));
             usages.lock().unwrap().extend(found);

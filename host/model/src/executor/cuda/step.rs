@@ -158,7 +158,8 @@ impl Cuts {
         let plans = self.windows.len() * (self.max_splits(decoded) * size_of::<Split>() + ALIGNMENT);
         // A decoded sequence has a tile for each split, and a join.
         let splits = sequences.saturating_mul(self.attention.splits(stride(pages)));
-        let tiles = (rows / QUERY_TILE_ROWS as usize + splits.max(sequences) + 1).saturating_mul(size_of::<QueryTile>())
+        let tiles = (rows / QUERY_TILE_ROWS as usize + splits.max(sequences) + 1)
+            .saturating_mul(size_of::<QueryTile>())
             + sequences * size_of::<Join>()
             + ALIGNMENT;
         let arrays = rows * (4 + 4 + 8) + plans + tiles + logit_rows * 4 + 8 * ALIGNMENT;
