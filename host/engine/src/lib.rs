@@ -96,7 +96,10 @@ pub use skep_cache::{
     PageQuestion, PageRead, PageStream, PageWrite, Pin, PinError, PinStatus, QuestionError, SealingSecret,
     TierError, TierOptions, TierShares, TierStatus, TransferRate, TransitSeal,
 };
-pub use skep_model::{LayerLoad, MemoryPlan, ModelDigest, RankMemory, RankTime, Sampling, SpecialTokens};
+pub use skep_model::{
+    LayerLoad, MemoryPlan, ModelDigest, OfDevice, RankMemory, RankTime, Sampling, SpecialTokens,
+    device_figures,
+};
 pub use stats::{AheadStats, EngineStats, EngineTimes, PageOwner};
 pub use stream::TokenStream;
 pub use timeline::{Phase, StepRecord, StepWork, Timeline};

@@ -4,7 +4,7 @@ use crate::metrics::{
     DEVICE_ECC_ERRORS, DEVICE_MEMORY_TOTAL, DEVICE_MEMORY_USED, DEVICE_POWER, DEVICE_TEMPERATURE,
     DEVICE_UTILIZATION,
 };
-use skep_model::{OfDevice, device_figures};
+use skep_engine::{OfDevice, device_figures};
 
 /// Reads the figures on a thread that may block, and writes them.
 pub(crate) async fn record() {

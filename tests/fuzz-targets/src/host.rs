@@ -71,5 +71,6 @@ fn tiny_model() -> LoadedModel {
         device: "cpu".into(),
         fallback: None,
         sampling: None,
+        restart: None,
     }
 }

@@ -20,7 +20,7 @@ use crate::mask_worker::{MaskWorker, Masked};
 use crate::page_giving;
 use crate::recovery::Recovery;
 use crate::router::ReplicaView;
-use crate::scheduler::{PlannedSequence, Scheduler};
+use crate::scheduler::Scheduler;
 use crate::sequence::{Sequence, SequenceContext};
 use crate::sequence_id::SequenceId;
 use crate::speculation::Speculator;

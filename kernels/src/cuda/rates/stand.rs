@@ -20,7 +20,7 @@ use crate::cuda::operation::{
 };
 use crate::cuda::qkv::Pairing;
 use crate::cuda::rates::Peaks;
-use crate::cuda::sample::SampleRow;
+use crate::cuda::sample::{STATE_BYTES, SampleRow};
 use crate::cuda::timing::{Pace, recorded_ms};
 
 /// Bit 6 of a byte, which blocks do not have here. All scales and FP8 values are then numbers below 2.
@@ -295,8 +295,9 @@ impl<'a> Stand<'a> {
         };
         let row_words = words(device, (0..rows).flat_map(|row| of_row(row).words()))?;
         let result_bytes = size(rows) * 4;
-        let [adjusted, tokens, nothing] =
-            scratch.slices(device, [size(rows) * size(vocabulary) * 4, result_bytes, 0])?;
+        let [adjusted, states, tokens, nothing] = scratch
+            .slices(device, [size(rows) * size(vocabulary) * 4, size(rows) * STATE_BYTES, result_bytes, 0])?;
+        device.clear(states)?;
         let sample = Sample {
             logits: logits.slice(),
             rows: row_words.slice(),
@@ -304,8 +305,10 @@ impl<'a> Stand<'a> {
             masks: nothing,
             drawn: nothing,
             adjusted,
+            states,
             tokens,
             row_count: rows,
+            choice: of_row(0).choice(),
             vocabulary,
             logits_stride,
         };
