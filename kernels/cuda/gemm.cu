@@ -1,18 +1,18 @@
-// Products of many rows with weights of any format on tensor cores: y[row, output] = Σ x[row, i] · w[output, i] + bias.
+// Products of many rows with weights in the format of the activations on tensor cores:
+// y[row, output] = Σ x[row, i] · w[output, i] + bias.
 //
 // A block handles ROWS rows and 64 outputs, a warp half of each, 32 inputs at a time. While a tile is multiplied, the next tile
-// of rows is copied asynchronously and the next weights are converted to 16-bit floats in registers. There is one barrier per
-// tile. Weights are rounded to the format of the activations.
+// of rows and of weights is copied asynchronously. There is one barrier per tile.
 //
 // Weights are read once for ROWS rows. Small batches use small tiles, so that a decode batch does not multiply zeros.
 //
 // In tiles of either size, a product is added up sixteen inputs at a time, from first to last, by the same instruction.
 // The result of a row therefore does not depend on the number of rows or on its index among them.
 #include "device.cuh"
-#include "formats/weights.cuh"
+#include "matmul.cuh"
 #include "ptx/mma.cuh"
 
-constexpr int TILE_OUTPUTS = 64;
+constexpr int GEMM_OUTPUTS = 64;
 constexpr int TILE_INPUTS = 32;
 constexpr int GEMM_WARPS = 4;
 // Values between the rows of a tile in shared memory, so that the rows of an 8×8 tile are in different banks.
@@ -21,67 +21,40 @@ constexpr int GEMM_PAD = 8;
 constexpr int GEMM_STRIDE = TILE_INPUTS + GEMM_PAD;
 // Number of chunks of eight inputs per row of a tile.
 constexpr int TILE_CHUNKS = TILE_INPUTS / 8;
-// Number of runs of eight weights that a thread converts per tile.
-constexpr int RUNS = TILE_OUTPUTS * TILE_CHUNKS / (GEMM_WARPS * WARP);
 
+// Starts the copy of a tile of `ROWS` rows of a matrix with `count` rows. What is behind its last row or input becomes zeros.
 template <typename T, int ROWS>
-SKEP_DEVICE void begin_rows(const MatmulParams& p, uint32_t first_row, uint32_t first, T* tile) {
+SKEP_DEVICE void begin_tile(const void* matrix, uint32_t count, uint32_t inputs, uint32_t first_row, uint32_t first, T* tile) {
     for (uint32_t i = threadIdx.x; i < ROWS * TILE_CHUNKS; i += GEMM_WARPS * WARP) {
-        const uint32_t row = i / TILE_CHUNKS;
+        const uint32_t row = first_row + i / TILE_CHUNKS;
         const uint32_t input = first + i % TILE_CHUNKS * 8;
-        const bool there = first_row + row < p.rows && input < p.inputs;
-        const uint64_t at = there ? static_cast<uint64_t>(first_row + row) * p.inputs + input : 0;
-        copy_async(tile + row * GEMM_STRIDE + i % TILE_CHUNKS * 8, static_cast<const T*>(p.x) + at, there);
-    }
-    copy_commit();
-}
-
-template <typename Weights, typename T>
-SKEP_DEVICE void make_weights(const MatmulParams& p, uint32_t first_output, uint32_t first, Vec16 (&made)[RUNS]) {
-    SKEP_UNROLL
-    for (int run = 0; run < RUNS; ++run) {
-        const uint32_t i = threadIdx.x + run * GEMM_WARPS * WARP;
-        const uint32_t output = first_output + i / TILE_CHUNKS;
-        const uint32_t input = first + i % TILE_CHUNKS * 8;
-        float eight[8] = {};
-        if (output < p.outputs && input < p.inputs) {
-            Weights::eight(p, output, input, eight);
-        }
-        SKEP_UNROLL
-        for (int word = 0; word < 4; ++word) {
-            made[run].words[word] = pack<T>(eight[2 * word], eight[2 * word + 1]);
-        }
-    }
-}
-
-template <typename T>
-SKEP_DEVICE void store_weights(const Vec16 (&made)[RUNS], T* tile) {
-    SKEP_UNROLL
-    for (int run = 0; run < RUNS; ++run) {
-        const uint32_t i = threadIdx.x + run * GEMM_WARPS * WARP;
-        *reinterpret_cast<Vec16*>(tile + i / TILE_CHUNKS * GEMM_STRIDE + i % TILE_CHUNKS * 8) = made[run];
+        const bool there = row < count && input < inputs;
+        const uint64_t at = there ? static_cast<uint64_t>(row) * inputs + input : 0;
+        copy_async(tile + i / TILE_CHUNKS * GEMM_STRIDE + i % TILE_CHUNKS * 8, static_cast<const T*>(matrix) + at, there);
     }
 }
 
 // Grid: (outputs / 64, rows / ROWS), rounded up. Block: GEMM_WARPS warps. Shared: 2 · (ROWS + 64) rows of GEMM_STRIDE.
-template <typename Weights, typename T, int ROWS>
+template <typename T, int ROWS>
 SKEP_DEVICE void gemm(const MatmulParams& p) {
     // Number of bands of 16 rows per warp. A warp handles 32 outputs.
     constexpr int BANDS = ROWS / 32;
     const uint32_t lane = threadIdx.x % WARP;
     const uint32_t warp = threadIdx.x / WARP;
-    const uint32_t first_output = blockIdx.x * TILE_OUTPUTS;
+    const uint32_t first_output = blockIdx.x * GEMM_OUTPUTS;
     const uint32_t first_row = blockIdx.y * ROWS;
     const uint32_t warp_row = warp % 2 * (ROWS / 2);
     const uint32_t warp_output = warp / 2 * 32;
     SKEP_DYNAMIC_SHARED(T, rows);
     T* const weights = rows + 2 * ROWS * GEMM_STRIDE;
 
-    Vec16 made[RUNS];
-    begin_rows<T, ROWS>(p, first_row, 0, rows);
-    make_weights<Weights, T>(p, first_output, 0, made);
-    store_weights(made, weights);
-
+    const auto begin = [&](uint32_t first, int stage) {
+        begin_tile<T, ROWS>(p.x, p.rows, p.inputs, first_row, first, rows + stage * ROWS * GEMM_STRIDE);
+        begin_tile<T, GEMM_OUTPUTS>(p.weights, p.outputs, p.inputs, first_output, first,
+                                    weights + stage * GEMM_OUTPUTS * GEMM_STRIDE);
+        copy_commit();
+    };
+    begin(0, 0);
     float sums[BANDS][4][4] = {};
     int stage = 0;
     for (uint32_t first = 0; first < p.inputs; first += TILE_INPUTS) {
@@ -90,11 +63,10 @@ SKEP_DEVICE void gemm(const MatmulParams& p) {
         // This tile has arrived, and no thread reads the other one any more.
         __syncthreads();
         if (next < p.inputs) {
-            begin_rows<T, ROWS>(p, first_row, next, rows + (stage ^ 1) * ROWS * GEMM_STRIDE);
-            make_weights<Weights, T>(p, first_output, next, made);
+            begin(next, stage ^ 1);
         }
         const T* tile_rows = rows + stage * ROWS * GEMM_STRIDE;
-        const T* tile_weights = weights + stage * TILE_OUTPUTS * GEMM_STRIDE;
+        const T* tile_weights = weights + stage * GEMM_OUTPUTS * GEMM_STRIDE;
         SKEP_UNROLL
         for (int step = 0; step < TILE_INPUTS / 16; ++step) {
             uint32_t b[2][4];
@@ -116,9 +88,6 @@ SKEP_DEVICE void gemm(const MatmulParams& p) {
                 }
             }
         }
-        if (next < p.inputs) {
-            store_weights(made, weights + (stage ^ 1) * TILE_OUTPUTS * GEMM_STRIDE);
-        }
         stage ^= 1;
     }
     SKEP_UNROLL
@@ -137,24 +106,12 @@ SKEP_DEVICE void gemm(const MatmulParams& p) {
     }
 }
 
-#define GEMM_OF(name, Weights, T, ROWS)                                                       \
-    SKEP_KERNEL_BOUNDED(gemm_##name##_##ROWS##_##T, MatmulParams, GEMM_WARPS * WARP) {        \
-        gemm<Weights, T, ROWS>(p);                                                            \
+#define GEMM(T, ROWS)                                                             \
+    SKEP_KERNEL_BOUNDED(gemm_##ROWS##_##T, MatmulParams, GEMM_WARPS * WARP) {     \
+        gemm<T, ROWS>(p);                                                         \
     }
-#define GEMM(name, Weights)          \
-    GEMM_OF(name, Weights, bf16, 32)  \
-    GEMM_OF(name, Weights, bf16, 128) \
-    GEMM_OF(name, Weights, f16, 32)   \
-    GEMM_OF(name, Weights, f16, 128)
 
-GEMM_OF(plain, Plain<bf16>, bf16, 32)
-GEMM_OF(plain, Plain<bf16>, bf16, 128)
-GEMM_OF(plain, Plain<f16>, f16, 32)
-GEMM_OF(plain, Plain<f16>, f16, 128)
-GEMM(q4_0, Blocks<Q4_0>)
-GEMM(q4_1, Blocks<Q4_1>)
-GEMM(q8_0, Blocks<Q8_0>)
-GEMM(q4_k, Blocks<Q4_K>)
-GEMM(q6_k, Blocks<Q6_K>)
-GEMM(int4, PackedInt4)
-GEMM(fp8, Fp8)
+GEMM(bf16, 32)
+GEMM(bf16, 128)
+GEMM(f16, 32)
+GEMM(f16, 128)

@@ -42,6 +42,15 @@ SKEP_DEVICE float add_rounded(float a, float b) {
 #endif
 }
 
+// Returns a · b + c, rounded once on a device.
+SKEP_DEVICE float fused(float a, float b, float c) {
+#if defined(__CUDACC_RTC__)
+    return __fmaf_rn(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
+
 SKEP_DEVICE float to_float(float value) {
     return value;
 }
@@ -112,6 +121,11 @@ SKEP_DEVICE f16 from_float<f16>(float value) {
 // Eight 16-bit values or four floats: the unit that a thread loads or stores at once.
 struct alignas(16) Vec16 {
     uint32_t words[4];
+};
+
+// Half of that.
+struct alignas(8) Vec8 {
+    uint32_t words[2];
 };
 
 // Splits a word into its two 16-bit values, the lower one first.

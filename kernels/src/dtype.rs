@@ -1,9 +1,7 @@
 //! The number formats of weights and their block geometry.
 //!
-//! Invariant: `block_bytes` holds exactly `block_len` values. Nothing here reads data. The blocks that kernels on devices read,
-//! too, are defined by the source of these kernels.
+//! Invariant: `block_bytes` holds exactly `block_len` values. Nothing here reads data.
 
-use crate::device_constants::device_constant;
 use std::fmt;
 
 /// A block of values that share scales.
@@ -12,22 +10,6 @@ struct Block {
     values: usize,
     bytes: usize,
 }
-
-/// Reads the geometry of a block from the CUDA sources.
-macro_rules! device_block {
-    ($name:literal) => {
-        Block {
-            values: device_constant!("formats/blocks.cuh", $name, "VALUES") as usize,
-            bytes: device_constant!("formats/blocks.cuh", $name, "BYTES") as usize,
-        }
-    };
-}
-
-const Q4_0: Block = device_block!("Q4_0");
-const Q4_1: Block = device_block!("Q4_1");
-const Q8_0: Block = device_block!("Q8_0");
-const Q4K: Block = device_block!("Q4_K");
-const Q6K: Block = device_block!("Q6_K");
 
 /// The storage format of a tensor's values. Quantized formats follow the GGUF block layouts, except for [`DType::Int4`] and
 /// [`DType::F8E4M3`], which no GGUF file has.
@@ -86,21 +68,20 @@ impl DType {
         let (values, bytes) = match self {
             DType::F32 => (1, 4),
             DType::F16 | DType::BF16 => (1, 2),
-            DType::Q4_0 => return Q4_0,
-            DType::Q4_1 => return Q4_1,
-            DType::Q8_0 => return Q8_0,
-            DType::Q4K => return Q4K,
-            DType::Q6K => return Q6K,
             DType::Mxfp4 => (32, 17),
-            DType::Iq4Nl => (32, 18),
+            DType::Q4_0 | DType::Iq4Nl => (32, 18),
             DType::Int4 => (32, 19),
+            DType::Q4_1 => (32, 20),
             DType::Q5_0 => (32, 22),
             DType::Q5_1 => (32, 24),
+            DType::Q8_0 => (32, 34),
             DType::F8E4M3 => (32, 36),
             DType::Q2K => (256, 84),
             DType::Q3K => (256, 110),
             DType::Iq4Xs => (256, 136),
+            DType::Q4K => (256, 144),
             DType::Q5K => (256, 176),
+            DType::Q6K => (256, 210),
         };
         Block { values, bytes }
     }

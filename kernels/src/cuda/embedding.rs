@@ -1,5 +1,6 @@
 //! Rows of the embedding table.
 
+use super::tiles::Tiles;
 use super::{Activation, Address, Launch};
 use crate::{DType, KernelError};
 
@@ -24,8 +25,8 @@ pub struct EmbeddingParams {
 pub enum Table {
     /// Values in the format of the activations.
     Plain,
-    /// Quantized blocks, which are converted to activations.
-    Blocks(DType, Activation),
+    /// Quantized [tiles](super::tiles), which are converted to activations.
+    Tiles(DType, Activation),
 }
 
 /// Returns the launch for this number of rows.
@@ -34,8 +35,8 @@ pub fn launch(params: &EmbeddingParams, rows: u32, table: Table) -> Result<Launc
     super::multiple_of_8(OP, "width", params.width)?;
     let name = match table {
         Table::Plain => OP.to_owned(),
-        Table::Blocks(dtype, activation) => {
-            let (format, block) = super::matmul::block_format(OP, dtype)?;
+        Table::Tiles(dtype, activation) => {
+            let (format, block) = (Tiles::read_by(OP, dtype)?.name, dtype.block_len() as u32);
             let whole = params.width.is_multiple_of(block);
             super::require(whole, OP, "width", params.width, || format!("a multiple of {block}"))?;
             format!("embedding_{format}_{}", activation.suffix())
@@ -78,21 +79,21 @@ mod tests {
     #[test]
     fn rows_of_quantized_tables_are_converted_to_activations() {
         let mut random = Random::fresh();
-        let (width, vocabulary) = (1280, 5);
-        let tokens = [4_u32, 6, 0, 5];
+        let (width, vocabulary) = (1280, 21);
+        let tokens = [4_u32, 22, 0, 5, 13, 21];
         for made in Made::of_every_format(&mut random, width, vocabulary) {
-            let Some((dtype, blocks, values)) = made.as_blocks() else { continue };
+            let Some((dtype, tiles, values)) = made.as_tiles() else { continue };
             for activation in Activation::ALL {
                 let mut out = activation.zeros(width * tokens.len());
                 let params = EmbeddingParams {
                     tokens: host::address(&tokens),
-                    table: host::address(blocks),
+                    table: host::address(tiles),
                     out: out.address(),
                     width: width as u32,
                     vocabulary: vocabulary as u32,
                     first: 1,
                 };
-                let launch = launch(&params, tokens.len() as u32, Table::Blocks(dtype, activation));
+                let launch = launch(&params, tokens.len() as u32, Table::Tiles(dtype, activation));
                 host::run(&launch.expect("good shapes"), &params, &mut [out.values_mut()]);
                 let row =
                     |token: &u32| match values.chunks(width).nth(token.wrapping_sub(params.first) as usize) {
@@ -113,11 +114,11 @@ mod tests {
         assert!(launch(&params, 1, Table::Plain).expect_err("12 is unsupported").to_string().contains("12"));
         let params = EmbeddingParams { width: 288, ..params };
         let refused = |dtype| {
-            launch(&params, 1, Table::Blocks(dtype, Activation::F16))
+            launch(&params, 1, Table::Tiles(dtype, Activation::F16))
                 .expect_err("288 is unsupported")
                 .to_string()
         };
         assert!(refused(DType::Q4K).contains("multiple of 256"), "{}", refused(DType::Q4K));
-        assert!(refused(DType::F32).contains("Q4_K and Q6_K"), "{}", refused(DType::F32));
+        assert!(refused(DType::F32).contains("Q4_K, Q6_K"), "{}", refused(DType::F32));
     }
 }

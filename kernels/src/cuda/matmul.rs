@@ -1,14 +1,13 @@
 //! Products with weights of any format, for any number of rows.
 //!
-//! `gemv` is for few rows and bound by reading the weights; `gemm` is for many rows and uses tensor cores. The two add up in
-//! different orders. Where the bits of a row must not depend on the number of rows, `gemm` is used for all of them.
+//! `gemv` is for few rows of dense weights and bound by reading the weights; `gemm` is for many rows and uses tensor cores. The
+//! two add up in different orders. Where the bits of a row must not depend on the number of rows, `gemm` is used for all of
+//! them. `products` is for quantized weights, and adds up in one order.
 
-use super::{Activation, Address, Launch, gemm, gemv};
-use crate::{DType, KernelError, device_constants::device_constant};
+use super::{Activation, Address, Launch, gemm, gemv, products};
+use crate::{DType, KernelError};
 
-const INT4_GROUP: u32 = device_constant!("formats/blocks.cuh", "Int4", "GROUP");
-
-/// The parameters of `gemv` and `gemm`, which compute `y = x · weightsᵀ + bias`.
+/// The parameters of `gemv`, `gemm` and `products`, which compute `y = x · weightsᵀ + bias`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct MatmulParams {
@@ -16,8 +15,6 @@ pub struct MatmulParams {
     pub x: Address,
     /// `[outputs, inputs]`, in the format of the weights.
     pub weights: Address,
-    /// The scales, for formats that store them separately.
-    pub scales: Address,
     /// `[outputs]`, in the format of the activations. It may be [`Address::NONE`].
     pub bias: Address,
     /// `[rows, y_stride]`. Each row starts with the outputs.
@@ -27,9 +24,6 @@ pub struct MatmulParams {
     pub outputs: u32,
     pub y_stride: u32,
     pub output_format: OutputFormat,
-    /// FP8: number of rows and columns of weights that share a scale.
-    pub scale_rows: u32,
-    pub scale_columns: u32,
 }
 
 impl MatmulParams {
@@ -39,7 +33,6 @@ impl MatmulParams {
         MatmulParams {
             x,
             weights,
-            scales: Address::NONE,
             bias: Address::NONE,
             y,
             rows,
@@ -47,9 +40,15 @@ impl MatmulParams {
             outputs,
             y_stride: outputs,
             output_format: OutputFormat::Activations,
-            scale_rows: 0,
-            scale_columns: 0,
         }
+    }
+
+    /// Checks the shape for weights in blocks of this many values.
+    pub(super) fn check(&self, op: &'static str, block: u32) -> Result<(), KernelError> {
+        let stride = || format!("at least the {} outputs", self.outputs);
+        super::require(self.y_stride >= self.outputs, op, "y_stride", self.y_stride, stride)?;
+        let whole = self.inputs > 0 && self.inputs.is_multiple_of(block);
+        super::require(whole, op, "inputs", self.inputs, || format!("a multiple of {block}"))
     }
 }
 
@@ -66,13 +65,8 @@ pub enum OutputFormat {
 pub enum Weights {
     /// Values in the format of the activations.
     Plain,
-    /// Quantized blocks as in GGUF.
-    Blocks(DType),
-    /// 4-bit integers, eight per word, with one bf16 scale per group of 32.
-    Int4,
-    /// e4m3 values with one float32 scale per block of `scale_rows` by `scale_columns` weights. If the block is larger than
-    /// the matrix, there is one scale.
-    Fp8,
+    /// Quantized weights of this format, in [tiles](super::tiles).
+    Tiles(DType),
 }
 
 /// Returns the launch of the fastest kernel for the number of rows.
@@ -81,103 +75,68 @@ pub fn launch(
     weights: Weights,
     activation: Activation,
 ) -> Result<Launch, KernelError> {
-    match params.rows {
-        0..=gemv::MAX_ROWS => gemv::launch(params, weights, activation),
-        _ => gemm::launch(params, weights, activation),
+    match (weights, params.rows) {
+        (Weights::Tiles(dtype), _) => products::launch(params, dtype, activation),
+        (Weights::Plain, 0..=gemv::MAX_ROWS) => gemv::launch(params, activation),
+        (Weights::Plain, _) => gemm::launch(params, activation),
     }
 }
 
-impl Weights {
-    /// Returns the part of the kernel names for this format, after checking the shape and the scales.
-    pub(super) fn format(self, op: &'static str, params: &MatmulParams) -> Result<&'static str, KernelError> {
-        let (format, block) = match self {
-            Weights::Plain => ("plain", 8),
-            Weights::Blocks(dtype) => block_format(op, dtype)?,
-            Weights::Int4 => ("int4", INT4_GROUP),
-            Weights::Fp8 => ("fp8", 8),
-        };
-        let stride = || format!("at least the {} outputs", params.outputs);
-        super::require(params.y_stride >= params.outputs, op, "y_stride", params.y_stride, stride)?;
-        let whole = params.inputs > 0 && params.inputs.is_multiple_of(block);
-        super::require(whole, op, "inputs", params.inputs, || format!("a multiple of {block}"))?;
-        if self == Weights::Fp8 {
-            super::multiple_of_8(op, "scale_columns", params.scale_columns)?;
-            super::require(params.scale_rows > 0, op, "scale_rows", 0, || "at least 1".to_owned())?;
-        }
-        Ok(format)
+/// Returns the launch of the kernel that adds up a row's products in the same order for any number of rows.
+pub fn in_fixed_order(
+    params: &MatmulParams,
+    weights: Weights,
+    activation: Activation,
+) -> Result<Launch, KernelError> {
+    match weights {
+        Weights::Tiles(dtype) => products::launch(params, dtype, activation),
+        Weights::Plain => gemm::launch(params, activation),
     }
 }
 
-/// Returns whether products read blocks of a format as they are in files.
-pub fn reads_blocks(dtype: DType) -> bool {
-    block_format("matmul", dtype).is_ok()
-}
-
-/// Returns the part of the kernel names for a format, and the number of values per block.
-pub(super) fn block_format(op: &'static str, dtype: DType) -> Result<(&'static str, u32), KernelError> {
-    let name = match dtype {
-        DType::Q4_0 => "q4_0",
-        DType::Q4_1 => "q4_1",
-        DType::Q8_0 => "q8_0",
-        DType::Q4K => "q4_k",
-        DType::Q6K => "q6_k",
-        DType::F32
-        | DType::F16
-        | DType::BF16
-        | DType::Q5_0
-        | DType::Q5_1
-        | DType::Q2K
-        | DType::Q3K
-        | DType::Q5K
-        | DType::Iq4Nl
-        | DType::Iq4Xs
-        | DType::Mxfp4
-        | DType::Int4
-        | DType::F8E4M3 => {
-            let supported = "Q4_0, Q4_1, Q8_0, Q4_K and Q6_K";
-            return Err(KernelError::Format { op, found: dtype, supported });
+/// Returns the launch of the kernel that computes `silu(gate) · up` with a matrix that holds the outputs of a gate and then as
+/// many others, if there is one for the shape.
+pub fn gated(
+    params: &MatmulParams,
+    weights: Weights,
+    activation: Activation,
+) -> Option<Result<Launch, KernelError>> {
+    match weights {
+        Weights::Tiles(dtype) if products::divides_gate(params.outputs) => {
+            Some(products::gated(params, dtype, activation))
         }
-    };
-    Ok((name, dtype.block_len() as u32))
+        Weights::Plain if params.rows <= gemv::MAX_ROWS => Some(gemv::gated(params, activation)),
+        Weights::Tiles(_) | Weights::Plain => None,
+    }
 }
 
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::{
-        cuda::host::{self, Buffer},
-        cuda::swiglu::{self, SwigluParams},
-        dequantize,
-        random::Random,
-    };
-    use half::{bf16, f16};
+    use crate::cuda::host::{self, Buffer};
+    use crate::cuda::swiglu::{self, SwigluParams};
+    use crate::cuda::tiles::Tiles;
+    use crate::{dequantize, random::Random};
+    use half::f16;
 
-    /// Weights in their memory layout, their separate scales, and the values that they represent.
+    /// Weights in their memory layout, and the values that they represent.
     pub(in crate::cuda) struct Made {
         weights: Weights,
         memory: Buffer,
-        scales: Vec<u8>,
         values: Vec<f32>,
         inputs: usize,
         outputs: usize,
-        /// FP8: the side of the square of weights that share a scale.
-        square: usize,
     }
 
     impl Made {
-        /// Makes random weights of every format.
+        /// Makes random weights of every quantized format.
         pub(in crate::cuda) fn of_every_format(
             random: &mut Random,
             inputs: usize,
             outputs: usize,
         ) -> Vec<Self> {
-            let mut all: Vec<Made> = [DType::Q4_0, DType::Q4_1, DType::Q8_0, DType::Q4K, DType::Q6K]
-                .map(|dtype| Made::blocks(dtype, random, inputs, outputs))
-                .into();
-            all.push(Made::int4(random, inputs - 32, outputs));
-            // One scale per block, and one scale for the whole matrix.
-            all.extend([128, 1024].map(|square| Made::fp8(random, inputs + 8, outputs, square)));
-            all
+            let formats = DType::ALL.into_iter().filter(|dtype| Tiles::of(*dtype).is_some());
+            formats.map(|dtype| Made::tiles(dtype, random, inputs, outputs)).collect()
         }
 
         /// Makes random weights in the format of the activations.
@@ -189,80 +148,70 @@ pub(super) mod tests {
         ) -> Self {
             let weights = activation.random(random, inputs * outputs);
             let values = weights.values().iter().map(|bits| activation.decode(*bits) as f32).collect();
-            let memory = weights;
-            Made { weights: Weights::Plain, memory, scales: Vec::new(), values, inputs, outputs, square: 0 }
+            Made { weights: Weights::Plain, memory: weights, values, inputs, outputs }
         }
 
-        /// Makes random blocks. Any bytes form valid blocks, except that the scales have to be numbers of moderate size.
-        fn blocks(dtype: DType, random: &mut Random, inputs: usize, outputs: usize) -> Self {
-            let scale_offsets: &[usize] = match dtype {
-                DType::Q4_0 | DType::Q8_0 => &[0],
-                DType::Q4_1 | DType::Q4K => &[0, 2],
-                _ => &[208],
-            };
-            let mut bytes = Vec::new();
+        /// Makes random tiles. Any bytes form valid blocks, except that the scales have to be numbers of moderate size, zero
+        /// points have four bits, and bytes of FP8 are numbers.
+        pub(in crate::cuda) fn tiles(
+            dtype: DType,
+            random: &mut Random,
+            inputs: usize,
+            outputs: usize,
+        ) -> Self {
+            let mut blocks = Vec::new();
             for _ in 0..inputs * outputs / dtype.block_len() {
-                let mut block: Vec<u8> = (0..dtype.block_bytes()).map(|_| random.next_u64() as u8).collect();
-                for offset in scale_offsets {
-                    let scale = f16::from_f32(random.signed() / 16.0).to_le_bytes();
-                    block[*offset..offset + 2].copy_from_slice(&scale);
-                }
-                bytes.extend(block);
+                blocks.extend(random_block(dtype, random));
             }
+            Made::packed(dtype, &blocks, inputs, outputs)
+        }
+
+        fn packed(dtype: DType, blocks: &[u8], inputs: usize, outputs: usize) -> Self {
             let mut values = vec![0.0; inputs * outputs];
-            dequantize(dtype, &bytes, &mut values).expect("whole blocks");
-            let weights = Weights::Blocks(dtype);
-            let memory = packed(&bytes);
-            Made { weights, memory, scales: Vec::new(), values, inputs, outputs, square: 0 }
+            dequantize(dtype, blocks, &mut values).expect("whole blocks");
+            let tiles = Tiles::of(dtype).expect("a format of tiles");
+            let mut bytes = vec![0xff; tiles.matrix_bytes(outputs, inputs).expect("whole blocks")];
+            tiles.pack(blocks, inputs, &mut bytes).expect("whole blocks");
+            let words = bytes.chunks_exact(2).map(|pair| u16::from_le_bytes([pair[0], pair[1]]));
+            let memory = Buffer::new(words.collect());
+            Made { weights: Weights::Tiles(dtype), memory, values, inputs, outputs }
         }
 
-        fn int4(random: &mut Random, inputs: usize, outputs: usize) -> Self {
-            let bytes: Vec<u8> = (0..inputs * outputs / 2).map(|_| random.next_u64() as u8).collect();
-            let scales: Vec<bf16> =
-                (0..inputs * outputs / 32).map(|_| bf16::from_f32(random.signed() / 8.0)).collect();
-            let value = |i: usize| {
-                let nibble = bytes[i / 2] >> (4 * (i % 2)) & 15;
-                (f32::from(nibble) - 8.0) * scales[i / 32].to_f32()
-            };
-            let values = (0..inputs * outputs).map(value).collect();
-            let scales = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
-            let memory = packed(&bytes);
-            Made { weights: Weights::Int4, memory, scales, values, inputs, outputs, square: 0 }
+        /// Makes FP8 weights of three outputs, of which only the second has a value that is not a number.
+        pub(in crate::cuda) fn with_nan(random: &mut Random) -> Self {
+            let mut blocks: Vec<u8> = (0..9).flat_map(|_| random_block(DType::F8E4M3, random)).collect();
+            blocks[36 * 4 + 9] = 0xff;
+            Made::packed(DType::F8E4M3, &blocks, 96, 3)
         }
 
-        fn fp8(random: &mut Random, inputs: usize, outputs: usize, square: usize) -> Self {
-            // All bit patterns except NaN, which is 0x7f with either sign.
-            let bytes: Vec<u8> = (0..inputs * outputs)
-                .map(|_| random.next_u64() as u8)
-                .map(|bits| if bits & 0x7f == 0x7f { 0 } else { bits })
-                .collect();
-            let columns = inputs.div_ceil(square);
-            let scales: Vec<f32> =
-                (0..outputs.div_ceil(square) * columns).map(|_| random.signed() / 64.0).collect();
-            let scale = |i: usize| scales[i / inputs / square * columns + i % inputs / square];
-            let values = bytes.iter().enumerate().map(|(i, bits)| e4m3(*bits) * scale(i)).collect();
-            let scales = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
-            let memory = packed(&bytes);
-            Made { weights: Weights::Fp8, memory, scales, values, inputs, outputs, square }
+        pub(in crate::cuda) fn check_nan(&self) {
+            let activation = Activation::Bf16;
+            let x = activation.random(&mut Random::fresh(), self.inputs);
+            let mut y = activation.zeros(self.outputs);
+            let params = self.params(1, &x, &y);
+            let launch = launch(&params, self.weights, activation).expect("good shapes");
+            host::run(&launch, &params, &mut [y.values_mut()]);
+            let is_nan: Vec<bool> = y.values().iter().map(|bits| activation.decode(*bits).is_nan()).collect();
+            assert_eq!(is_nan, [false, true, false]);
         }
 
-        /// Returns the format, the memory and the values of weights in blocks, or `None` for other formats.
-        pub(in crate::cuda) fn as_blocks(&self) -> Option<(DType, &[u16], &[f32])> {
+        /// Returns the format, the memory and the values of weights in tiles, or `None` for other weights.
+        pub(in crate::cuda) fn as_tiles(&self) -> Option<(DType, &[u16], &[f32])> {
             match self.weights {
-                Weights::Blocks(dtype) => Some((dtype, self.memory.values(), &self.values)),
-                Weights::Plain | Weights::Int4 | Weights::Fp8 => None,
+                Weights::Tiles(dtype) => Some((dtype, self.memory.values(), &self.values)),
+                Weights::Plain => None,
             }
         }
 
-        /// Checks the products of random rows. With `rounds_weights`, the kernel rounds the weights to the activation format.
-        pub(in crate::cuda) fn check(&self, rows: usize, activation: Activation, rounds_weights: bool) {
+        /// Checks the products of random rows.
+        pub(in crate::cuda) fn check(&self, rows: usize, activation: Activation) {
             let Made { inputs, outputs, .. } = *self;
             let x = activation.random(&mut Random::fresh(), rows * inputs);
             let mut y = activation.zeros(rows * outputs);
             let params = self.params(rows, &x, &y);
             let launch = launch(&params, self.weights, activation).expect("good shapes");
             host::run(&launch, &params, &mut [y.values_mut()]);
-            let expected = self.products(&x, activation, rounds_weights);
+            let expected = self.products(&x, activation);
             let largest = expected.iter().fold(0.0_f64, |largest, value| largest.max(value.abs()));
             activation.assert_close(y.values(), &expected, 1e-5 * largest.max(1.0));
         }
@@ -278,7 +227,7 @@ pub(super) mod tests {
             let bias = activation.random(&mut random, outputs);
             let mut gate_up = activation.zeros(rows * outputs);
             let params = MatmulParams { bias: bias.address(), ..self.params(rows, &x, &gate_up) };
-            let launch = gemv::launch(&params, self.weights, activation).expect("good shapes");
+            let launch = launch(&params, self.weights, activation).expect("good shapes");
             host::run(&launch, &params, &mut [gate_up.values_mut()]);
             let mut expected = activation.zeros(rows * width);
             let swiglu = SwigluParams {
@@ -291,7 +240,7 @@ pub(super) mod tests {
             host::run(&launch, &swiglu, &mut [expected.values_mut()]);
             let mut found = Buffer::new(vec![0x3c3c; rows * stride]);
             let params = MatmulParams { y: found.address(), y_stride: stride as u32, ..params };
-            let launch = gemv::gated(&params, self.weights, activation).expect("good shapes");
+            let launch = gated(&params, self.weights, activation).expect("a kernel").expect("good shapes");
             host::run(&launch, &params, &mut [found.values_mut()]);
             for (found, expected) in found.values().chunks(stride).zip(expected.values().chunks(width)) {
                 let expected: Vec<f64> = expected.iter().map(|bits| activation.decode(*bits)).collect();
@@ -315,7 +264,7 @@ pub(super) mod tests {
                 // Float32 sums, so that all bits are compared and not only the rounded result.
                 let mut y = Buffer::new(vec![0; 2 * rows * outputs]);
                 let params = MatmulParams { output_format: OutputFormat::F32, ..self.params(rows, &x, &y) };
-                let launch = gemm::launch(&params, self.weights, activation).expect("good shapes");
+                let launch = in_fixed_order(&params, self.weights, activation).expect("good shapes");
                 host::run(&launch, &params, &mut [y.values_mut()]);
                 y.values()[2 * at * outputs..][..2 * outputs].to_vec()
             };
@@ -334,7 +283,6 @@ pub(super) mod tests {
             MatmulParams {
                 x: x.address(),
                 weights: self.memory.address(),
-                scales: host::address(&self.scales),
                 bias: Address::NONE,
                 y: y.address(),
                 rows: rows as u32,
@@ -342,17 +290,47 @@ pub(super) mod tests {
                 outputs: self.outputs as u32,
                 y_stride: self.outputs as u32,
                 output_format: OutputFormat::Activations,
-                scale_rows: self.square as u32,
-                scale_columns: self.square as u32,
             }
         }
 
-        fn products(&self, x: &Buffer, activation: Activation, rounds_weights: bool) -> Vec<f64> {
-            let rounded = |weight: &f32| match rounds_weights {
-                true => activation.decode(activation.encode(*weight)),
-                false => f64::from(*weight),
-            };
-            let weights: Vec<f64> = self.values.iter().map(rounded).collect();
+        /// Checks products with a bias in rows with gaps between them, in both formats.
+        fn check_bias(&self, rows: usize, bias: &Buffer, activation: Activation) {
+            let Made { inputs, outputs, .. } = *self;
+            let stride = outputs + 5;
+            let x = activation.random(&mut Random::fresh(), rows * inputs);
+            let mut expected = self.products(&x, activation);
+            for (value, bias) in expected.iter_mut().zip(bias.values().iter().cycle()) {
+                *value += activation.decode(*bias);
+            }
+            for output_format in [OutputFormat::Activations, OutputFormat::F32] {
+                let words = if output_format == OutputFormat::F32 { 2 } else { 1 };
+                let mut y = Buffer::new(vec![0x3c3c; rows * stride * words]);
+                let params = MatmulParams {
+                    bias: bias.address(),
+                    y_stride: stride as u32,
+                    output_format,
+                    ..self.params(rows, &x, &y)
+                };
+                let launch = launch(&params, self.weights, activation).expect("good shapes");
+                host::run(&launch, &params, &mut [y.values_mut()]);
+                let rows = y.values().chunks(stride * words).zip(expected.chunks(outputs));
+                for (row, expected) in rows {
+                    let (found, gap) = row.split_at(outputs * words);
+                    assert!(gap.iter().all(|word| *word == 0x3c3c), "gaps between rows are not written");
+                    if output_format == OutputFormat::Activations {
+                        activation.assert_close(found, expected, 1e-4);
+                        continue;
+                    }
+                    for (pair, expected) in found.chunks(2).zip(expected) {
+                        let found = f32::from_bits(u32::from(pair[0]) | u32::from(pair[1]) << 16);
+                        assert!((f64::from(found) - expected).abs() < 1e-4, "{found} for {expected}");
+                    }
+                }
+            }
+        }
+
+        fn products(&self, x: &Buffer, activation: Activation) -> Vec<f64> {
+            let weights: Vec<f64> = self.values.iter().map(|weight| f64::from(*weight)).collect();
             let x: Vec<f64> = x.values().iter().map(|x| activation.decode(*x)).collect();
             let mut expected = Vec::new();
             for x in x.chunks(self.inputs) {
@@ -364,87 +342,57 @@ pub(super) mod tests {
         }
     }
 
-    /// Copies bytes to a buffer that is aligned to 16 bytes like a device's buffers.
-    fn packed(bytes: &[u8]) -> Buffer {
-        Buffer::new(bytes.chunks_exact(2).map(|pair| u16::from_le_bytes([pair[0], pair[1]])).collect())
-    }
-
-    fn e4m3(bits: u8) -> f32 {
-        let (exponent, mantissa) = (i32::from(bits >> 3 & 15), f32::from(bits & 7));
-        let magnitude = match exponent {
-            0 => mantissa / 8.0 * 2f32.powi(-6),
-            exponent => (1.0 + mantissa / 8.0) * 2f32.powi(exponent - 7),
+    fn random_block(dtype: DType, random: &mut Random) -> Vec<u8> {
+        let mut block: Vec<u8> = (0..dtype.block_bytes()).map(|_| random.next_u64() as u8).collect();
+        let halves: &[usize] = match dtype {
+            DType::Q4_0 | DType::Q8_0 | DType::Int4 => &[0],
+            DType::Q4_1 | DType::Q4K => &[0, 2],
+            DType::Q6K => &[208],
+            _ => &[],
         };
-        if bits & 0x80 == 0 { magnitude } else { -magnitude }
+        for at in halves {
+            block[*at..at + 2].copy_from_slice(&f16::from_f32(random.signed() / 16.0).to_le_bytes());
+        }
+        match dtype {
+            DType::Int4 => block[2] &= 15,
+            DType::F8E4M3 => {
+                block[..4].copy_from_slice(&(random.signed() / 64.0).to_le_bytes());
+                block[4..].iter_mut().filter(|code| **code & 0x7f == 0x7f).for_each(|code| *code = 0);
+            }
+            _ => {}
+        }
+        block
     }
 
     #[test]
     fn sums_include_the_bias_and_leave_gaps_between_rows_unchanged() {
         let mut random = Random::fresh();
-        let (inputs, outputs, stride) = (64, 7, 12);
         for activation in Activation::ALL {
-            let made = Made::blocks(DType::Q8_0, &mut random, inputs, outputs);
-            let bias = activation.random(&mut random, outputs);
-            for (rows, rounds_weights) in [(2, false), (20, true)] {
-                let x = activation.random(&mut random, rows * inputs);
-                let mut expected = made.products(&x, activation, rounds_weights);
-                for (value, bias) in expected.iter_mut().zip(bias.values().iter().cycle()) {
-                    *value += activation.decode(*bias);
-                }
-                for output_format in [OutputFormat::Activations, OutputFormat::F32] {
-                    let words = if output_format == OutputFormat::F32 { 2 } else { 1 };
-                    let mut y = Buffer::new(vec![0x3c3c; rows * stride * words]);
-                    let params = MatmulParams {
-                        bias: bias.address(),
-                        y_stride: stride as u32,
-                        output_format,
-                        ..made.params(rows, &x, &y)
-                    };
-                    let launch = launch(&params, made.weights, activation).expect("good shapes");
-                    host::run(&launch, &params, &mut [y.values_mut()]);
-                    let rows = y.values().chunks(stride * words).zip(expected.chunks(outputs));
-                    for (row, expected) in rows {
-                        let (found, gap) = row.split_at(outputs * words);
-                        assert!(gap.iter().all(|word| *word == 0x3c3c), "gaps between rows are not written");
-                        if output_format == OutputFormat::Activations {
-                            activation.assert_close(found, expected, 1e-4);
-                            continue;
-                        }
-                        for (pair, expected) in found.chunks(2).zip(expected) {
-                            let found = f32::from_bits(u32::from(pair[0]) | u32::from(pair[1]) << 16);
-                            assert!((f64::from(found) - expected).abs() < 1e-4, "{found} for {expected}");
-                        }
-                    }
-                }
+            let tiles = Made::tiles(DType::Q8_0, &mut random, 64, 7);
+            let plain = Made::plain(activation, &mut random, 64, 7);
+            let bias = activation.random(&mut random, 7);
+            for (made, rows) in [(&tiles, 2), (&tiles, 20), (&plain, 2), (&plain, 20)] {
+                made.check_bias(rows, &bias, activation);
             }
         }
     }
 
     #[test]
     fn unsupported_shapes_and_formats_are_rejected() {
-        let none = Address::NONE;
         let good = MatmulParams {
-            x: none,
-            weights: none,
-            scales: none,
-            bias: none,
-            y: none,
-            rows: 1,
-            inputs: 288,
-            outputs: 3,
-            y_stride: 3,
             output_format: OutputFormat::F32,
-            scale_rows: 128,
-            scale_columns: 128,
+            ..MatmulParams::dense([Address::NONE; 3], [1, 288, 3])
         };
         let refused =
             |params, weights| launch(&params, weights, Activation::F16).expect_err("rejected").to_string();
-        let text = refused(good, Weights::Blocks(DType::Q4K));
+        let text = refused(good, Weights::Tiles(DType::Q4K));
         assert!(text.contains("288") && text.contains("multiple of 256"), "{text}");
-        let text = refused(good, Weights::Blocks(DType::Q5K));
-        assert!(text.contains("Q5_K") && text.contains("Q4_K and Q6_K"), "{text}");
-        let text = refused(MatmulParams { rows: 99, scale_columns: 12, ..good }, Weights::Fp8);
-        assert!(text.contains("gemm") && text.contains("scale_columns"), "{text}");
-        assert!(launch(&good, Weights::Fp8, Activation::F16).is_ok());
+        let text = refused(good, Weights::Tiles(DType::Q5K));
+        assert!(text.contains("Q5_K") && text.contains("Q4_K, Q6_K"), "{text}");
+        let text = refused(MatmulParams { rows: 99, inputs: 12, ..good }, Weights::Plain);
+        assert!(text.contains("gemm") && text.contains("inputs"), "{text}");
+        let text = refused(MatmulParams { y_stride: 2, ..good }, Weights::Tiles(DType::Q8_0));
+        assert!(text.contains("y_stride") && text.contains("at least the 3 outputs"), "{text}");
+        assert!(launch(&good, Weights::Tiles(DType::Q8_0), Activation::F16).is_ok());
     }
 }

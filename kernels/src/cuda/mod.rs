@@ -36,13 +36,16 @@ pub mod attention_decode;
 pub mod attention_hopper;
 pub mod attention_prefill;
 pub mod embedding;
+pub mod expand;
 pub mod gemm;
 pub mod gemv;
 pub mod matmul;
+pub mod products;
 pub mod qkv;
 pub mod rms_norm;
 pub mod sample;
 pub mod swiglu;
+pub mod tiles;
 
 #[cfg(test)]
 mod compile_tests;

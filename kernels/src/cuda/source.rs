@@ -25,6 +25,8 @@ pub const SOURCES: &[Source] = sources![
     "swiglu.cu",
     "gemv.cu",
     "gemm.cu",
+    "products.cu",
+    "expand.cu",
     "all_reduce.cu",
     "sample.cu",
 ];
@@ -34,10 +36,11 @@ const HEADERS: &[Source] = sources![
     "device.cuh",
     "numbers.cuh",
     "attention_tiles.cuh",
-    "formats/blocks.cuh",
-    "formats/weights.cuh",
+    "matmul.cuh",
+    "formats/tiles.cuh",
     "ptx/barrier.cuh",
     "ptx/mma.cuh",
+    "ptx/pairs.cuh",
     "ptx/peer.cuh",
     "ptx/wgmma.cuh",
 ];
@@ -92,8 +95,8 @@ mod tests {
         };
         assert_eq!(names("swiglu.cu"), ["device.cuh", "numbers.cuh"]);
         assert_eq!(
-            names("gemv.cu"),
-            ["device.cuh", "formats/blocks.cuh", "formats/weights.cuh", "numbers.cuh"]
+            names("expand.cu"),
+            ["device.cuh", "formats/tiles.cuh", "numbers.cuh", "ptx/pairs.cuh"]
         );
     }
 }

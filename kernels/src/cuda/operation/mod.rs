@@ -5,21 +5,20 @@
 //! are in device memory and are not checked here; the caller that writes them must check them.
 
 mod operands;
+mod products;
 
 use super::all_reduce::{self, AllReduceParams, MAX_RANKS, SIGNAL_BYTES, Shots};
 use super::attention_decode::{self, AttentionDecodeParams, Split};
 use super::attention_hopper;
 use super::attention_prefill::{self, AttentionJoinParams, AttentionPrefillParams, Join, QueryTile};
-use super::blas::{self, Blas};
 use super::device::{Device, Slice};
 use super::embedding::{self, EmbeddingParams, Table};
-use super::matmul::{self, MatmulParams, OutputFormat, Weights};
+use super::matmul::Weights;
 use super::qkv::{self, QkvParams};
 use super::rms_norm::{self, RmsNormParams};
 use super::sample::{self, Adjustment, Logits, SampleParams, SampleRow};
 use super::swiglu::{self, SwigluParams};
-use super::{Activation, Address, Launch};
-use super::{gemm, gemv};
+use super::{Activation, Address};
 use crate::KernelError;
 use crate::error::product;
 pub use operands::{
@@ -32,12 +31,13 @@ impl Device {
     pub fn embedding(&self, of: &Embedding<'_>, activation: Activation) -> Result<(), KernelError> {
         const OP: &str = "embedding";
         let Embedding { tokens, table, format, out, rows, width, first, count } = *of;
-        let table_row = match format {
-            Table::Plain => width as usize * ACTIVATION_BYTES,
-            Table::Blocks(dtype, _) => dtype.row_bytes(width as usize).unwrap_or(usize::MAX),
+        let weights = match format {
+            Table::Plain => Weights::Plain,
+            Table::Tiles(dtype, _) => Weights::Tiles(dtype),
         };
+        let table_bytes = Matrix { weights, data: table, bias: None, outputs: count, inputs: width }.bytes()?;
         holds(OP, "tokens", tokens, &[rows as usize, 4])?;
-        holds(OP, "table", table, &[count as usize, table_row])?;
+        holds(OP, "table", table, &[table_bytes])?;
         holds(OP, "out", out, &[rows as usize, width as usize, ACTIVATION_BYTES])?;
         let params = EmbeddingParams {
             tokens: tokens.address(),
@@ -75,84 +75,6 @@ impl Device {
         let launch = rms_norm::launch(&params, rows, activation)?;
         // SAFETY: the slices match the shapes.
         unsafe { self.launch(&launch, &params) }
-    }
-
-    /// Computes `y[rows, y_stride] = x[rows, inputs] · matrixᵀ + bias`, where each row of `y` starts with the outputs.
-    pub fn matmul(
-        &self,
-        matrix: &Matrix<'_>,
-        of: &Product<'_>,
-        activation: Activation,
-        products: Products<'_>,
-    ) -> Result<(), KernelError> {
-        if of.rows == 0 {
-            return Ok(());
-        }
-        let params = matmul_params(matrix, of)?;
-        let launch = match products {
-            Products::FixedOrder => gemm::launch(&params, matrix.weights, activation)?,
-            Products::Fastest(_) => matmul::launch(&params, matrix.weights, activation)?,
-        };
-        if let Some(blas) = self.faster_library(&params, &launch, matrix.weights, activation, products)? {
-            // SAFETY: the slices match the shapes.
-            match unsafe { blas.matmul(&params, activation) } {
-                Err(KernelError::NoAlgorithm { .. }) => {}
-                done => return done,
-            }
-        }
-        // SAFETY: the slices match the shapes.
-        unsafe { self.launch(&launch, &params) }
-    }
-
-    /// Computes `silu(gate) · up` of the products with a matrix that holds the outputs of the gate first.
-    pub fn gated_matmul(
-        &self,
-        matrix: &Matrix<'_>,
-        of: &GatedProduct<'_>,
-        activation: Activation,
-        products: Products<'_>,
-    ) -> Result<(), KernelError> {
-        let GatedProduct { x, rows, gate_up, out } = *of;
-        let (y, y_stride, output_format) = (gate_up, matrix.outputs, OutputFormat::Activations);
-        let product = Product { x, rows, y, y_stride, output_format };
-        let width = matrix.outputs / 2;
-        if matches!(products, Products::Fastest(_)) && (1..=gemv::MAX_ROWS).contains(&rows) {
-            holds("gemv_gated", "out", out, &[rows as usize, width as usize, ACTIVATION_BYTES])?;
-            let params = matmul_params(matrix, &product)?;
-            let plain = gemv::launch(&params, matrix.weights, activation)?;
-            if self.faster_library(&params, &plain, matrix.weights, activation, products)?.is_none() {
-                let params = MatmulParams { y: out.address(), y_stride: width, ..params };
-                let launch = gemv::gated(&params, matrix.weights, activation)?;
-                // SAFETY: the slices match the shapes.
-                return unsafe { self.launch(&launch, &params) };
-            }
-        }
-        self.matmul(matrix, &product, activation, products)?;
-        self.swiglu(gate_up, out, rows, width, activation)
-    }
-
-    /// Returns the library if it computes the product faster than this launch of Skep's kernels. Products that the library does
-    /// not support are left to these kernels, which support more.
-    fn faster_library<'a>(
-        &self,
-        params: &MatmulParams,
-        own: &Launch,
-        weights: Weights,
-        activation: Activation,
-        products: Products<'a>,
-    ) -> Result<Option<&'a Blas>, KernelError> {
-        let Products::Fastest(Some(blas)) = products else { return Ok(None) };
-        if weights != Weights::Plain || blas::ProductLayout::of(params, activation).is_err() {
-            return Ok(None);
-        }
-        if params.rows > gemv::MAX_ROWS {
-            return Ok(Some(blas));
-        }
-        // SAFETY: the caller has checked that the slices match the shapes.
-        let launch = || unsafe { self.launch(own, params) };
-        // SAFETY: as above.
-        let is_slower = unsafe { blas.is_slower_than(params, activation, launch) }?;
-        Ok(if is_slower == Some(false) { Some(blas) } else { None })
     }
 
     /// Applies bias, norms and rotation to the rows, and writes keys and values into their pages.
@@ -392,40 +314,6 @@ impl Device {
     }
 }
 
-/// Checks the slices of a product, and returns its parameters.
-fn matmul_params(matrix: &Matrix<'_>, of: &Product<'_>) -> Result<MatmulParams, KernelError> {
-    const OP: &str = "matmul";
-    let Product { x, rows, y, y_stride, output_format } = *of;
-    let Matrix { data, scales, bias, outputs, inputs, scale_rows, scale_columns, .. } = *matrix;
-    let [data_bytes, scale_bytes] = matrix.bytes()?;
-    holds(OP, "weights", data, &[data_bytes])?;
-    match scales {
-        Some(scales) => holds(OP, "scales", scales, &[scale_bytes])?,
-        None => crate::error::expect_len(OP, "scales", scale_bytes, 0)?,
-    }
-    if let Some(bias) = bias {
-        holds(OP, "bias", bias, &[outputs as usize, ACTIVATION_BYTES])?;
-    }
-    let sum_bytes = if output_format == OutputFormat::F32 { 4 } else { ACTIVATION_BYTES };
-    let last = product(OP, "y", &[rows as usize - 1, y_stride as usize])?;
-    holds(OP, "x", x, &[rows as usize, inputs as usize, ACTIVATION_BYTES])?;
-    holds(OP, "y", y, &[last.saturating_add(outputs as usize), sum_bytes])?;
-    Ok(MatmulParams {
-        x: x.address(),
-        weights: data.address(),
-        scales: address(scales),
-        bias: address(bias),
-        y: y.address(),
-        rows,
-        inputs,
-        outputs,
-        y_stride,
-        output_format,
-        scale_rows,
-        scale_columns,
-    })
-}
-
 fn address(slice: Option<Slice<'_>>) -> Address {
     slice.map_or(Address::NONE, Slice::address)
 }
@@ -433,7 +321,7 @@ fn address(slice: Option<Slice<'_>>) -> Address {
 fn format_of(table: Table) -> Option<Activation> {
     match table {
         Table::Plain => None,
-        Table::Blocks(_, activation) => Some(activation),
+        Table::Tiles(_, activation) => Some(activation),
     }
 }
 

@@ -9,6 +9,7 @@ use crate::cuda::embedding::Table;
 use crate::cuda::matmul::{OutputFormat, Weights};
 use crate::cuda::qkv::Pairing;
 use crate::cuda::sample::Choice;
+use crate::cuda::tiles::Tiles;
 use crate::error::product;
 
 /// Size of an activation in bytes.
@@ -19,15 +20,10 @@ pub const ACTIVATION_BYTES: usize = 2;
 pub struct Matrix<'a> {
     pub weights: Weights,
     pub data: Slice<'a>,
-    /// The scales, for formats that store them separately.
-    pub scales: Option<Slice<'a>>,
     /// `[outputs]`, in the format of the activations.
     pub bias: Option<Slice<'a>>,
     pub outputs: u32,
     pub inputs: u32,
-    /// FP8: number of rows and columns of weights that share a scale.
-    pub scale_rows: u32,
-    pub scale_columns: u32,
 }
 
 /// Rows to multiply with a matrix, and the destination of the products.
@@ -58,8 +54,9 @@ pub struct GatedProduct<'a> {
 /// The kernels that may compute a product.
 #[derive(Clone, Copy)]
 pub enum Products<'a> {
-    /// The fastest kernel for the number of rows. Dense weights with many rows use cuBLASLt, if it is given.
-    Fastest(Option<&'a Blas>),
+    /// The fastest kernel for the number of rows. Dense weights with many rows use cuBLASLt, if it is given. Quantized weights
+    /// with many rows are converted to dense ones in the slice, which may be shorter than a whole matrix, if it is given.
+    Fastest { library: Option<&'a Blas>, expanded: Option<Slice<'a>> },
     /// Only kernels that add up a row's products in the same order for any number of rows.
     FixedOrder,
 }
@@ -208,26 +205,16 @@ pub struct Sample<'a> {
 }
 
 impl Matrix<'_> {
-    /// Returns the size in bytes of the weights and of their scales.
-    pub fn bytes(&self) -> Result<[usize; 2], KernelError> {
+    /// Returns the size in bytes of the weights.
+    pub fn bytes(&self) -> Result<usize, KernelError> {
+        const OP: &str = "matmul";
         let (outputs, inputs) = (self.outputs as usize, self.inputs as usize);
-        let values = || product("matmul", "the matrix", &[outputs, inputs]);
-        Ok(match self.weights {
-            Weights::Plain => [product("matmul", "the matrix", &[outputs, inputs, ACTIVATION_BYTES])?, 0],
-            Weights::Blocks(dtype) => {
-                let row = dtype.row_bytes(inputs).ok_or(KernelError::PartialBlock {
-                    op: "matmul",
-                    dtype,
-                    values: inputs,
-                })?;
-                [product("matmul", "the matrix", &[outputs, row])?, 0]
+        match self.weights {
+            Weights::Plain => product(OP, "the matrix", &[outputs, inputs, ACTIVATION_BYTES]),
+            Weights::Tiles(dtype) => {
+                let partial = KernelError::PartialBlock { op: OP, dtype, values: inputs };
+                Tiles::read_by(OP, dtype)?.matrix_bytes(outputs, inputs).ok_or(partial)
             }
-            Weights::Int4 => [values()? / 2, values()? / 32 * 2],
-            Weights::Fp8 => {
-                let columns = self.inputs.div_ceil(self.scale_columns.max(1));
-                let rows = self.outputs.div_ceil(self.scale_rows.max(1));
-                [values()?, rows as usize * columns as usize * 4]
-            }
-        })
+        }
     }
 }

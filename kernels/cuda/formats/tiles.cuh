@@ -1,0 +1,415 @@
+// The quantized formats of weights on devices. A matrix is divided into tiles of 16 outputs and `INPUTS` inputs, which follow
+// each other along the inputs, and then along the outputs. Inputs and outputs that fill up the last tiles have a scale of 0.
+//
+// The quants of a tile have the order in which tensor cores take them. Lane 4 · r + q of a warp multiplies outputs r and r + 8,
+// and its loads of 16 bytes hold nothing else. Of 32 consecutive inputs, which are two steps of `mma_16x8x16`, it takes the
+// eight from 8 · q on; in a format whose scales change every 16 inputs, it takes the four from 4 · q on of each step. A step sums
+// over its inputs, so their order does not matter as long as the rows have the same one.
+//
+// Quants become 16-bit floats without rounding. Scales are applied to the float32 sums of the inputs that share them.
+#pragma once
+
+#include "device.cuh"
+#include "ptx/pairs.cuh"
+
+constexpr uint32_t TILE_OUTPUTS = 16;
+// The size of the quants of a tile that lanes load as two vectors, one per output.
+constexpr uint32_t TILE_QUANTS = 1024;
+
+// weight = quant · scale + offset.
+struct Scale {
+    float scale;
+    float offset;
+};
+
+// One and minus zero in both halves of a word, and the integer to which a float's lowest bits add small integers.
+template <typename T>
+struct Halves;
+
+template <>
+struct Halves<bf16> {
+    static constexpr uint32_t ONE = 0x3f803f80;
+    static constexpr uint32_t INTEGER = 0x43004300; // 128
+};
+
+template <>
+struct Halves<f16> {
+    static constexpr uint32_t ONE = 0x3c003c00;
+    static constexpr uint32_t INTEGER = 0x64006400; // 1024
+};
+
+constexpr uint32_t BOTH_SIGNS = 0x80008000;
+
+// Returns a constant that the compiler keeps in a register, because it does not know that blocks have one line of threads. It would
+// otherwise load the constant again for each instruction that has another one.
+SKEP_DEVICE uint32_t in_register(uint32_t constant) {
+    return constant + (blockDim.y - 1);
+}
+
+// Converts two integers below 128, one per half of the word, to floats, less `LESS`.
+template <typename T, uint32_t LESS>
+SKEP_DEVICE uint32_t integers(uint32_t pair) {
+    return fused_pairs<T>(pair | Halves<T>::INTEGER, Halves<T>::ONE, (Halves<T>::INTEGER | BOTH_SIGNS) + LESS * 0x10001);
+}
+
+// Converts the signed bytes in the lower half of each half of the word to floats.
+template <typename T>
+SKEP_DEVICE uint32_t signed_bytes(uint32_t pair);
+
+template <>
+SKEP_DEVICE uint32_t signed_bytes<bf16>(uint32_t pair) {
+    // (128 + the lower seven bits) - (128 or 256): the sign bit is the lowest bit of the exponent.
+    return fused_pairs<bf16>((pair & 0x007f007f) | Halves<bf16>::INTEGER, Halves<bf16>::ONE,
+                             (pair & 0x00800080) | Halves<bf16>::INTEGER | BOTH_SIGNS);
+}
+
+template <>
+SKEP_DEVICE uint32_t signed_bytes<f16>(uint32_t pair) {
+    // (1024 + 128 + the integer) - (1024 + 128).
+    const uint32_t middle = Halves<f16>::INTEGER | 0x00800080;
+    return fused_pairs<f16>((pair & 0x00ff00ff) ^ middle, Halves<f16>::ONE, middle | BOTH_SIGNS);
+}
+
+// Converts two FP8 values like `signed_bytes`. NaN becomes 480.
+template <typename T>
+SKEP_DEVICE uint32_t small_floats(uint32_t pair);
+
+template <>
+SKEP_DEVICE uint32_t small_floats<bf16>(uint32_t pair) {
+    const uint32_t bits = (pair & 0x007f007f) << 4 | (pair & 0x00800080) << 8;
+    return fused_pairs<bf16>(bits, 0x7b807b80, BOTH_SIGNS); // 2^120, the difference of the exponents
+}
+
+template <>
+SKEP_DEVICE uint32_t small_floats<f16>(uint32_t pair) {
+    const uint32_t bits = (pair & 0x007f007f) << 7 | (pair & 0x00800080) << 8;
+    return fused_pairs<f16>(bits, 0x5c005c00, BOTH_SIGNS); // 2^8
+}
+
+// Returns one of the two 16-bit floats of a word.
+SKEP_DEVICE float half_at(uint32_t word, uint32_t index) {
+    return to_float(f16{static_cast<uint16_t>(word >> 16 * index)});
+}
+
+SKEP_DEVICE uint32_t byte_at(uint32_t word, uint32_t index) {
+    return word >> 8 * index & 0xff;
+}
+
+SKEP_DEVICE Vec16 vector_at(const uint8_t* at) {
+    return *reinterpret_cast<const Vec16*>(at);
+}
+
+// The quants of a lane's two outputs.
+struct Quants {
+    Vec16 outputs[2];
+};
+
+SKEP_DEVICE Quants load_quants(const uint8_t* tile, uint32_t lane) {
+    return {{vector_at(tile + 16 * lane), vector_at(tile + TILE_QUANTS / 2 + 16 * lane)}};
+}
+
+// Loads one of the vectors of scales of a lane's two outputs, of which there is one for each of the eight pairs.
+SKEP_DEVICE Vec16 load_scales(const uint8_t* tile, uint32_t lane, uint32_t vector) {
+    return vector_at(tile + TILE_QUANTS + 128 * vector + lane / 4 * 16);
+}
+
+// Quants of four bits. A word holds eight of them for 32 inputs: bits 4 · p of both of its halves are inputs 2 · p and
+// 2 · p + 1.
+template <typename T, uint32_t LESS>
+SKEP_DEVICE void nibbles(const Quants& quants, int group, uint32_t (&a)[2][4]) {
+    const uint32_t mask = in_register(0x000f000f);
+    SKEP_UNROLL
+    for (int pair = 0; pair < 4; ++pair) {
+        SKEP_UNROLL
+        for (int half = 0; half < 2; ++half) {
+            const uint32_t word = quants.outputs[half].words[group];
+            a[pair / 2][pair % 2 * 2 + half] = integers<T, LESS>(word >> 4 * pair & mask);
+        }
+    }
+}
+
+// A format loads a lane's part of a tile: its quants, from which `fragments` makes the left operands of the two steps of 32 inputs,
+// and its scales, of which `scale` is that of the output `half` · 8 further, for the `run`-th inputs that share one.
+
+// weight = (nibble - 8) · scale.
+struct Q4_0 {
+    static constexpr uint32_t INPUTS = 128;
+    static constexpr uint32_t BYTES = 1152;
+    // Number of steps that share a scale.
+    static constexpr int STEPS = 2;
+    static constexpr bool OFFSETS = false;
+    using Held = Quants;
+    using Scales = Vec16;
+
+    SKEP_DEVICE static Held load(const uint8_t* tile, uint32_t lane) {
+        return load_quants(tile, lane);
+    }
+
+    SKEP_DEVICE static Scales scales(const uint8_t* tile, uint32_t lane) {
+        return load_scales(tile, lane, 0);
+    }
+
+    template <typename T>
+    SKEP_DEVICE static void fragments(const Held& held, int group, uint32_t (&a)[2][4]) {
+        nibbles<T, 8>(held, group, a);
+    }
+
+    SKEP_DEVICE static Scale scale(const Scales& of, int run, int half) {
+        return {half_at(of.words[2 * half + run / 2], run % 2), 0.0f};
+    }
+};
+
+// weight = nibble · scale + least.
+struct Q4_1 {
+    static constexpr uint32_t INPUTS = 128;
+    static constexpr uint32_t BYTES = 1280;
+    static constexpr int STEPS = 2;
+    static constexpr bool OFFSETS = true;
+    using Held = Quants;
+    struct Scales {
+        Vec16 scales;
+        Vec16 offsets;
+    };
+
+    SKEP_DEVICE static Held load(const uint8_t* tile, uint32_t lane) {
+        return load_quants(tile, lane);
+    }
+
+    SKEP_DEVICE static Scales scales(const uint8_t* tile, uint32_t lane) {
+        return {load_scales(tile, lane, 0), load_scales(tile, lane, 1)};
+    }
+
+    template <typename T>
+    SKEP_DEVICE static void fragments(const Held& held, int group, uint32_t (&a)[2][4]) {
+        nibbles<T, 0>(held, group, a);
+    }
+
+    SKEP_DEVICE static Scale scale(const Scales& of, int run, int half) {
+        const int word = 2 * half + run / 2;
+        return {half_at(of.scales.words[word], run % 2), half_at(of.offsets.words[word], run % 2)};
+    }
+};
+
+// weight = (nibble - 8 - middle) · scale, where the middle is the zero point less 8.
+struct Int4 {
+    static constexpr uint32_t INPUTS = 128;
+    static constexpr uint32_t BYTES = 1280;
+    static constexpr int STEPS = 2;
+    static constexpr bool OFFSETS = true;
+    using Held = Quants;
+    struct Scales {
+        Vec16 scales;
+        Vec16 offsets;
+    };
+
+    SKEP_DEVICE static Held load(const uint8_t* tile, uint32_t lane) {
+        return load_quants(tile, lane);
+    }
+
+    SKEP_DEVICE static Scales scales(const uint8_t* tile, uint32_t lane) {
+        return {load_scales(tile, lane, 0), load_scales(tile, lane, 1)};
+    }
+
+    template <typename T>
+    SKEP_DEVICE static void fragments(const Held& held, int group, uint32_t (&a)[2][4]) {
+        nibbles<T, 8>(held, group, a);
+    }
+
+    SKEP_DEVICE static Scale scale(const Scales& of, int run, int half) {
+        const Scale both = Q4_1::scale({of.scales, of.offsets}, run, half);
+        return {both.scale, -both.offset * both.scale};
+    }
+};
+
+// Half of a block of GGUF's Q4_K: four groups of 32 inputs, each with a scale and a minimum of six bits.
+// weight = nibble · (step · scale) - drop · minimum.
+struct Q4_K {
+    static constexpr uint32_t INPUTS = 128;
+    static constexpr uint32_t BYTES = 1216;
+    static constexpr int STEPS = 2;
+    static constexpr bool OFFSETS = true;
+    using Held = Quants;
+    struct Scales {
+        // Four scales of an output, then its four minima.
+        Vec16 packed;
+        // The step and the drop of each of the two outputs.
+        uint32_t steps[2];
+    };
+
+    SKEP_DEVICE static Held load(const uint8_t* tile, uint32_t lane) {
+        return load_quants(tile, lane);
+    }
+
+    SKEP_DEVICE static Scales scales(const uint8_t* tile, uint32_t lane) {
+        const Vec8 steps = reinterpret_cast<const Vec8*>(tile + TILE_QUANTS + 128)[lane / 4];
+        return {load_scales(tile, lane, 0), {steps.words[0], steps.words[1]}};
+    }
+
+    template <typename T>
+    SKEP_DEVICE static void fragments(const Held& held, int group, uint32_t (&a)[2][4]) {
+        nibbles<T, 0>(held, group, a);
+    }
+
+    SKEP_DEVICE static Scale scale(const Scales& of, int run, int half) {
+        const auto times = [&](int part, int word) {
+            return half_at(of.steps[half], part) * static_cast<float>(byte_at(of.packed.words[word], run));
+        };
+        return {times(0, 2 * half), -times(1, 2 * half + 1)};
+    }
+};
+
+// Half of a block of GGUF's Q6_K: eight groups of 16 inputs, each with a scale of eight bits. The upper two bits of the quants are
+// behind their lower four: bits 2 · p of both halves of a word are the p-th pair of 64 inputs.
+// weight = (quant - 32) · (step · scale).
+struct Q6_K {
+    static constexpr uint32_t INPUTS = 128;
+    static constexpr uint32_t BYTES = 1696;
+    static constexpr int STEPS = 1;
+    static constexpr bool OFFSETS = false;
+    static constexpr uint32_t UPPER = TILE_QUANTS;
+    static constexpr uint32_t SCALES = UPPER + 512;
+    struct Held {
+        Quants lower;
+        Vec16 upper;
+    };
+    struct Scales {
+        Vec16 scales;
+        // The steps of the two outputs.
+        uint32_t steps;
+    };
+
+    SKEP_DEVICE static Held load(const uint8_t* tile, uint32_t lane) {
+        return {load_quants(tile, lane), vector_at(tile + UPPER + 16 * lane)};
+    }
+
+    SKEP_DEVICE static Scales scales(const uint8_t* tile, uint32_t lane) {
+        return {vector_at(tile + SCALES + lane / 4 * 16),
+                reinterpret_cast<const uint32_t*>(tile + SCALES + 128)[lane / 4]};
+    }
+
+    template <typename T>
+    SKEP_DEVICE static void fragments(const Held& held, int group, uint32_t (&a)[2][4]) {
+        SKEP_UNROLL
+        for (int pair = 0; pair < 4; ++pair) {
+            SKEP_UNROLL
+            for (int half = 0; half < 2; ++half) {
+                const uint32_t lower = held.lower.outputs[half].words[group] >> 4 * pair & 0x000f000f;
+                const uint32_t word = held.upper.words[2 * half + group / 2];
+                const int at = 2 * (group % 2 * 4 + pair);
+                const uint32_t upper = (at < 4 ? word << (4 - at) : word >> (at - 4)) & 0x00300030;
+                a[pair / 2][pair % 2 * 2 + half] = integers<T, 32>(lower | upper);
+            }
+        }
+    }
+
+    SKEP_DEVICE static Scale scale(const Scales& of, int run, int half) {
+        const int8_t scale = static_cast<int8_t>(byte_at(of.scales.words[2 * half + run / 4], run % 4));
+        return {half_at(of.steps, half) * static_cast<float>(scale), 0.0f};
+    }
+};
+
+// Quants of eight bits. A lane's vector holds, for each of four steps, a word with its four inputs: first the pair in bytes 0 and
+// 2, then that in bytes 1 and 3. weight = byte · scale.
+struct Q8_0 {
+    static constexpr uint32_t INPUTS = 64;
+    static constexpr uint32_t BYTES = 1088;
+    static constexpr int STEPS = 2;
+    static constexpr bool OFFSETS = false;
+    using Held = Quants;
+    // The two scales of each of the two outputs.
+    using Scales = Vec8;
+
+    SKEP_DEVICE static Held load(const uint8_t* tile, uint32_t lane) {
+        return load_quants(tile, lane);
+    }
+
+    SKEP_DEVICE static Scales scales(const uint8_t* tile, uint32_t lane) {
+        return reinterpret_cast<const Vec8*>(tile + TILE_QUANTS)[lane / 4];
+    }
+
+    template <typename T>
+    SKEP_DEVICE static void fragments(const Held& held, int group, uint32_t (&a)[2][4]) {
+        SKEP_UNROLL
+        for (int i = 0; i < 8; ++i) {
+            a[i / 4][i % 4] = signed_bytes<T>(held.outputs[i % 2].words[2 * group + i / 4] >> i % 4 / 2 * 8);
+        }
+    }
+
+    SKEP_DEVICE static Scale scale(const Scales& of, int run, int half) {
+        return {half_at(of.words[half], run), 0.0f};
+    }
+};
+
+// FP8 in the order of `Q8_0`, with float32 scales. Scales of inputs among which there is a NaN are NaN.
+struct F8 {
+    static constexpr uint32_t INPUTS = 64;
+    static constexpr uint32_t BYTES = 1152;
+    static constexpr int STEPS = 2;
+    static constexpr bool OFFSETS = false;
+    using Held = Quants;
+    using Scales = Vec16;
+
+    SKEP_DEVICE static Held load(const uint8_t* tile, uint32_t lane) {
+        return load_quants(tile, lane);
+    }
+
+    SKEP_DEVICE static Scales scales(const uint8_t* tile, uint32_t lane) {
+        return load_scales(tile, lane, 0);
+    }
+
+    template <typename T>
+    SKEP_DEVICE static void fragments(const Held& held, int group, uint32_t (&a)[2][4]) {
+        SKEP_UNROLL
+        for (int i = 0; i < 8; ++i) {
+            a[i / 4][i % 4] = small_floats<T>(held.outputs[i % 2].words[2 * group + i / 4] >> i % 4 / 2 * 8);
+        }
+    }
+
+    SKEP_DEVICE static Scale scale(const Scales& of, int run, int half) {
+        return {bits_float(of.words[2 * half + run]), 0.0f};
+    }
+};
+
+// Makes a lane's eight weights of an output for 32 inputs, in the format of the activations: those of two steps, four each.
+template <typename Format, typename T>
+SKEP_DEVICE Vec16 weights_of(const typename Format::Held& held, const typename Format::Scales& scales, int group, bool second) {
+    uint32_t a[2][4];
+    Format::template fragments<T>(held, group, a);
+    Vec16 made;
+    SKEP_UNROLL
+    for (int step = 0; step < 2; ++step) {
+        const int run = Format::STEPS == 2 ? group : 2 * group + step;
+        const Scale both[2] = {Format::scale(scales, run, 0), Format::scale(scales, run, 1)};
+        const Scale of = second ? both[1] : both[0];
+        SKEP_UNROLL
+        for (int pair = 0; pair < 2; ++pair) {
+            float low, high;
+            unpack<T>(second ? a[step][2 * pair + 1] : a[step][2 * pair], low, high);
+            made.words[2 * step + pair] =
+                pack<T>(add_rounded(low * of.scale, of.offset), add_rounded(high * of.scale, of.offset));
+        }
+    }
+    return made;
+}
+
+// Eight 16-bit values of 32 consecutive inputs that a lane takes, in its order. `at` is the first of the 32.
+template <typename Format>
+SKEP_DEVICE Vec16 load_inputs(const void* at, uint32_t quad) {
+    if (Format::STEPS == 2) {
+        return static_cast<const Vec16*>(at)[quad];
+    }
+    const Vec8* halves = static_cast<const Vec8*>(at);
+    const Vec8 first = halves[quad], second = halves[quad + 4];
+    return {{first.words[0], first.words[1], second.words[0], second.words[1]}};
+}
+
+template <typename Format>
+SKEP_DEVICE void store_inputs(void* at, uint32_t quad, const Vec16& values) {
+    if (Format::STEPS == 2) {
+        static_cast<Vec16*>(at)[quad] = values;
+        return;
+    }
+    Vec8* halves = static_cast<Vec8*>(at);
+    halves[quad] = {{values.words[0], values.words[1]}};
+    halves[quad + 4] = {{values.words[2], values.words[3]}};
+}
