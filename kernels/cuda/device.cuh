@@ -23,6 +23,8 @@
     SKEP_KERNEL_ENTRY(name, Params, __launch_bounds__(__VA_ARGS__), release_next(); await_previous())
 // A kernel that calls `await_previous` itself, in all its threads, after work that needs no other kernel's results.
 #define SKEP_KERNEL_AHEAD(name, Params) SKEP_KERNEL_ENTRY(name, Params, , release_next())
+#define SKEP_KERNEL_AHEAD_BOUNDED(name, Params, ...) \
+    SKEP_KERNEL_ENTRY(name, Params, __launch_bounds__(__VA_ARGS__), release_next())
 // A kernel whose blocks wait for blocks of other queues. The next kernel starts only after it, because waiting blocks could take
 // the place of those that this one waits for.
 #define SKEP_KERNEL_MEETING(name, Params) SKEP_KERNEL_ENTRY(name, Params, , await_previous())

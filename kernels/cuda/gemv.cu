@@ -64,6 +64,19 @@ SKEP_DEVICE void add_runs(const MatmulParams& p, uint32_t output, uint32_t first
     }
 }
 
+// Starts to bring the first bytes of a row of weights into the L2 cache, of which each lane takes every 32nd line.
+template <typename T>
+SKEP_DEVICE void prefetch_row(const MatmulParams& p, uint32_t output, uint32_t lane) {
+    constexpr uint32_t LINE = 128;
+    constexpr uint64_t MOST = 2 * WARP * LINE;
+    const uint64_t bytes = static_cast<uint64_t>(p.inputs) * sizeof(T);
+    const uint64_t end = bytes < MOST ? bytes : MOST;
+    const uint8_t* row = static_cast<const uint8_t*>(p.weights) + output * bytes;
+    for (uint64_t at = lane * LINE; at < end; at += WARP * LINE) {
+        prefetch_line(row + at);
+    }
+}
+
 // Grid: enough warps for all outputs, of which a warp handles `OUTPUTS` that are equally far apart.
 template <typename T, int OUTPUTS>
 SKEP_DEVICE void gemv(const MatmulParams& p) {
@@ -76,7 +89,7 @@ SKEP_DEVICE void gemv(const MatmulParams& p) {
     if (output < width) {
         SKEP_UNROLL
         for (int i = 0; i < OUTPUTS; ++i) {
-            Weights::prefetch(p, output + i * width, lane);
+            prefetch_row<T>(p, output + i * width, lane);
         }
     }
     await_previous();

@@ -160,6 +160,8 @@ SKEP_DEVICE void products(const MatmulParams& p) {
     for (int stage = 0; stage < STAGES - 1; ++stage) {
         begin();
     }
+    // Weights are on their way while the kernel before still runs.
+    await_previous();
     // Rows behind the last one are the last one again; nothing is stored for them.
     uint32_t rows[COLUMNS];
     SKEP_UNROLL
@@ -240,12 +242,12 @@ SKEP_DEVICE void products(const MatmulParams& p) {
 }
 
 #define PRODUCTS_OF(name, Format, T, ROWS)                                                                            \
-    SKEP_KERNEL_BOUNDED(products_##name##_##ROWS##_##T, MatmulParams, SETS_OF_##ROWS * PRODUCT_WARPS * WARP,          \
+    SKEP_KERNEL_AHEAD_BOUNDED(products_##name##_##ROWS##_##T, MatmulParams, SETS_OF_##ROWS * PRODUCT_WARPS * WARP,          \
                         BLOCKS_OF_##ROWS) {                                                                           \
         products<Format, T, SETS_OF_##ROWS, TILES_OF_##ROWS, ROWS / 8, STAGES_OF_##ROWS, false>(p);                   \
     }
 #define PRODUCTS_GATED_OF(name, Format, T, ROWS)                                                                      \
-    SKEP_KERNEL_BOUNDED(products_gated_##name##_##ROWS##_##T, MatmulParams, PRODUCT_WARPS * WARP) {                   \
+    SKEP_KERNEL_AHEAD_BOUNDED(products_gated_##name##_##ROWS##_##T, MatmulParams, PRODUCT_WARPS * WARP) {                   \
         products<Format, T, 1, 2, ROWS / 8, STAGES_OF_GATED, true>(p);                                                \
     }
 #define PRODUCTS_FOR(name, Format, T)        \

@@ -25,6 +25,7 @@
     static void name(const Params& p)
 #define SKEP_KERNEL_BOUNDED(name, Params, ...) SKEP_KERNEL(name, Params)
 #define SKEP_KERNEL_AHEAD(name, Params) SKEP_KERNEL(name, Params)
+#define SKEP_KERNEL_AHEAD_BOUNDED(name, Params, ...) SKEP_KERNEL(name, Params)
 #define SKEP_KERNEL_MEETING(name, Params) SKEP_KERNEL(name, Params)
 #define SKEP_UNROLL
 

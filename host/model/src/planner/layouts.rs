@@ -302,6 +302,7 @@ impl Description {
             heads: own,
             head_size: size,
             vocabulary: self.vocabulary_size,
+            expanded_bytes: 0,
         }
     }
 }

@@ -21,6 +21,7 @@ use super::swiglu::{self, SwigluParams};
 use super::{Activation, Address};
 use crate::KernelError;
 use crate::error::product;
+pub use products::MOST_UNEXPANDED_ROWS;
 pub use operands::{
     ACTIVATION_BYTES, AllReduce, Decode, Embedding, GatedProduct, Matrix, Pages, Prefill, Product, Products,
     Qkv, RmsNorm, Sample, Splits,

@@ -7,11 +7,12 @@ use std::ops::Range;
 
 use skep_kernels::DType;
 use skep_kernels::cuda::Activation;
-use skep_kernels::cuda::matmul::{Weights, reads_blocks};
+use skep_kernels::cuda::matmul::Weights;
 use skep_kernels::cuda::operation::ACTIVATION_BYTES;
+use skep_kernels::cuda::tiles::{TILE_OUTPUTS, Tiles};
 
 use super::workspace::LOGIT_UNIT;
-use crate::checkpoint::{Checkpoint, Tensor};
+use crate::checkpoint::{Checkpoint, Coding, Tensor};
 use crate::config::ModelConfig;
 use crate::error::ModelError;
 use crate::models::parts::Completions;
@@ -84,8 +85,8 @@ pub(super) struct Load {
 /// The format of a weight on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
-    /// The format of the file.
-    Blocks(DType),
+    /// The format of the file, in tiles.
+    Tiles(DType),
     /// The format of the activations, whatever the format of the file is.
     Activations,
 }
@@ -146,6 +147,17 @@ impl Layout {
         let Planner { loads, bytes, .. } = planner;
         let completions = (&config.style).into();
         Ok(Layout { activation, entry, layers, exit, completions, frequencies, loads, bytes })
+    }
+
+    /// Returns the size of the largest matrix in tiles after it is converted to activations, or 0 if there is none.
+    pub(super) fn expanded_bytes(&self) -> usize {
+        let layers = self.layers.iter().flat_map(|layer| {
+            layer.qkv.iter().chain(&layer.gate_up).chain([&layer.output, &layer.down])
+        });
+        let tiles = layers.filter(|matrix| matrix.weights != Weights::Plain);
+        let head = self.exit.iter().map(|exit| &exit.head.matrix).filter(|matrix| matrix.weights != Weights::Plain);
+        let bytes = |of: &MatrixOffsets| of.outputs.next_multiple_of(TILE_OUTPUTS) * of.inputs * ACTIVATION_BYTES;
+        tiles.chain(head).map(bytes).max().unwrap_or(0)
     }
 
     /// Returns the number of values in this rank's widest rows: of queries, keys and values; of queries; and of
@@ -247,15 +259,15 @@ impl Planner<'_> {
         // The last part may end within a unit. Rows of zeros follow it, whose products are never read.
         let padding = matrix.outputs.next_multiple_of(LOGIT_UNIT) - matrix.outputs;
         if padding > 0 {
-            let bytes = padding * (matrix.data.len() / matrix.outputs);
             matrix.outputs += padding;
-            matrix.data.end += bytes;
+            let bytes = form_of(matrix.weights).bytes(matrix.outputs, matrix.inputs);
+            matrix.data.end = matrix.data.start + bytes.unwrap_or(matrix.data.len());
             self.bytes = matrix.data.end;
         }
         Ok(TokenOffsets { matrix, first: own.start })
     }
 
-    /// Places matrices that have the same input. Neighbors with the same format become one matrix.
+    /// Places matrices that have the same input. Neighbors with the same format become one matrix if they begin at whole tiles.
     fn matrices(
         &mut self,
         prefix: &str,
@@ -265,24 +277,28 @@ impl Planner<'_> {
         let mut found = Vec::with_capacity(parts.len());
         for part in parts {
             let name = full_name(prefix, part.name, "weight");
-            found.push(self.checkpoint.tensor(&name).map(|tensor| (form(tensor.dtype), name))?);
+            found.push(self.checkpoint.tensor(&name).map(|tensor| (form(&tensor), name))?);
         }
         let mut matrices: Vec<MatrixOffsets> = Vec::new();
-        for run in runs(&found) {
+        let rows: Vec<usize> = parts.iter().map(|part| part.plan.rows(part.rows)).collect();
+        for run in runs(&found, &rows) {
             let form = found[run.start].0;
-            let outputs: usize = parts[run.clone()].iter().map(|part| part.plan.rows(part.rows)).sum();
+            let outputs: usize = rows[run.clone()].iter().sum();
             let inputs = match parts[run.start].plan {
                 ShardPlan::Columns(range) => range.len(),
                 _ => columns,
             };
-            let row_bytes = form.row_bytes(inputs).ok_or_else(|| {
-                let problem = format!("{inputs} columns are not a whole number of its blocks");
-                ModelError::tensor(found[run.start].1.as_str(), problem)
-            })?;
-            let data = self.take(outputs * row_bytes);
+            let bytes = |outputs: usize| {
+                form.bytes(outputs, inputs).ok_or_else(|| {
+                    let problem = format!("{inputs} columns are not a whole number of its blocks");
+                    ModelError::tensor(found[run.start].1.as_str(), problem)
+                })
+            };
+            let data = self.take(bytes(outputs)?);
             let mut at = data.start;
-            for (part, (_, name)) in parts[run.clone()].iter().zip(&found[run]) {
-                let end = at + part.plan.rows(part.rows) * row_bytes;
+            for index in run.clone() {
+                let (part, name) = (&parts[index], &found[index].1);
+                let end = at + bytes(rows[index])?;
                 self.loads.push(Load {
                     name: name.clone(),
                     shape: vec![part.rows, columns],
@@ -337,16 +353,17 @@ impl Planner<'_> {
 }
 
 impl Form {
-    pub(super) fn row_bytes(self, columns: usize) -> Option<usize> {
+    /// Returns the size of a matrix, or `None` if its inputs are not whole blocks.
+    fn bytes(self, outputs: usize, inputs: usize) -> Option<usize> {
         match self {
-            Form::Blocks(dtype) => dtype.row_bytes(columns),
-            Form::Activations => Some(columns * ACTIVATION_BYTES),
+            Form::Tiles(dtype) => Tiles::of(dtype)?.matrix_bytes(outputs, inputs),
+            Form::Activations => Some(outputs * inputs * ACTIVATION_BYTES),
         }
     }
 
     fn weights(self) -> Weights {
         match self {
-            Form::Blocks(dtype) => Weights::Blocks(dtype),
+            Form::Tiles(dtype) => Weights::Tiles(dtype),
             Form::Activations => Weights::Plain,
         }
     }
@@ -354,8 +371,20 @@ impl Form {
 
 /// Returns the format of a weight on the device. Formats that kernels read stay as they are; others become
 /// activations.
-fn form(dtype: DType) -> Form {
-    if reads_blocks(dtype) { Form::Blocks(dtype) } else { Form::Activations }
+fn form(tensor: &Tensor<'_>) -> Form {
+    match (&tensor.coding, Tiles::of(tensor.dtype)) {
+        // Only the values of the zero points decide whether they are all the same.
+        (Coding::Int4 { zeros: Some(_), .. }, _) => Form::Tiles(DType::Int4),
+        (_, Some(_)) => Form::Tiles(tensor.dtype),
+        (_, None) => Form::Activations,
+    }
+}
+
+fn form_of(weights: Weights) -> Form {
+    match weights {
+        Weights::Tiles(dtype) => Form::Tiles(dtype),
+        Weights::Plain => Form::Activations,
+    }
 }
 
 fn full_name(prefix: &str, name: &str, kind: &str) -> String {
@@ -365,12 +394,13 @@ fn full_name(prefix: &str, name: &str, kind: &str) -> String {
     }
 }
 
-/// Returns the runs of neighbors with the same format.
-fn runs(found: &[(Form, String)]) -> Vec<Range<usize>> {
+/// Returns the runs of neighbors with the same format, of which each may begin where the one before it ends.
+fn runs(found: &[(Form, String)], rows: &[usize]) -> Vec<Range<usize>> {
     let mut runs: Vec<Range<usize>> = Vec::new();
     for (index, (form, _)) in found.iter().enumerate() {
+        let whole = *form == Form::Activations || index > 0 && rows[index - 1].is_multiple_of(TILE_OUTPUTS);
         match runs.last_mut() {
-            Some(run) if found[run.start].0 == *form => run.end = index + 1,
+            Some(run) if found[run.start].0 == *form && whole => run.end = index + 1,
             _ => runs.push(index..index + 1),
         }
     }

@@ -162,15 +162,17 @@ impl Rank {
     ) -> Result<(), ModelError> {
         let product = Product { x, rows: size(rows)?, y, y_stride: size(y_stride)?, output_format };
         let matrix = self.weights.matrix(matrix)?;
-        Ok(self.device.matmul(&matrix, &product, self.shape.activation, self.products())?)
+        Ok(self.device.matmul(&matrix, &product, self.shape.activation, self.products()?)?)
     }
 
     /// Returns the kernels that may compute products.
-    fn products(&self) -> Products<'_> {
-        match self.shape.deterministic {
-            true => Products::FixedOrder,
-            false => Products::Fastest(self.blas.as_ref()),
+    fn products(&self) -> Result<Products<'_>, ModelError> {
+        if self.shape.deterministic {
+            return Ok(Products::FixedOrder);
         }
+        let range = &self.offsets.expanded;
+        let expanded = if range.is_empty() { None } else { Some(self.workspace_slice(range, range.len())?) };
+        Ok(Products::Fastest { library: self.blas.as_ref(), expanded })
     }
 
     fn norm(
@@ -458,7 +460,7 @@ impl Rank {
         if let [matrix] = &layer.gate_up[..] {
             let product = GatedProduct { x: normed, rows: size(rows)?, gate_up, out };
             let matrix = self.weights.matrix(matrix)?;
-            self.device.gated_matmul(&matrix, &product, self.shape.activation, self.products())?;
+            self.device.gated_matmul(&matrix, &product, self.shape.activation, self.products()?)?;
             return Ok(out);
         }
         let mut first = 0;

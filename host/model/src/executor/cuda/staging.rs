@@ -10,6 +10,7 @@ use half::{bf16, f16};
 use skep_kernels::cuda::Activation;
 use skep_kernels::cuda::device::{Device, DeviceBuffer, Event, HostBuffer};
 use skep_kernels::cuda::operation::ACTIVATION_BYTES;
+use skep_kernels::cuda::tiles::{TILE_OUTPUTS, Tiles};
 use skep_kernels::{DType, dequantize};
 
 use super::layout::{Form, Load};
@@ -50,16 +51,13 @@ pub(super) fn pieces(
             ShardPlan::Rows(ranges) => (ranges.iter().map(Range::len).sum(), columns),
             ShardPlan::Columns(range) => (rows, range.len()),
         };
-        let row_bytes = match keeps_format(load, tensor.dtype, activation) {
-            true => tensor.dtype.row_bytes(columns).unwrap_or(0),
-            false => columns * ACTIVATION_BYTES,
-        };
-        widest = widest.max(row_bytes).max(columns * ACTIVATION_BYTES);
+        let unit = Change::of(load, &tensor, activation, columns)?.unit(columns);
+        widest = widest.max(unit.bytes).max(columns * ACTIVATION_BYTES);
         if !matches!(tensor.coding, Coding::Values) {
             pieces.push(Piece { load: index, rows: None });
             continue;
         }
-        let at_once = (stage_bytes / row_bytes.max(1)).max(1);
+        let at_once = (stage_bytes / unit.bytes.max(1)).max(1) * unit.rows;
         let starts = (0..rows).step_by(at_once);
         pieces.extend(
             starts.map(|start| Piece { load: index, rows: Some(start..(start + at_once).min(rows)) }),
@@ -78,15 +76,64 @@ pub(super) struct Staging<'a> {
     values: Vec<f32>,
 }
 
-/// What happens to bytes on their way to the device.
+/// What happens to rows of a matrix on their way to the device.
 #[derive(Clone, Copy)]
 enum Change {
-    Nothing,
-    /// Rows of this format and number of columns become activations.
-    Activations {
-        from: DType,
+    /// They keep their format, which has this many bytes per row.
+    Nothing { row_bytes: usize },
+    /// Rows of this format become activations.
+    Activations { from: DType },
+    /// Blocks of this format become tiles of another one, which have this many bytes for all inputs.
+    Tiles { from: DType, dtype: DType, tiles: Tiles, line_bytes: usize },
+}
+
+/// Rows that are changed together, and their size on the device.
+#[derive(Clone, Copy)]
+struct Unit {
+    rows: usize,
+    bytes: usize,
+}
+
+impl Unit {
+    /// Returns the size of some rows, of which the last ones may be fewer than a unit.
+    fn bytes_of(self, rows: usize) -> usize {
+        rows.div_ceil(self.rows) * self.bytes
+    }
+}
+
+impl Change {
+    /// Returns what happens to a tensor of which the rank has this many columns.
+    fn of(
+        load: &Load,
+        tensor: &Tensor<'_>,
+        activation: Activation,
         columns: usize,
-    },
+    ) -> Result<Self, ModelError> {
+        let from = tensor.dtype;
+        if let Form::Tiles(dtype) = load.form {
+            if from != dtype && (from, dtype) != (DType::Q4_0, DType::Int4) {
+                let problem = "half precision does not hold one of its scales; use `--device cpu`";
+                return Err(ModelError::tensor(tensor.name, problem.to_owned()));
+            }
+            let sized = Tiles::of(dtype).and_then(|tiles| Some((tiles, tiles.line_bytes(columns)?)));
+            let (tiles, line_bytes) = sized.ok_or_else(|| not_whole_blocks(tensor, columns))?;
+            return Ok(Change::Tiles { from, dtype, tiles, line_bytes });
+        }
+        let is_activation =
+            matches!((from, activation), (DType::BF16, Activation::Bf16) | (DType::F16, Activation::F16));
+        Ok(match is_activation {
+            true => Change::Nothing { row_bytes: row_bytes(tensor, columns)? },
+            false => Change::Activations { from },
+        })
+    }
+
+    fn unit(self, columns: usize) -> Unit {
+        match self {
+            Change::Nothing { row_bytes } => Unit { rows: 1, bytes: row_bytes },
+            Change::Activations { .. } => Unit { rows: 1, bytes: columns * ACTIVATION_BYTES },
+            Change::Tiles { line_bytes, .. } => Unit { rows: TILE_OUTPUTS, bytes: line_bytes },
+        }
+    }
 }
 
 impl<'a> Staging<'a> {
@@ -138,9 +185,11 @@ impl<'a> Staging<'a> {
                 (vec![&tensor.data[rows.start * whole..rows.end * whole]], all)
             }
         };
-        let (change, row_bytes) = self.change(load, tensor, columns)?;
-        self.put(&parts, change, load.offsets.start + rows.start * row_bytes, rows.len() * row_bytes)?;
-        Ok(rows.len() * row_bytes)
+        let change = Change::of(load, tensor, self.activation, columns)?;
+        let unit = change.unit(columns);
+        let (at, bytes) = (load.offsets.start + unit.bytes_of(rows.start), unit.bytes_of(rows.len()));
+        self.put(&parts, change, columns, at, bytes)?;
+        Ok(bytes)
     }
 
     /// Copies all of the rank's part of a tensor.
@@ -156,57 +205,64 @@ impl<'a> Staging<'a> {
             }
             let mut bytes = vec![0; values.len() * ACTIVATION_BYTES];
             encode(self.activation, &values, &mut bytes);
-            self.put(&[&bytes], Change::Nothing, load.offsets.start, bytes.len())?;
+            let change = Change::Nothing { row_bytes: bytes.len() };
+            self.put(&[&bytes], change, values.len(), load.offsets.start, bytes.len())?;
             return Ok(bytes.len());
         }
         let (data, columns): (Cow<'_, [u8]>, usize) = part(tensor, load.shape[1], &load.plan)?;
-        let (change, out_bytes) = self.change(load, tensor, columns)?;
-        let in_bytes = row_bytes(tensor, columns)?.max(1);
-        let at_once = (self.stages[0].0.bytes().len() / out_bytes.max(1)).max(1);
+        let change = Change::of(load, tensor, self.activation, columns)?;
+        let unit = change.unit(columns);
+        let row_bytes = row_bytes(tensor, columns)?.max(1);
+        let at_once = (self.stages[0].0.bytes().len() / unit.bytes.max(1)).max(1) * unit.rows;
         let mut at = load.offsets.start;
-        for rows in data.chunks(at_once * in_bytes) {
-            let bytes = rows.len() / in_bytes * out_bytes;
-            self.put(&[rows], change, at, bytes)?;
+        for rows in data.chunks(at_once * row_bytes) {
+            let bytes = unit.bytes_of(rows.len() / row_bytes);
+            self.put(&[rows], change, columns, at, bytes)?;
             at += bytes;
         }
         Ok(at - load.offsets.start)
     }
 
-    /// Returns how rows of a tensor change, and how many bytes one takes on the device.
-    fn change(
-        &self,
-        load: &Load,
-        tensor: &Tensor<'_>,
+    /// Fills the next buffer with whole rows of this many columns, which take `bytes` on the device, and has the device copy it
+    /// to `at`.
+    fn put(
+        &mut self,
+        rows: &[&[u8]],
+        change: Change,
         columns: usize,
-    ) -> Result<(Change, usize), ModelError> {
-        Ok(match keeps_format(load, tensor.dtype, self.activation) {
-            true => (Change::Nothing, row_bytes(tensor, columns)?),
-            false => (Change::Activations { from: tensor.dtype, columns }, columns * ACTIVATION_BYTES),
-        })
-    }
-
-    /// Fills the next buffer with whole rows, which take `bytes` on the device, and has the device copy it to `at`.
-    fn put(&mut self, rows: &[&[u8]], change: Change, at: usize, bytes: usize) -> Result<(), ModelError> {
+        at: usize,
+        bytes: usize,
+    ) -> Result<(), ModelError> {
         let (stage, free) = &mut self.stages[self.next];
         // An event that was never recorded is not waited for.
         free.synchronize()?;
         let mut out = &mut stage.bytes_mut()[..bytes];
-        for part in rows {
-            let taken = match change {
-                Change::Nothing => {
+        match change {
+            Change::Nothing { .. } => {
+                for part in rows {
                     out[..part.len()].copy_from_slice(part);
-                    part.len()
+                    out = &mut out[part.len()..];
                 }
-                Change::Activations { from, columns } => {
+            }
+            Change::Activations { from } => {
+                for part in rows {
                     let row_bytes = from.row_bytes(columns).unwrap_or(part.len()).max(1);
                     self.values.resize(part.len() / row_bytes * columns, 0.0);
                     dequantize(from, part, &mut self.values)?;
                     let bytes = self.values.len() * ACTIVATION_BYTES;
                     encode(self.activation, &self.values, &mut out[..bytes]);
-                    bytes
+                    out = &mut out[bytes..];
                 }
-            };
-            out = &mut out[taken..];
+            }
+            // The rows of a tile may be in several parts.
+            Change::Tiles { from, dtype, tiles, .. } => {
+                let blocks = match rows {
+                    [part] => Cow::Borrowed(*part),
+                    parts => Cow::Owned(parts.concat()),
+                };
+                let blocks = if from == dtype { blocks } else { Cow::Owned(with_zero_points(&blocks)) };
+                tiles.pack(&blocks, columns, out)?;
+            }
         }
         let to = self.to.slice().part(at..at + bytes)?;
         self.device.upload(stage, 0, to)?;
@@ -216,18 +272,19 @@ impl<'a> Staging<'a> {
     }
 }
 
-/// Returns whether a tensor of this format is copied as it is.
-fn keeps_format(load: &Load, dtype: DType, activation: Activation) -> bool {
-    let is_activation =
-        matches!((dtype, activation), (DType::BF16, Activation::Bf16) | (DType::F16, Activation::F16));
-    load.form == Form::Blocks(dtype) || is_activation
+/// Returns the blocks of Q4_0 as those of INT4, whose zero points are 8.
+fn with_zero_points(blocks: &[u8]) -> Vec<u8> {
+    let blocks = blocks.chunks_exact(DType::Q4_0.block_bytes());
+    blocks.flat_map(|block| [&block[..2], &[8], &block[2..]].concat()).collect()
 }
 
 fn row_bytes(tensor: &Tensor<'_>, columns: usize) -> Result<usize, ModelError> {
-    tensor.dtype.row_bytes(columns).ok_or_else(|| {
-        let problem = format!("{columns} columns are not a whole number of {} blocks", tensor.dtype);
-        ModelError::tensor(tensor.name, problem)
-    })
+    tensor.dtype.row_bytes(columns).ok_or_else(|| not_whole_blocks(tensor, columns))
+}
+
+fn not_whole_blocks(tensor: &Tensor<'_>, columns: usize) -> ModelError {
+    let problem = format!("{columns} columns are not a whole number of {} blocks", tensor.dtype);
+    ModelError::tensor(tensor.name, problem)
 }
 
 /// Returns the parts of `ranges` that the positions `wanted` of all their elements, one after the other, stand for.

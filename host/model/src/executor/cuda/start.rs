@@ -11,7 +11,6 @@ use std::sync::Arc;
 use skep_kernels::cuda::attention_decode::max_blocks_per_multiprocessor;
 use skep_kernels::cuda::blas::Blas;
 use skep_kernels::cuda::device::{Device, Loaded};
-use skep_kernels::cuda::matmul::Weights;
 use skep_kernels::{Isa, KernelError};
 
 use super::estimate::{
@@ -454,10 +453,9 @@ fn attention_blocks<'a>(ranks: impl Iterator<Item = &'a PreparedRank>) -> Result
 }
 
 /// Returns whether products may use the library for dense weights, which adds up in a different order for every
-/// number of rows.
+/// number of rows. Many rows are multiplied with dense weights whatever the format of the weights is.
 pub(super) fn opens_blas(layout: &Layout, deterministic: bool) -> bool {
-    let dense = |layer: &super::layout::LayerOffsets| layer.down.weights == Weights::Plain;
-    !deterministic && layout.layers.iter().any(dense)
+    !deterministic && !layout.layers.is_empty()
 }
 
 /// Returns the library for dense weights, if it may be used and is available.

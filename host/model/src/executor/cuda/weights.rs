@@ -137,12 +137,9 @@ impl DeviceWeights {
         Ok(Matrix {
             weights: offsets.weights,
             data: self.slice(&offsets.data)?,
-            scales: None,
             bias: self.optional(offsets.bias.as_ref())?,
             outputs: size(offsets.outputs)?,
             inputs: size(offsets.inputs)?,
-            scale_rows: 0,
-            scale_columns: 0,
         })
     }
 }
@@ -157,7 +154,7 @@ pub(super) fn size(value: usize) -> Result<u32, ModelError> {
 pub(super) fn table_format(weights: Weights, activation: Activation) -> skep_kernels::cuda::embedding::Table {
     use skep_kernels::cuda::embedding::Table;
     match weights {
-        Weights::Blocks(dtype) => Table::Blocks(dtype, activation),
-        Weights::Plain | Weights::Int4 | Weights::Fp8 => Table::Plain,
+        Weights::Tiles(dtype) => Table::Tiles(dtype, activation),
+        Weights::Plain => Table::Plain,
     }
 }

@@ -4,11 +4,11 @@
 use std::ops::Range;
 
 use skep_kernels::cuda::all_reduce::SIGNAL_BYTES;
-use skep_kernels::cuda::operation::ACTIVATION_BYTES;
+use skep_kernels::cuda::operation::{ACTIVATION_BYTES, MOST_UNEXPANDED_ROWS};
 use skep_kernels::cuda::sample::{Adjustment, STATE_BYTES, SampleRow};
 
 use super::layout::Layout;
-use super::step::{Cuts, bucket};
+use super::step::{Attention, Cuts, bucket};
 use crate::batch::PAGE_TOKENS;
 use crate::config::ModelConfig;
 
@@ -16,6 +16,10 @@ const ALIGNMENT: usize = 256;
 /// Maximum number of penalized, biased or banned tokens in all rows of a draw. The host draws the rows beyond this
 /// limit.
 pub(super) const MOST_ADJUSTMENTS: usize = 64 << 10;
+
+/// Maximum size of the weights that are converted to activations at a time. The products of more are computed in several launches,
+/// each of which is large enough to keep a device busy.
+const MOST_EXPANDED_BYTES: usize = 64 << 20;
 
 /// Number of logits of which the parts of a row, and whole rows, are multiples. cuBLASLt writes no others.
 pub(super) const LOGIT_UNIT: usize = 8;
@@ -53,6 +57,8 @@ pub(super) struct WorkspaceOffsets {
     pub(super) attended: Range<usize>,
     pub(super) gate_up: Range<usize>,
     pub(super) gated: Range<usize>,
+    /// Quantized weights that are converted to activations.
+    pub(super) expanded: Range<usize>,
     pub(super) states: StateOffsets,
     pub(super) wanted: [Range<usize>; 2],
     pub(super) shares: Range<usize>,
@@ -93,6 +99,8 @@ pub(crate) struct Widths {
     pub(crate) heads: usize,
     pub(crate) head_size: usize,
     pub(crate) vocabulary: usize,
+    /// Size in bytes of the largest matrix that is converted to activations.
+    pub(crate) expanded_bytes: usize,
 }
 
 impl Widths {
@@ -106,6 +114,7 @@ impl Widths {
             heads: layout.layers.iter().map(|layer| layer.heads).max().unwrap_or(0),
             head_size: config.head_size,
             vocabulary: config.vocabulary_size,
+            expanded_bytes: layout.expanded_bytes(),
         }
     }
 }
@@ -168,13 +177,16 @@ impl WorkspaceOffsets {
             end = start.saturating_add(bytes);
             start..end
         };
-        let &Widths { hidden, qkv, attended, gated, heads, head_size, vocabulary } = widths;
+        let &Widths { hidden, qkv, attended, gated, heads, head_size, vocabulary, expanded_bytes } = widths;
         let rows = sizes.rows;
         let of_rows = |width: usize| rows.saturating_mul(width).saturating_mul(ACTIVATION_BYTES);
         let wanted = sizes.logit_rows * hidden * ACTIVATION_BYTES;
         let shared = |bytes: usize| if ranks > 1 { bytes } else { 0 };
         let states = cuts.max_states(rows, sizes.sequences, sizes.pages);
         let inputs = cuts.most_bytes(rows, sizes.sequences, sizes.pages, sizes.logit_rows);
+        // Rows that are added up in a fixed order are multiplied with the weights as they are, and so are few rows.
+        let expands = cuts.attention == Attention::Split && rows > MOST_UNEXPANDED_ROWS as usize;
+        let expanded = if expands { expanded_bytes.min(MOST_EXPANDED_BYTES) } else { 0 };
         let share = (rows * hidden / 8).div_ceil(ranks) * 8 * ACTIVATION_BYTES;
         WorkspaceOffsets {
             inputs: take(inputs),
@@ -186,6 +198,7 @@ impl WorkspaceOffsets {
             attended: take(of_rows(attended)),
             gate_up: take(of_rows(2 * gated)),
             gated: take(of_rows(gated)),
+            expanded: take(expanded),
             states: StateOffsets {
                 values: take(states.saturating_mul(heads * (head_size + 2) * 4)),
                 count: states,
