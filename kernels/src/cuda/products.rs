@@ -15,7 +15,9 @@ const MAX_BLOCKS: u32 = 65_535;
 #[derive(Clone, Copy)]
 struct Block {
     rows: u32,
-    /// Number of tiles of outputs.
+    /// Number of sets of tiles of outputs, each with its own warps.
+    sets: u32,
+    /// Number of tiles of outputs of a set.
     tiles: u32,
     /// Number of tiles along the inputs that each warp has in shared memory, of each tile of outputs.
     stages: u32,
@@ -23,21 +25,25 @@ struct Block {
 
 const OF_8: Block = Block {
     rows: 8,
+    sets: device_constant!("products.cu", "SETS_OF_8"),
     tiles: device_constant!("products.cu", "TILES_OF_8"),
     stages: device_constant!("products.cu", "STAGES_OF_8"),
 };
 const OF_16: Block = Block {
     rows: 16,
+    sets: device_constant!("products.cu", "SETS_OF_16"),
     tiles: device_constant!("products.cu", "TILES_OF_16"),
     stages: device_constant!("products.cu", "STAGES_OF_16"),
 };
 const OF_32: Block = Block {
     rows: 32,
+    sets: device_constant!("products.cu", "SETS_OF_32"),
     tiles: device_constant!("products.cu", "TILES_OF_32"),
     stages: device_constant!("products.cu", "STAGES_OF_32"),
 };
 /// One tile of the gate, and one of the other outputs.
-const GATED: Block = Block { rows: 8, tiles: 2, stages: device_constant!("products.cu", "STAGES_OF_GATED") };
+const GATED: Block =
+    Block { rows: 8, sets: 1, tiles: 2, stages: device_constant!("products.cu", "STAGES_OF_GATED") };
 
 /// Returns the launch for weights in tiles of this format.
 pub fn launch(params: &MatmulParams, dtype: DType, activation: Activation) -> Result<Launch, KernelError> {
@@ -47,7 +53,7 @@ pub fn launch(params: &MatmulParams, dtype: DType, activation: Activation) -> Re
         9..=16 => OF_16,
         _ => OF_32,
     };
-    let blocks = params.outputs.div_ceil(TILE_OUTPUTS as u32 * block.tiles);
+    let blocks = params.outputs.div_ceil(TILE_OUTPUTS as u32 * block.sets * block.tiles);
     block.launch(OP, blocks, params, dtype, activation)
 }
 
@@ -80,12 +86,15 @@ impl Block {
         let tiles = Tiles::read_by(op, dtype)?;
         params.check(op, dtype.block_len() as u32)?;
         super::at_most(op, "blocks of outputs", blocks, MAX_BLOCKS)?;
+        // Offsets of rows are words.
+        super::at_most(op, "rows", params.rows, u32::MAX / params.inputs)?;
         let name = format!("{op}_{}_{}_{}", tiles.name, self.rows, activation.suffix());
         let grid = [params.rows.div_ceil(self.rows), blocks, 1];
         // Sums take the place of the tiles: four of a lane, for each tile of outputs and eight rows.
         let sums = self.tiles * self.rows / 8 * WARP * 16;
-        let shared_bytes = WARPS * sums.max(self.stages * self.tiles * tiles.bytes as u32);
-        Ok(Launch { shared_bytes, ..Launch::new(name, grid, WARPS * WARP) })
+        let warps = self.sets * WARPS;
+        let shared_bytes = warps * sums.max(self.stages * self.tiles * tiles.bytes as u32);
+        Ok(Launch { shared_bytes, ..Launch::new(name, grid, warps * WARP) })
     }
 }
 

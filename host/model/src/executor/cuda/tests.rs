@@ -25,6 +25,8 @@ mod deterministic;
 mod loading;
 #[path = "partial_step_tests.rs"]
 mod partial_step;
+#[path = "quantized_tests.rs"]
+mod quantized;
 #[path = "warm_up_tests.rs"]
 mod preparation;
 
