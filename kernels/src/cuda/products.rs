@@ -106,7 +106,9 @@ mod tests {
     #[test]
     fn products_of_any_number_of_rows_with_all_formats() {
         let mut random = Random::fresh();
-        for (rows, inputs, outputs) in [(1, 2304, 6), (3, 768, 9), (8, 512, 130), (13, 256, 37), (40, 512, 34)] {
+        for (rows, inputs, outputs) in
+            [(1, 2304, 6), (3, 768, 9), (8, 512, 130), (13, 256, 37), (40, 512, 34)]
+        {
             let every = Made::of_every_format(&mut random, inputs, outputs);
             for activation in Activation::ALL {
                 every.iter().for_each(|made| made.check(rows, activation));

@@ -94,9 +94,6 @@ mod tests {
             names
         };
         assert_eq!(names("swiglu.cu"), ["device.cuh", "numbers.cuh"]);
-        assert_eq!(
-            names("expand.cu"),
-            ["device.cuh", "formats/tiles.cuh", "numbers.cuh", "ptx/pairs.cuh"]
-        );
+        assert_eq!(names("expand.cu"), ["device.cuh", "formats/tiles.cuh", "numbers.cuh", "ptx/pairs.cuh"]);
     }
 }

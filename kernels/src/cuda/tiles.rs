@@ -85,7 +85,8 @@ impl Tiles {
     pub fn pack(self, blocks: &[u8], inputs: usize, tiles: &mut [u8]) -> Result<(), KernelError> {
         const OP: &str = "pack tiles";
         let partial = KernelError::PartialBlock { op: OP, dtype: self.dtype, values: inputs };
-        let (Some(row_bytes), Some(line_bytes)) = (self.dtype.row_bytes(inputs), self.line_bytes(inputs)) else {
+        let (Some(row_bytes), Some(line_bytes)) = (self.dtype.row_bytes(inputs), self.line_bytes(inputs))
+        else {
             return Err(partial);
         };
         if row_bytes == 0 {
@@ -219,8 +220,9 @@ impl Part<'_> {
             for group in 0..4 {
                 // Four of the first 16 inputs and four of the second.
                 let at = |bytes: &[u8]| {
-                    let [first, second] =
-                        [0, 16].map(|step| u32::from_le_bytes(bytes[step + 4 * quad..][..4].try_into().expect("4 bytes")));
+                    let [first, second] = [0, 16].map(|step| {
+                        u32::from_le_bytes(bytes[step + 4 * quad..][..4].try_into().expect("4 bytes"))
+                    });
                     u64::from(first) | u64::from(second) << 32
                 };
                 let eight = at(&lower[32 * (group % 2)..]) >> (4 * (group / 2));

@@ -21,11 +21,11 @@ use super::swiglu::{self, SwigluParams};
 use super::{Activation, Address};
 use crate::KernelError;
 use crate::error::product;
-pub use products::MOST_UNEXPANDED_ROWS;
 pub use operands::{
     ACTIVATION_BYTES, AllReduce, Decode, Embedding, GatedProduct, Matrix, Pages, Prefill, Product, Products,
     Qkv, RmsNorm, Sample, Splits,
 };
+pub use products::MOST_UNEXPANDED_ROWS;
 
 impl Device {
     /// Looks up the rows of the step's tokens in the embedding table.
@@ -36,7 +36,8 @@ impl Device {
             Table::Plain => Weights::Plain,
             Table::Tiles(dtype, _) => Weights::Tiles(dtype),
         };
-        let table_bytes = Matrix { weights, data: table, bias: None, outputs: count, inputs: width }.bytes()?;
+        let table_bytes =
+            Matrix { weights, data: table, bias: None, outputs: count, inputs: width }.bytes()?;
         holds(OP, "tokens", tokens, &[rows as usize, 4])?;
         holds(OP, "table", table, &[table_bytes])?;
         holds(OP, "out", out, &[rows as usize, width as usize, ACTIVATION_BYTES])?;

@@ -3,9 +3,10 @@
 //! Invariant: only what any implementation has to move counts: each input once and each result once. A multiplication and an
 //! addition count as two operations.
 
-use super::list::{Contexts, FP8_SQUARE, Operation, Prompt, Role, Sizes};
+use super::list::{Contexts, Operation, Prompt, Role, Sizes};
 use crate::cuda::matmul::Weights;
 use crate::cuda::operation::ACTIVATION_BYTES;
+use crate::cuda::tiles::Tiles;
 
 /// The amounts of an operation.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -111,16 +112,11 @@ impl Operation {
 
 /// Returns the size of a matrix with its scales.
 fn weight_bytes(weights: Weights, inputs: u32, outputs: u32) -> f64 {
-    let values = f64::from(inputs) * f64::from(outputs);
     match weights {
-        Weights::Plain => values * ACTIVATION_BYTES as f64,
-        Weights::Blocks(dtype) => values / dtype.block_len() as f64 * dtype.block_bytes() as f64,
-        // Half a byte, and two bytes for 32 values.
-        Weights::Int4 => values / 2.0 + values / 16.0,
-        // A byte, and four bytes for a square.
-        Weights::Fp8 => {
-            values + 4.0 * f64::from(inputs.div_ceil(FP8_SQUARE)) * f64::from(outputs.div_ceil(FP8_SQUARE))
-        }
+        Weights::Plain => f64::from(inputs) * f64::from(outputs) * ACTIVATION_BYTES as f64,
+        Weights::Tiles(dtype) => Tiles::of(dtype)
+            .and_then(|tiles| tiles.matrix_bytes(outputs as usize, inputs as usize))
+            .map_or(0.0, |bytes| bytes as f64),
     }
 }
 
@@ -154,11 +150,8 @@ mod tests {
         let x_and_y = 8.0 * (4096.0 + 4096.0) * 2.0;
         for (weights, per_value) in [
             (Weights::Plain, 2.0),
-            (Weights::Blocks(DType::Q4_0), 18.0 / 32.0),
-            (Weights::Blocks(DType::Q8_0), 34.0 / 32.0),
-            (Weights::Blocks(DType::Q4K), 144.0 / 256.0),
-            (Weights::Int4, 18.0 / 32.0),
-            (Weights::Fp8, 1.0 + 4.0 / 16384.0),
+            (Weights::Tiles(DType::Q4_0), 18.0 / 32.0),
+            (Weights::Tiles(DType::Q8_0), 34.0 / 32.0),
         ] {
             let expected = (per_value * values + x_and_y, 16.0 * values);
             assert_eq!(product(Role::Output, weights, 8), expected, "{weights:?}");

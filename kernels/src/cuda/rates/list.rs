@@ -4,11 +4,9 @@ use std::fmt;
 
 use crate::DType;
 use crate::cuda::ceilings::FAR_BEYOND_L2_BYTES;
-use crate::cuda::matmul::{Weights, reads_blocks};
+use crate::cuda::matmul::Weights;
+use crate::cuda::tiles::Tiles;
 use crate::cuda::timing::Pace;
-
-/// Side of the squares of FP8 weights that share a scale.
-pub(super) const FP8_SQUARE: u32 = 128;
 
 /// The sizes of a layer and of the head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -181,9 +179,8 @@ impl Cases {
             self.draws.iter().map(move |rows| Operation::Sample { rows: *rows, is_greedy })
         });
         list.extend(draws);
-        let blocks = DType::ALL.into_iter().filter(|dtype| reads_blocks(*dtype)).map(Weights::Blocks);
-        for weights in blocks.chain([Weights::Int4, Weights::Fp8]) {
-            list.extend(self.products(sizes, weights, &self.quantized_rows));
+        for dtype in DType::ALL.into_iter().filter(|dtype| Tiles::of(*dtype).is_some()) {
+            list.extend(self.products(sizes, Weights::Tiles(dtype), &self.quantized_rows));
         }
         list
     }
@@ -201,9 +198,8 @@ impl Cases {
 /// Returns whether rows of this many inputs are whole blocks.
 fn fits(weights: Weights, inputs: u32) -> bool {
     match weights {
-        Weights::Plain | Weights::Fp8 => inputs.is_multiple_of(8),
-        Weights::Blocks(dtype) => dtype.row_bytes(inputs as usize).is_some(),
-        Weights::Int4 => inputs.is_multiple_of(32),
+        Weights::Plain => inputs.is_multiple_of(8),
+        Weights::Tiles(dtype) => dtype.row_bytes(inputs as usize).is_some(),
     }
 }
 
@@ -216,9 +212,7 @@ impl Operation {
             Operation::Product { role, weights, .. } => {
                 let format = match weights {
                     Weights::Plain => "BF16".to_owned(),
-                    Weights::Blocks(dtype) => dtype.to_string(),
-                    Weights::Int4 => "INT4".to_owned(),
-                    Weights::Fp8 => "FP8".to_owned(),
+                    Weights::Tiles(dtype) => dtype.to_string(),
                 };
                 format!("{} {format}", role.name())
             }

@@ -2,7 +2,7 @@
 
 use half::bf16;
 
-use super::list::{Cases, Contexts, FP8_SQUARE, Operation, Prompt, Role, Sizes};
+use super::list::{Cases, Contexts, Operation, Prompt, Role, Sizes};
 use super::pool::{Pool, aligned};
 use super::{ACTIVATION, Rate};
 use crate::KernelError;
@@ -15,15 +15,15 @@ use crate::cuda::device::{Device, DeviceBuffer, Slice};
 use crate::cuda::embedding::Table;
 use crate::cuda::matmul::{OutputFormat, Weights};
 use crate::cuda::operation::{
-    ACTIVATION_BYTES, Decode, Embedding, GatedProduct, Matrix, Pages, Prefill, Product, Products, Qkv,
-    RmsNorm, Sample,
+    ACTIVATION_BYTES, Decode, Embedding, GatedProduct, MOST_UNEXPANDED_ROWS, Matrix, Pages, Prefill, Product,
+    Products, Qkv, RmsNorm, Sample,
 };
 use crate::cuda::qkv::Pairing;
 use crate::cuda::rates::Peaks;
 use crate::cuda::sample::{STATE_BYTES, SampleRow};
 use crate::cuda::timing::{Pace, recorded_ms};
 
-/// Bit 6 of a byte, which blocks do not have here. All scales and FP8 values are then numbers below 2.
+/// Bit 6 of a byte, which blocks do not have here. All scales are then numbers below 2.
 const LARGE_EXPONENT: u8 = 0x40;
 /// Minimum number of entries in a row of a page table, as in steps of the executor.
 const LEAST_STRIDE: u32 = 64;
@@ -97,33 +97,26 @@ impl<'a> Stand<'a> {
     fn product(&mut self, role: Role, weights: Weights, rows: u32) -> Result<f64, KernelError> {
         let Stand { device, blas, sizes, far_bytes, pace, values, blocks, scratch } = self;
         let [inputs, outputs] = role.shape(sizes);
-        let [data_bytes, scale_bytes] = {
-            let [empty] = values.slices(device, [0])?;
-            matrix(weights, [inputs, outputs], empty, None).bytes()?
+        let [empty] = values.slices(device, [0])?;
+        let data_bytes = matrix(weights, [inputs, outputs], empty).bytes()?;
+        let step = aligned(data_bytes);
+        let copies = far_bytes.div_ceil(step).max(1);
+        let [plain, packed, expanded] = match weights {
+            Weights::Plain => [copies * step, 0, 0],
+            Weights::Tiles(_) if rows <= MOST_UNEXPANDED_ROWS => [0, copies * step, 0],
+            Weights::Tiles(_) => [0, copies * step, activations(outputs, inputs)],
         };
-        let (data_step, scale_step) = (aligned(data_bytes), aligned(scale_bytes));
-        let copies = far_bytes.div_ceil(data_step).max(1);
-        let whole = copies * data_step;
-        let (plain, packed) = if weights == Weights::Plain { (whole, 0) } else { (0, whole) };
-        let [x, scales, plain] =
-            values.slices(device, [activations(rows, inputs), copies * scale_step, plain])?;
+        let [x, plain] = values.slices(device, [activations(rows, inputs), plain])?;
         let [packed] = blocks.slices(device, [packed])?;
         let data = if weights == Weights::Plain { plain } else { packed };
         let copy = |number: usize| {
-            let at = number % copies;
-            let data = data.part(at * data_step..at * data_step + data_bytes)?;
-            let scales = scales.part(at * scale_step..at * scale_step + scale_bytes)?;
-            Ok::<_, KernelError>(matrix(
-                weights,
-                [inputs, outputs],
-                data,
-                (scale_bytes > 0).then_some(scales),
-            ))
+            let at = number % copies * step;
+            Ok::<_, KernelError>(matrix(weights, [inputs, outputs], data.part(at..at + data_bytes)?))
         };
-        let products = Products::Fastest(*blas);
         if role == Role::GateUp {
-            let [gate_up, out] =
-                scratch.slices(device, [activations(rows, outputs), activations(rows, outputs / 2)])?;
+            let [gate_up, out, expanded] = scratch
+                .slices(device, [activations(rows, outputs), activations(rows, outputs / 2), expanded])?;
+            let products = Products::Fastest { library: *blas, expanded: Some(expanded) };
             let product = GatedProduct { x, rows, gate_up, out };
             return recorded_ms(device, *pace, |number| {
                 device.gated_matmul(&copy(number)?, &product, ACTIVATION, products)
@@ -131,7 +124,8 @@ impl<'a> Stand<'a> {
         }
         let output_format = if role == Role::Head { OutputFormat::F32 } else { OutputFormat::Activations };
         let y_stride = outputs.next_multiple_of(8);
-        let [y] = scratch.slices(device, [size(rows) * size(y_stride) * 4])?;
+        let [y, expanded] = scratch.slices(device, [size(rows) * size(y_stride) * 4, expanded])?;
+        let products = Products::Fastest { library: *blas, expanded: Some(expanded) };
         let product = Product { x, rows, y, y_stride, output_format };
         recorded_ms(device, *pace, |number| device.matmul(&copy(number)?, &product, ACTIVATION, products))
     }
@@ -329,15 +323,8 @@ fn scale(head_size: u32) -> f32 {
     1.0 / (head_size as f32).sqrt()
 }
 
-fn matrix<'a>(
-    weights: Weights,
-    [inputs, outputs]: [u32; 2],
-    data: Slice<'a>,
-    scales: Option<Slice<'a>>,
-) -> Matrix<'a> {
-    let square = if weights == Weights::Fp8 { FP8_SQUARE } else { 0 };
-    let (scale_rows, scale_columns) = (square, square);
-    Matrix { weights, data, scales, bias: None, outputs, inputs, scale_rows, scale_columns }
+fn matrix(weights: Weights, [inputs, outputs]: [u32; 2], data: Slice<'_>) -> Matrix<'_> {
+    Matrix { weights, data, bias: None, outputs, inputs }
 }
 
 fn pages<'a>(sizes: &Sizes, keys: Slice<'a>, values: Slice<'a>) -> Pages<'a> {

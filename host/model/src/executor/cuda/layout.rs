@@ -151,12 +151,15 @@ impl Layout {
 
     /// Returns the size of the largest matrix in tiles after it is converted to activations, or 0 if there is none.
     pub(super) fn expanded_bytes(&self) -> usize {
-        let layers = self.layers.iter().flat_map(|layer| {
-            layer.qkv.iter().chain(&layer.gate_up).chain([&layer.output, &layer.down])
-        });
+        let layers = self
+            .layers
+            .iter()
+            .flat_map(|layer| layer.qkv.iter().chain(&layer.gate_up).chain([&layer.output, &layer.down]));
         let tiles = layers.filter(|matrix| matrix.weights != Weights::Plain);
-        let head = self.exit.iter().map(|exit| &exit.head.matrix).filter(|matrix| matrix.weights != Weights::Plain);
-        let bytes = |of: &MatrixOffsets| of.outputs.next_multiple_of(TILE_OUTPUTS) * of.inputs * ACTIVATION_BYTES;
+        let head =
+            self.exit.iter().map(|exit| &exit.head.matrix).filter(|matrix| matrix.weights != Weights::Plain);
+        let bytes =
+            |of: &MatrixOffsets| of.outputs.next_multiple_of(TILE_OUTPUTS) * of.inputs * ACTIVATION_BYTES;
         tiles.chain(head).map(bytes).max().unwrap_or(0)
     }
 

@@ -31,8 +31,12 @@ fn quantized_weights_give_the_logits_of_the_cpu() {
         let on_cpu = ExecutorOptions { exact_weights: true, max_batch_tokens: 128, ..options(Isa::detect()) };
         let exact = logits(&mut CpuExecutor::load(&checkpoint, on_cpu).unwrap(), TOKENS);
         for (tensor_parallel, devices, chunk) in [(1, "0", TOKENS), (1, "0", 33), (2, "0,1", TOKENS)] {
-            let options =
-                ExecutorOptions { max_batch_tokens: 128, max_logit_rows: 128, tensor_parallel, ..cuda_options() };
+            let options = ExecutorOptions {
+                max_batch_tokens: 128,
+                max_logit_rows: 128,
+                tensor_parallel,
+                ..cuda_options()
+            };
             let mut executor = model(&checkpoint, options, devices, 1).unwrap().executor(0).unwrap();
             let layer = &executor.leader().weights.layout.layers[0];
             assert!(layer.qkv.iter().chain([&layer.down]).all(|of| of.weights == Weights::Tiles(dtype)));

@@ -25,10 +25,10 @@ mod deterministic;
 mod loading;
 #[path = "partial_step_tests.rs"]
 mod partial_step;
-#[path = "quantized_tests.rs"]
-mod quantized;
 #[path = "warm_up_tests.rs"]
 mod preparation;
+#[path = "quantized_tests.rs"]
+mod quantized;
 
 /// Models whose head size the kernels support.
 const MODELS: [&str; 4] = ["llama-gqa", "llama-tied-rope3", "qwen2-bias", "mistral-window"];
