@@ -37,6 +37,8 @@ const HEADERS: &[Source] = sources![
     "numbers.cuh",
     "attention_tiles.cuh",
     "matmul.cuh",
+    "sample.cuh",
+    "sample_candidates.cuh",
     "formats/tiles.cuh",
     "ptx/barrier.cuh",
     "ptx/mma.cuh",
