@@ -1,7 +1,9 @@
 //! The primary contexts that this process uses, by device, and the faults that spoiled them.
 //!
 //! A device has one primary context per process, so a fault spoils it for all models on the device. Invariant: a spoiled
-//! context gets no new user. It is destroyed with its last user, and the next one gets a fresh context.
+//! context gets no new user. It is destroyed with its last user, and the next one gets a fresh context. Any other context
+//! stays until the process ends, because cuBLASLt keeps what it has loaded into a context, and would use it in a new one at
+//! the same address.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -19,6 +21,8 @@ pub(super) struct Contexts {
 #[derive(Default)]
 struct Used {
     users: usize,
+    /// Whether the context is retained once more than it has users.
+    kept: bool,
     /// The first fault of the context.
     fault: Option<KernelError>,
 }
@@ -28,13 +32,17 @@ impl Contexts {
     pub(super) fn retain<T>(
         &self,
         ordinal: usize,
-        retain: impl FnOnce() -> Result<T, KernelError>,
+        retain: impl Fn() -> Result<T, KernelError>,
     ) -> Result<T, KernelError> {
         let mut used = self.lock();
         let context = used.entry(ordinal).or_default();
         if let Some(fault) = &context.fault {
             let reason = fault.to_string();
             return Err(KernelError::SpoiledContext { device: ordinal, users: context.users, reason });
+        }
+        if !context.kept {
+            retain()?;
+            context.kept = true;
         }
         let retained = retain()?;
         context.users += 1;
@@ -47,10 +55,8 @@ impl Contexts {
         release();
         let Some(context) = used.get_mut(&ordinal) else { return };
         context.users = context.users.saturating_sub(1);
-        if context.users == 0 {
-            if context.fault.is_some() {
-                reset();
-            }
+        if context.users == 0 && context.fault.is_some() {
+            reset();
             used.remove(&ordinal);
         }
     }
@@ -111,6 +117,17 @@ mod tests {
         release(3);
         release(4);
         assert_eq!(resets.get(), 1, "a context without a fault is not reset");
+    }
+
+    #[test]
+    fn a_context_without_a_fault_is_retained_for_its_next_user() {
+        let contexts = Contexts { used: Mutex::default() };
+        let (retained, released) = (Cell::new(0), Cell::new(0));
+        for _ in 0..3 {
+            contexts.retain(0, || Ok(retained.set(retained.get() + 1))).unwrap();
+            contexts.release(0, || released.set(released.get() + 1), || panic!("it works"));
+        }
+        assert_eq!((retained.get(), released.get()), (4, 3));
     }
 
     #[test]
