@@ -9,7 +9,7 @@ use cudarc::driver::{result, sys};
 use libloading::Library;
 
 /// The functions of the driver that this crate calls. cudarc looks up each when it is called first, and panics without it.
-const DRIVER_FUNCTIONS: [&str; 50] = [
+const DRIVER_FUNCTIONS: [&str; 51] = [
     "cuCtxEnablePeerAccess",
     "cuCtxSetCurrent",
     "cuDeviceCanAccessPeer",
@@ -60,6 +60,7 @@ const DRIVER_FUNCTIONS: [&str; 50] = [
     "cuStreamQuery",
     "cuStreamSynchronize",
     "cuStreamWaitEvent",
+    "cuTensorMapEncodeTiled",
 ];
 
 /// A device as described by the driver.

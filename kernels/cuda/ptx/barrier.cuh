@@ -1,5 +1,5 @@
-// Barriers in shared memory that count arrivals and bytes, the bulk copies that report to them, and the distribution of registers
-// among warpgroups, on Hopper.
+// Barriers in shared memory that count arrivals and bytes, the copies to shared memory that report to them and others, and the
+// distribution of registers among warpgroups, on Hopper.
 #pragma once
 
 #include "device.cuh"
@@ -25,20 +25,16 @@ SKEP_DEVICE void barrier_expect(uint32_t barrier, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// Returns whether the phase with this parity has ended, perhaps after some time.
-SKEP_DEVICE bool barrier_passed(uint32_t barrier, uint32_t parity) {
-    uint32_t passed;
-    asm volatile(
-        "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-        : "=r"(passed)
-        : "r"(barrier), "r"(parity)
-        : "memory");
-    return passed != 0;
-}
-
+// Waits until the phase with this parity has ended.
 SKEP_DEVICE void barrier_wait(uint32_t barrier, uint32_t parity) {
-    while (!barrier_passed(barrier, parity)) {
-    }
+    uint32_t passed;
+    do {
+        asm volatile(
+            "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+            : "=r"(passed)
+            : "r"(barrier), "r"(parity)
+            : "memory");
+    } while (passed == 0);
 }
 
 // Orders the thread's earlier writes to shared memory before later reads by the tensor cores and bulk copies.
@@ -51,11 +47,6 @@ SKEP_DEVICE void threads_sync(uint32_t id, uint32_t threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// Counts as having come to barrier `id`, without waiting.
-SKEP_DEVICE void threads_arrive(uint32_t id, uint32_t threads) {
-    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
 // Changes the number of registers of each thread of the warpgroup.
 template <int COUNT>
 SKEP_DEVICE void more_registers() {
@@ -65,6 +56,17 @@ SKEP_DEVICE void more_registers() {
 template <int COUNT>
 SKEP_DEVICE void fewer_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+// Starts an asynchronous copy of 16 bytes to shared memory. If `there` is false, the destination becomes zeros and `from` is
+// not read.
+SKEP_DEVICE void copy_chunk(uint32_t to, const void* from, bool there) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
+}
+
+// Writes 16 bytes of zeros to shared memory.
+SKEP_DEVICE void clear_chunk(uint32_t to) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");
 }
 
 // Starts a copy of a box of a four-dimensional tensor to shared memory. The bytes count towards the barrier's phase.

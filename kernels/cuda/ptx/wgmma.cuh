@@ -52,125 +52,50 @@ SKEP_DEVICE void keep_in_place(uint32_t (&values)[COUNT]) {
     }
 }
 
-#define SKEP_FLOATS_8(d, i)                                                                                            \
+// The operands of results in registers, and their names.
+#define SKEP_FLOATS_8(d, i)                                                                                      \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
         "+f"(d[i + 7])
 #define SKEP_FLOATS_32(d, i) \
     SKEP_FLOATS_8(d, i), SKEP_FLOATS_8(d, i + 8), SKEP_FLOATS_8(d, i + 16), SKEP_FLOATS_8(d, i + 24)
-#define SKEP_FLOATS_32_NAMES \
+#define SKEP_FLOATS_32_NAMES                                  \
     "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15," \
     "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-#define SKEP_FLOATS_48_NAMES \
-    "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15," \
-    "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31," \
-    "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
-#define SKEP_FLOATS_64_NAMES \
-    "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15," \
-    "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31," \
-    "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47," \
+#define SKEP_FLOATS_64_NAMES                                           \
+    SKEP_FLOATS_32_NAMES                                               \
+    ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47," \
     "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
-#define SKEP_FLOATS_80_NAMES \
-    "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15," \
-    "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31," \
-    "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47," \
-    "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63," \
-    "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
-#define SKEP_FLOATS_96_NAMES \
-    "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15," \
-    "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31," \
-    "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47," \
-    "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63," \
-    "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79," \
-    "%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
 
-// d = a · b (+ d if `adds`), where both operands are in shared memory and their rows run along the sum.
+// The products of 64 rows and 16 values each, for a type.
 template <typename T>
 struct Products;
 
-#define SKEP_PRODUCTS_64(TYPE)                                                                   \
-    static SKEP_DEVICE void shared(float (&d)[32], uint64_t a, uint64_t b, int adds) {            \
-        asm volatile("{ .reg .pred p; setp.ne.b32 p, %34, 0; "                                  \
-                     "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " {"             \
-                     SKEP_FLOATS_32_NAMES "}, %32, %33, p, 1, 1, 0, 0; }"                     \
-                     : SKEP_FLOATS_32(d, 0)                                                                  \
-                     : "l"(a), "l"(b), "r"(adds));                                                  \
-    }                                                                                              \
-    static SKEP_DEVICE void registers(float (&d)[32], const uint32_t* a, uint64_t b) {            \
-        asm volatile("{ .reg .pred p; setp.ne.b32 p, %37, 0; "                                  \
-                     "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " {"             \
-                     SKEP_FLOATS_32_NAMES "}, {%32,%33,%34,%35}, %36, p, 1, 1, 1; }" \
-                     : SKEP_FLOATS_32(d, 0)                                                                  \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(1));                       \
-    }
-#define SKEP_PRODUCTS_96(TYPE)                                                                   \
-    static SKEP_DEVICE void shared(float (&d)[48], uint64_t a, uint64_t b, int adds) {            \
-        asm volatile("{ .reg .pred p; setp.ne.b32 p, %50, 0; "                                  \
-                     "wgmma.mma_async.sync.aligned.m64n96k16.f32." TYPE "." TYPE " {"             \
-                     SKEP_FLOATS_48_NAMES "}, %48, %49, p, 1, 1, 0, 0; }"                     \
-                     : SKEP_FLOATS_32(d, 0), SKEP_FLOATS_8(d, 32), SKEP_FLOATS_8(d, 40)                                                                  \
-                     : "l"(a), "l"(b), "r"(adds));                                                  \
-    }                                                                                              \
-    static SKEP_DEVICE void registers(float (&d)[48], const uint32_t* a, uint64_t b) {            \
-        asm volatile("{ .reg .pred p; setp.ne.b32 p, %53, 0; "                                  \
-                     "wgmma.mma_async.sync.aligned.m64n96k16.f32." TYPE "." TYPE " {"             \
-                     SKEP_FLOATS_48_NAMES "}, {%48,%49,%50,%51}, %52, p, 1, 1, 1; }" \
-                     : SKEP_FLOATS_32(d, 0), SKEP_FLOATS_8(d, 32), SKEP_FLOATS_8(d, 40)                                                                  \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(1));                       \
-    }
-#define SKEP_PRODUCTS_128(TYPE)                                                                   \
-    static SKEP_DEVICE void shared(float (&d)[64], uint64_t a, uint64_t b, int adds) {            \
-        asm volatile("{ .reg .pred p; setp.ne.b32 p, %66, 0; "                                  \
-                     "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " {"             \
-                     SKEP_FLOATS_64_NAMES "}, %64, %65, p, 1, 1, 0, 0; }"                     \
-                     : SKEP_FLOATS_32(d, 0), SKEP_FLOATS_32(d, 32)                                                                  \
-                     : "l"(a), "l"(b), "r"(adds));                                                  \
-    }                                                                                              \
-    static SKEP_DEVICE void registers(float (&d)[64], const uint32_t* a, uint64_t b) {            \
-        asm volatile("{ .reg .pred p; setp.ne.b32 p, %69, 0; "                                  \
-                     "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " {"             \
-                     SKEP_FLOATS_64_NAMES "}, {%64,%65,%66,%67}, %68, p, 1, 1, 1; }" \
-                     : SKEP_FLOATS_32(d, 0), SKEP_FLOATS_32(d, 32)                                                                  \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(1));                       \
-    }
-#define SKEP_PRODUCTS_160(TYPE)                                                                   \
-    static SKEP_DEVICE void shared(float (&d)[80], uint64_t a, uint64_t b, int adds) {            \
-        asm volatile("{ .reg .pred p; setp.ne.b32 p, %82, 0; "                                  \
-                     "wgmma.mma_async.sync.aligned.m64n160k16.f32." TYPE "." TYPE " {"             \
-                     SKEP_FLOATS_80_NAMES "}, %80, %81, p, 1, 1, 0, 0; }"                     \
-                     : SKEP_FLOATS_32(d, 0), SKEP_FLOATS_32(d, 32), SKEP_FLOATS_8(d, 64), SKEP_FLOATS_8(d, 72)                                                                  \
-                     : "l"(a), "l"(b), "r"(adds));                                                  \
-    }                                                                                              \
-    static SKEP_DEVICE void registers(float (&d)[80], const uint32_t* a, uint64_t b) {            \
-        asm volatile("{ .reg .pred p; setp.ne.b32 p, %85, 0; "                                  \
-                     "wgmma.mma_async.sync.aligned.m64n160k16.f32." TYPE "." TYPE " {"             \
-                     SKEP_FLOATS_80_NAMES "}, {%80,%81,%82,%83}, %84, p, 1, 1, 1; }" \
-                     : SKEP_FLOATS_32(d, 0), SKEP_FLOATS_32(d, 32), SKEP_FLOATS_8(d, 64), SKEP_FLOATS_8(d, 72)                                                                  \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(1));                       \
-    }
-#define SKEP_PRODUCTS_192(TYPE)                                                                   \
-    static SKEP_DEVICE void shared(float (&d)[96], uint64_t a, uint64_t b, int adds) {            \
-        asm volatile("{ .reg .pred p; setp.ne.b32 p, %98, 0; "                                  \
-                     "wgmma.mma_async.sync.aligned.m64n192k16.f32." TYPE "." TYPE " {"             \
-                     SKEP_FLOATS_96_NAMES "}, %96, %97, p, 1, 1, 0, 0; }"                     \
-                     : SKEP_FLOATS_32(d, 0), SKEP_FLOATS_32(d, 32), SKEP_FLOATS_32(d, 64)                                                                  \
-                     : "l"(a), "l"(b), "r"(adds));                                                  \
-    }                                                                                              \
-    static SKEP_DEVICE void registers(float (&d)[96], const uint32_t* a, uint64_t b) {            \
-        asm volatile("{ .reg .pred p; setp.ne.b32 p, %101, 0; "                                  \
-                     "wgmma.mma_async.sync.aligned.m64n192k16.f32." TYPE "." TYPE " {"             \
-                     SKEP_FLOATS_96_NAMES "}, {%96,%97,%98,%99}, %100, p, 1, 1, 1; }" \
-                     : SKEP_FLOATS_32(d, 0), SKEP_FLOATS_32(d, 32), SKEP_FLOATS_32(d, 64)                                                                  \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(1));                       \
-    }
-
-#define SKEP_PRODUCTS(T, TYPE)      \
-    template <>                     \
-    struct Products<T> {            \
-        SKEP_PRODUCTS_64(TYPE)      \
-        SKEP_PRODUCTS_96(TYPE)      \
-        SKEP_PRODUCTS_128(TYPE)     \
-        SKEP_PRODUCTS_160(TYPE)     \
-        SKEP_PRODUCTS_192(TYPE)     \
+#define SKEP_PRODUCTS(T, TYPE)                                                                                   \
+    template <>                                                                                                  \
+    struct Products<T> {                                                                                         \
+        /* d = a · b (+ d if `adds`): both operands are in shared memory, and their rows run along the sum. */   \
+        static SKEP_DEVICE void shared(float (&d)[64], uint64_t a, uint64_t b, int adds) {                       \
+            asm volatile("{ .reg .pred p; setp.ne.b32 p, %66, 0; "                                               \
+                         "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " {" SKEP_FLOATS_64_NAMES  \
+                         "}, %64, %65, p, 1, 1, 0, 0; }"                                                         \
+                         : SKEP_FLOATS_32(d, 0), SKEP_FLOATS_32(d, 32)                                           \
+                         : "l"(a), "l"(b), "r"(adds));                                                           \
+        }                                                                                                        \
+        /* d = a · b + d: a is in registers, and the rows of b in shared memory run along the result's columns. */ \
+        static SKEP_DEVICE void registers(float (&d)[64], const uint32_t* a, uint64_t b) {                       \
+            asm volatile("{ .reg .pred p; setp.ne.b32 p, %69, 0; "                                               \
+                         "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " {" SKEP_FLOATS_64_NAMES  \
+                         "}, {%64,%65,%66,%67}, %68, p, 1, 1, 1; }"                                              \
+                         : SKEP_FLOATS_32(d, 0), SKEP_FLOATS_32(d, 32)                                           \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(1));                          \
+        }                                                                                                        \
+        static SKEP_DEVICE void registers(float (&d)[32], const uint32_t* a, uint64_t b) {                       \
+            asm volatile("{ .reg .pred p; setp.ne.b32 p, %37, 0; "                                               \
+                         "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " {" SKEP_FLOATS_32_NAMES   \
+                         "}, {%32,%33,%34,%35}, %36, p, 1, 1, 1; }"                                              \
+                         : SKEP_FLOATS_32(d, 0)                                                                  \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(1));                          \
+        }                                                                                                        \
     };
 
 SKEP_PRODUCTS(bf16, "bf16")

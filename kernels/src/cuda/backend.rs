@@ -5,8 +5,8 @@
 //! failures are reported by the next call that waits for the queue. Event and recording handles are valid only in the
 //! backend that created them.
 
-use super::Launch;
 use super::architecture::Architecture;
+use super::{Address, Launch};
 use crate::KernelError;
 
 /// The memory of a device in bytes.
@@ -25,6 +25,11 @@ pub struct Loaded {
     /// Shipped or cached modules that the driver rejected. They are compiled, and counted there as well.
     pub rejected: usize,
 }
+
+/// The driver's description of a tensor in device memory, with which kernels copy boxes of it to shared memory.
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Debug)]
+pub struct TensorMap(pub [u64; 16]);
 
 /// The direction of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +73,9 @@ pub(super) trait Backend: Send + Sync {
     ) -> Result<(), KernelError>;
     /// Queues a launch with the kernel's parameter struct, which is copied before this returns.
     unsafe fn launch(&self, launch: &Launch, params: *const u8, bytes: usize) -> Result<(), KernelError>;
+    /// Describes a packed tensor of 16-bit values, whose sizes and box start with the innermost dimension. Rows of the box have
+    /// 128 bytes, which copies swizzle. Emulated devices have no such copies.
+    fn tensor_map(&self, at: Address, sizes: [u64; 4], of_box: [u32; 4]) -> Result<TensorMap, KernelError>;
     fn synchronize(&self) -> Result<(), KernelError>;
     /// Returns the fault after which nothing works on the device before it is opened again, if there was one. It does not
     /// wait.

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::architecture::Architecture;
 use super::backend::{Backend, CopyKind};
-pub use super::backend::{Loaded, Memory};
+pub use super::backend::{Loaded, Memory, TensorMap};
 use super::compile::Compiler;
 use super::driver::DriverStream;
 #[cfg(any(test, feature = "emulated"))]
@@ -240,6 +240,17 @@ impl Device {
         }
         // SAFETY: the parameters are borrowed for the duration of the call; the caller guarantees the rest.
         unsafe { self.backend.launch(launch, std::ptr::from_ref(params).cast(), size_of::<P>()) }
+    }
+
+    /// Describes a packed tensor of 16-bit values for kernels that copy boxes of it, on devices that have such copies. The sizes
+    /// of the tensor and of a box start with the innermost dimension, of which a box has 64 values.
+    pub(super) fn tensor_map(
+        &self,
+        at: Address,
+        sizes: [u64; 4],
+        of_box: [u32; 4],
+    ) -> Result<TensorMap, KernelError> {
+        self.backend.tensor_map(at, sizes, of_box)
     }
 
     /// Waits until everything in the queue is done, and reports failures of queued work.

@@ -10,13 +10,13 @@ use std::thread::JoinHandle;
 
 use cudarc::driver::{result, sys};
 
-use super::Launch;
 use super::architecture::Architecture;
-use super::backend::{Backend, CopyKind, Loaded, Memory};
+use super::backend::{Backend, CopyKind, Loaded, Memory, TensorMap};
 use super::compile::{Compiler, Module};
 use super::cubin;
 use super::loading::{self, Sourced};
 use super::queue::Queue;
+use super::{Address, Launch};
 use crate::KernelError;
 
 pub(super) struct DriverStream {
@@ -280,6 +280,38 @@ impl Backend for DriverStream {
         }
         .result()
         .map_err(|error| self.queue.failed("cuLaunchKernelEx", error))
+    }
+
+    fn tensor_map(&self, at: Address, sizes: [u64; 4], of_box: [u32; 4]) -> Result<TensorMap, KernelError> {
+        self.queue.bind()?;
+        let mut bytes = 2;
+        // The stride of each dimension but the first, which is that of a value; the last of these is the size of the tensor.
+        let strides = sizes.map(|size| {
+            bytes *= size;
+            bytes
+        });
+        let mut map = sys::CUtensorMap { opaque: [0; 16] };
+        // SAFETY: the driver reads as many sizes and steps as the tensor has dimensions, and one stride less. It does not access
+        // the tensor.
+        unsafe {
+            sys::cuTensorMapEncodeTiled(
+                &raw mut map,
+                sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT16,
+                sizes.len() as u32,
+                at.0 as *mut _,
+                sizes.as_ptr(),
+                strides.as_ptr(),
+                of_box.as_ptr(),
+                [1; 4].as_ptr(),
+                sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+                sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+                sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            )
+        }
+        .result()
+        .map_err(|error| self.queue.failed("cuTensorMapEncodeTiled", error))?;
+        Ok(TensorMap(map.opaque))
     }
 
     fn synchronize(&self) -> Result<(), KernelError> {

@@ -14,13 +14,13 @@ use std::time::Instant;
 
 use skep_cuda_host::Order;
 
-use super::Launch;
 use super::architecture::Architecture;
-use super::backend::{Backend, CopyKind, Loaded, Memory};
+use super::backend::{Backend, CopyKind, Loaded, Memory, TensorMap};
 #[cfg(test)]
 use super::compile::{Compiler, Module};
 #[cfg(test)]
 use super::loading;
+use super::{Address, Launch};
 use crate::{Fault, KernelError};
 
 /// The properties of an emulated device.
@@ -281,6 +281,11 @@ impl Backend for EmulatedStream {
         // SAFETY: the caller guarantees the bytes, and there is room for them.
         unsafe { std::ptr::copy_nonoverlapping(params, copy.as_mut_ptr().cast(), bytes) };
         self.put(Job::Launch { launch: launch.clone(), params: copy.into(), bytes })
+    }
+
+    fn tensor_map(&self, _: Address, _: [u64; 4], _: [u32; 4]) -> Result<TensorMap, KernelError> {
+        let reason = "an emulated device has no tensor maps".to_owned();
+        Err(KernelError::Driver { call: "tensor map", reason })
     }
 
     fn synchronize(&self) -> Result<(), KernelError> {

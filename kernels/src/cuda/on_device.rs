@@ -53,6 +53,17 @@ fn open() -> Option<Device> {
 
 /// Runs a kernel whose parameters hold addresses of this process.
 pub(super) fn run<P: Copy>(device: &Device, launch: &Launch, params: &P) {
+    run_as(device, launch, params, |params| params);
+}
+
+/// Runs a kernel with the parameters that `on_device` makes of others, in which addresses of this process have become addresses
+/// of the device.
+pub(super) fn run_as<P: Copy, Q: Copy>(
+    device: &Device,
+    launch: &Launch,
+    params: &P,
+    on_device: impl FnOnce(P) -> Q,
+) {
     // Copied as 64-bit words, so that addresses can be found anywhere in the struct.
     let mut words = vec![0u64; size_of::<P>().div_ceil(8)];
     // SAFETY: parameters are plain structs, and `words` has room for all their bytes.
@@ -77,11 +88,10 @@ pub(super) fn run<P: Copy>(device: &Device, launch: &Launch, params: &P) {
         });
         *word = copies[known].1.address().0;
     }
-    // SAFETY: the words hold the parameters, with addresses of copies that are as long as the slices.
-    let launched = unsafe {
-        let params = std::ptr::read(words.as_ptr().cast::<P>());
-        device.launch(launch, &params)
-    };
+    // SAFETY: the words hold the parameters.
+    let params = on_device(unsafe { std::ptr::read_unaligned(words.as_ptr().cast::<P>()) });
+    // SAFETY: their addresses are those of copies that are as long as the slices.
+    let launched = unsafe { device.launch(launch, &params) };
     launched.unwrap_or_else(|error| panic!("{}: {error}", launch.kernel));
     device.synchronize().unwrap_or_else(|error| panic!("{}: {error}", launch.kernel));
     for (here, copy) in &mut copies {

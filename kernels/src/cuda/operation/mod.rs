@@ -9,7 +9,7 @@ mod products;
 
 use super::all_reduce::{self, AllReduceParams, MAX_RANKS, SIGNAL_BYTES, Shots};
 use super::attention_decode::{self, AttentionDecodeParams, Split};
-use super::attention_hopper;
+use super::attention_hopper::{self, AttentionHopperParams};
 use super::attention_prefill::{self, AttentionJoinParams, AttentionPrefillParams, Join, QueryTile};
 use super::device::{Device, Slice};
 use super::embedding::{self, EmbeddingParams, Table};
@@ -202,12 +202,16 @@ impl Device {
             true => attention_hopper::launch(&params, tile_count, head_size, activation)?,
             false => None,
         };
-        let launch = match hopper {
-            Some(launch) => launch,
-            None => attention_prefill::launch(&params, tile_count, head_size, activation)?,
-        };
-        // SAFETY: the slice holds all tiles; the caller guarantees their rows, sequences, pages and state indices.
-        unsafe { self.launch(&launch, &params) }?;
+        if let Some(launch) = hopper {
+            let page_bytes = keys.bytes().min(values.bytes());
+            let params = AttentionHopperParams::new(self, params, head_size, page_bytes)?;
+            // SAFETY: the slice holds all tiles; the caller guarantees their rows, sequences, pages and state indices.
+            unsafe { self.launch(&launch, &params) }?;
+        } else {
+            let launch = attention_prefill::launch(&params, tile_count, head_size, activation)?;
+            // SAFETY: as above.
+            unsafe { self.launch(&launch, &params) }?;
+        }
         let Some(splits) = splits.filter(|splits| splits.join_count > 0) else { return Ok(()) };
         let params = AttentionJoinParams {
             states: splits.states.address(),
