@@ -34,6 +34,7 @@
 // Unrolls the loop that follows. Registers have no index, so an array that a loop indexes is in registers only if the loop is
 // unrolled; otherwise it is in local memory.
 #define SKEP_UNROLL _Pragma("unroll")
+#define SKEP_ROLL _Pragma("unroll 1")
 #define INFINITY __int_as_float(0x7f800000)
 using uint8_t = unsigned char;
 using int8_t = signed char;

@@ -41,14 +41,16 @@ SKEP_DEVICE void embedding_of_tiles(const EmbeddingParams& p) {
     T* out = reinterpret_cast<T*>(p.out) + static_cast<uint64_t>(row) * p.width;
     for (uint32_t i = threadIdx.x; i < 4 * along; i += blockDim.x) {
         const uint32_t quad = i % 4;
-        const typename Format::Held held = Format::load(line + i / 4 * Format::BYTES, token % 8 * 4 + quad);
-        const typename Format::Scales scales = Format::scales(line + i / 4 * Format::BYTES, token % 8 * 4 + quad);
+        const uint8_t* const tile = line + i / 4 * Format::BYTES;
         SKEP_UNROLL
         for (uint32_t group = 0; group < Format::INPUTS / 32; ++group) {
             const uint32_t first = i / 4 * Format::INPUTS + 32 * group;
-            const Vec16 zero = {{0, 0, 0, 0}};
-            const Vec16 weights = weights_of<Format, T>(held, scales, group, token % TILE_OUTPUTS >= 8);
             if (first < p.width) {
+                const uint32_t lane = token % 8 * 4 + quad;
+                const Vec16 zero = {{0, 0, 0, 0}};
+                const typename Format::Held held = Format::load(tile, group / 2, lane);
+                const typename Format::Scales scales = Format::scales(tile, group / 2, lane);
+                const Vec16 weights = weights_of<Format, T>(held, scales, group % 2, token % TILE_OUTPUTS >= 8);
                 store_inputs<Format>(out + first, quad, known ? weights : zero);
             }
         }

@@ -24,18 +24,21 @@ SKEP_DEVICE void expand(const ExpandParams& p) {
         return;
     }
     const uint64_t tile = static_cast<uint64_t>(blockIdx.y) * along + index;
-    const typename Format::Held held = Format::load(p.weights + tile * Format::BYTES, lane);
-    const typename Format::Scales scales = Format::scales(p.weights + tile * Format::BYTES, lane);
+    const uint8_t* const at = p.weights + tile * Format::BYTES;
     SKEP_UNROLL
-    for (uint32_t half = 0; half < 2; ++half) {
-        const uint32_t output = blockIdx.y * TILE_OUTPUTS + 8 * half + lane / 4;
-        T* out = static_cast<T*>(p.out) + static_cast<uint64_t>(output) * p.inputs;
+    for (uint32_t first = 0; first < Format::INPUTS; first += 32) {
+        const uint32_t input = index * Format::INPUTS + first;
+        if (input >= p.inputs) {
+            return;
+        }
+        const typename Format::Held held = Format::load(at, first / PART_INPUTS, lane);
+        const typename Format::Scales scales = Format::scales(at, first / PART_INPUTS, lane);
         SKEP_UNROLL
-        for (uint32_t group = 0; group < Format::INPUTS / 32; ++group) {
-            const uint32_t first = index * Format::INPUTS + 32 * group;
-            const Vec16 weights = weights_of<Format, T>(held, scales, group, half == 1);
-            if (output < p.outputs && first < p.inputs) {
-                store_inputs<Format>(out + first, lane % 4, weights);
+        for (uint32_t half = 0; half < 2; ++half) {
+            const uint32_t output = blockIdx.y * TILE_OUTPUTS + 8 * half + lane / 4;
+            if (output < p.outputs) {
+                T* out = static_cast<T*>(p.out) + static_cast<uint64_t>(output) * p.inputs + input;
+                store_inputs<Format>(out, lane % 4, weights_of<Format, T>(held, scales, first % PART_INPUTS / 32, half == 1));
             }
         }
     }

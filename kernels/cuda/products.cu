@@ -23,12 +23,12 @@ constexpr int SETS_OF_8 = 1;
 constexpr int TILES_OF_8 = 1;
 constexpr int STAGES_OF_8 = 3;
 constexpr int BLOCKS_OF_8 = 1;
-constexpr int SETS_OF_16 = 1;
-constexpr int TILES_OF_16 = 2;
+constexpr int SETS_OF_16 = 2;
+constexpr int TILES_OF_16 = 1;
 constexpr int STAGES_OF_16 = 3;
 constexpr int BLOCKS_OF_16 = 1;
-constexpr int SETS_OF_32 = 1;
-constexpr int TILES_OF_32 = 2;
+constexpr int SETS_OF_32 = 2;
+constexpr int TILES_OF_32 = 1;
 constexpr int STAGES_OF_32 = 3;
 constexpr int BLOCKS_OF_32 = 1;
 constexpr int STAGES_OF_GATED = 3;
@@ -82,40 +82,40 @@ template <typename Format, typename T, int TILES, int COLUMNS>
 SKEP_DEVICE void multiply(const typename Format::Held (&held)[TILES], const typename Format::Scales (&scales)[TILES], int group,
                           const Vec16 (&x)[COLUMNS], float (&sums)[TILES][COLUMNS][4]) {
     constexpr int RUNS = 2 / Format::STEPS;
-    // The sums of the inputs that share a scale. All sixteen lines of the product are the same.
-    float inputs[COLUMNS][RUNS][4] = {};
-    if (Format::OFFSETS) {
+    uint32_t a[TILES][2][4];
+    Scale of[TILES][RUNS][2];
+    SKEP_UNROLL
+    for (int tile = 0; tile < TILES; ++tile) {
+        Format::template fragments<T>(held[tile], group, a[tile]);
         SKEP_UNROLL
-        for (int column = 0; column < COLUMNS; ++column) {
-            SKEP_UNROLL
-            for (int step = 0; step < 2; ++step) {
-                const uint32_t b[2] = {x[column].words[2 * step], x[column].words[2 * step + 1]};
-                add_inputs<T>(inputs[column][step / Format::STEPS], b);
-            }
+        for (int i = 0; i < 2 * RUNS; ++i) {
+            of[tile][i / 2][i % 2] = Format::scale(scales[tile], RUNS * group + i / 2, i % 2);
         }
     }
     SKEP_UNROLL
-    for (int tile = 0; tile < TILES; ++tile) {
-        uint32_t a[2][4];
-        Format::template fragments<T>(held[tile], group, a);
+    for (int column = 0; column < COLUMNS; ++column) {
+        const uint32_t(&words)[4] = x[column].words;
         SKEP_UNROLL
         for (int run = 0; run < RUNS; ++run) {
-            const Scale both[2] = {Format::scale(scales[tile], RUNS * group + run, 0),
-                                   Format::scale(scales[tile], RUNS * group + run, 1)};
+            // The sums of the inputs that share a scale. All sixteen lines of the product are the same.
+            float inputs[4] = {};
             SKEP_UNROLL
-            for (int column = 0; column < COLUMNS; ++column) {
+            for (int step = run * Format::STEPS; Format::OFFSETS && step < (run + 1) * Format::STEPS; ++step) {
+                add_inputs<T>(inputs, {words[2 * step], words[2 * step + 1]});
+            }
+            SKEP_UNROLL
+            for (int tile = 0; tile < TILES; ++tile) {
                 float part[4] = {};
                 SKEP_UNROLL
                 for (int step = run * Format::STEPS; step < (run + 1) * Format::STEPS; ++step) {
-                    const uint32_t b[2] = {x[column].words[2 * step], x[column].words[2 * step + 1]};
-                    mma_16x8x16<T>(part, a[step], b);
+                    mma_16x8x16<T>(part, a[tile][step], {words[2 * step], words[2 * step + 1]});
                 }
                 SKEP_UNROLL
                 for (int i = 0; i < 4; ++i) {
                     float& sum = sums[tile][column][i];
-                    sum = fused(part[i], both[i / 2].scale, sum);
+                    sum = fused(part[i], of[tile][run][i / 2].scale, sum);
                     if (Format::OFFSETS) {
-                        sum = fused(inputs[column][run][i % 2], both[i / 2].offset, sum);
+                        sum = fused(inputs[i % 2], of[tile][run][i / 2].offset, sum);
                     }
                 }
             }
@@ -128,8 +128,9 @@ SKEP_DEVICE void multiply(const typename Format::Held (&held)[TILES], const type
 template <typename Format, typename T, int SETS, int TILES, int COLUMNS, int STAGES, bool GATED>
 SKEP_DEVICE void products(const MatmulParams& p) {
     constexpr uint32_t GROUPS = Format::INPUTS / 32;
-    // Number of groups whose rows are loaded before they are used. There are no registers for all of many rows.
-    constexpr uint32_t AHEAD = COLUMNS == 1 ? GROUPS : 2;
+    // Number of groups whose rows are loaded before they are used. There are no registers for all of many rows, and fewer beside
+    // the sums of rows.
+    constexpr uint32_t AHEAD = COLUMNS == 1 ? GROUPS : COLUMNS == 4 && Format::OFFSETS ? 1 : 2;
     constexpr uint32_t SLOT = TILES * Format::BYTES;
     const uint32_t lane = threadIdx.x % WARP;
     const uint32_t warp = threadIdx.x / WARP % PRODUCT_WARPS;
@@ -189,19 +190,36 @@ SKEP_DEVICE void products(const MatmulParams& p) {
         // The tiles of all lanes have arrived, and none reads the previous ones any more.
         __syncwarp();
         begin();
-        typename Format::Held held[TILES];
-        typename Format::Scales scales[TILES];
-        SKEP_UNROLL
-        for (int tile = 0; tile < TILES; ++tile) {
-            held[tile] = Format::load(ring + used + tile * Format::BYTES, lane);
-            scales[tile] = Format::scales(ring + used + tile * Format::BYTES, lane);
-        }
         const uint32_t next = input + PRODUCT_WARPS * Format::INPUTS;
-        SKEP_UNROLL
-        for (uint32_t group = 0; group < GROUPS; ++group) {
-            multiply<Format, T, TILES, COLUMNS>(held, scales, group, x[group % AHEAD], sums);
-            const uint32_t after = group + AHEAD;
-            load(after < GROUPS ? input + 32 * after : next + 32 * (after - GROUPS), x[group % AHEAD]);
+        const auto multiply_part = [&](uint32_t part) {
+            typename Format::Held held[TILES];
+            typename Format::Scales scales[TILES];
+            SKEP_UNROLL
+            for (int tile = 0; tile < TILES; ++tile) {
+                const uint8_t* const at = ring + used + tile * Format::BYTES;
+                held[tile] = Format::load(at, part, lane);
+                scales[tile] = Format::scales(at, part, lane);
+            }
+            SKEP_UNROLL
+            for (uint32_t group = 0; group < 2; ++group) {
+                const uint32_t number = 2 * part + group;
+                Vec16(&of)[COLUMNS] = x[AHEAD == GROUPS ? number : group % AHEAD];
+                multiply<Format, T, TILES, COLUMNS>(held, scales, group, of, sums);
+                const uint32_t after = number + AHEAD;
+                load(after < GROUPS ? input + 32 * after : next + 32 * (after - GROUPS), of);
+            }
+        };
+        if (COLUMNS == 1) {
+            SKEP_UNROLL
+            for (uint32_t part = 0; part < GROUPS / 2; ++part) {
+                multiply_part(part);
+            }
+        } else {
+            // Of several parts at once, there would be too many registers.
+            SKEP_ROLL
+            for (uint32_t part = 0; part < GROUPS / 2; ++part) {
+                multiply_part(part);
+            }
         }
         used = used == (STAGES - 1) * SLOT ? 0 : used + SLOT;
         input = next;
@@ -247,7 +265,7 @@ SKEP_DEVICE void products(const MatmulParams& p) {
         products<Format, T, SETS_OF_##ROWS, TILES_OF_##ROWS, ROWS / 8, STAGES_OF_##ROWS, false>(p);                   \
     }
 #define PRODUCTS_GATED_OF(name, Format, T, ROWS)                                                                      \
-    SKEP_KERNEL_AHEAD_BOUNDED(products_gated_##name##_##ROWS##_##T, MatmulParams, PRODUCT_WARPS * WARP) {                   \
+    SKEP_KERNEL_AHEAD_BOUNDED(products_gated_##name##_##ROWS##_##T, MatmulParams, PRODUCT_WARPS * WARP, 1) {                \
         products<Format, T, 1, 2, ROWS / 8, STAGES_OF_GATED, true>(p);                                                \
     }
 #define PRODUCTS_FOR(name, Format, T)        \

@@ -15,6 +15,8 @@
 constexpr uint32_t TILE_OUTPUTS = 16;
 // The size of the quants of a tile that lanes load as two vectors, one per output.
 constexpr uint32_t TILE_QUANTS = 1024;
+// Number of inputs of which a lane holds everything in registers at a time.
+constexpr uint32_t PART_INPUTS = 64;
 
 // weight = quant · scale + offset.
 struct Scale {
@@ -99,37 +101,64 @@ SKEP_DEVICE Vec16 vector_at(const uint8_t* at) {
     return *reinterpret_cast<const Vec16*>(at);
 }
 
-// The quants of a lane's two outputs.
+SKEP_DEVICE Vec8 half_vector_at(const uint8_t* at) {
+    return *reinterpret_cast<const Vec8*>(at);
+}
+
+SKEP_DEVICE uint32_t word_at(const uint8_t* at) {
+    return *reinterpret_cast<const uint32_t*>(at);
+}
+
+SKEP_DEVICE uint32_t half_word_at(const uint8_t* at) {
+    return *reinterpret_cast<const uint16_t*>(at);
+}
+
+// The quants of a lane's two outputs, for 64 inputs.
+template <typename Vector>
 struct Quants {
-    Vec16 outputs[2];
+    Vector outputs[2];
+};
+using Bytes = Quants<Vec16>;
+using Nibbles = Quants<Vec8>;
+
+// Two words of a lane's two outputs.
+struct Words {
+    uint32_t outputs[2];
 };
 
-SKEP_DEVICE Quants load_quants(const uint8_t* tile, uint32_t lane) {
+SKEP_DEVICE Bytes load_bytes(const uint8_t* tile, uint32_t lane) {
     return {{vector_at(tile + 16 * lane), vector_at(tile + TILE_QUANTS / 2 + 16 * lane)}};
 }
 
-// Loads one of the vectors of scales of a lane's two outputs, of which there is one for each of the eight pairs.
-SKEP_DEVICE Vec16 load_scales(const uint8_t* tile, uint32_t lane, uint32_t vector) {
-    return vector_at(tile + TILE_QUANTS + 128 * vector + lane / 4 * 16);
+SKEP_DEVICE Nibbles load_nibbles(const uint8_t* tile, uint32_t part, uint32_t lane) {
+    const uint8_t* at = tile + 16 * lane + 8 * part;
+    return {{half_vector_at(at), half_vector_at(at + TILE_QUANTS / 2)}};
 }
 
-// Quants of four bits. A word holds eight of them for 32 inputs: bits 4 · p of both of its halves are inputs 2 · p and
-// 2 · p + 1.
+// Loads the word of a part from both halves of a lane's vector, of which there is one for each pair of outputs.
+SKEP_DEVICE Words load_words(const uint8_t* vectors, uint32_t part, uint32_t lane) {
+    const uint8_t* at = vectors + lane / 4 * 16 + 4 * part;
+    return {{word_at(at), word_at(at + 8)}};
+}
+
+// Makes the left operands of two steps. A word holds eight nibbles for 32 inputs: bits 4 · p of both of its halves are inputs 2 · p
+// and 2 · p + 1.
 template <typename T, uint32_t LESS>
-SKEP_DEVICE void nibbles(const Quants& quants, int group, uint32_t (&a)[2][4]) {
+SKEP_DEVICE void fragments_of(const Nibbles& held, int group, uint32_t (&a)[2][4]) {
     const uint32_t mask = in_register(0x000f000f);
     SKEP_UNROLL
     for (int pair = 0; pair < 4; ++pair) {
         SKEP_UNROLL
         for (int half = 0; half < 2; ++half) {
-            const uint32_t word = quants.outputs[half].words[group];
+            const uint32_t word = held.outputs[half].words[group];
             a[pair / 2][pair % 2 * 2 + half] = integers<T, LESS>(word >> 4 * pair & mask);
         }
     }
 }
 
-// A format loads a lane's part of a tile: its quants, from which `fragments` makes the left operands of the two steps of 32 inputs,
-// and its scales, of which `scale` is that of the output `half` · 8 further, for the `run`-th inputs that share one.
+// A format loads what a lane needs of a part of a tile, which is 64 inputs: the quants, from which `fragments` makes the left
+// operands of the two steps of 32 inputs, and the scales, of which `scale` is that of the output `half` · 8 further, for the
+// `run`-th inputs of the part that share one.
 
 // weight = (nibble - 8) · scale.
 struct Q4_0 {
@@ -138,24 +167,24 @@ struct Q4_0 {
     // Number of steps that share a scale.
     static constexpr int STEPS = 2;
     static constexpr bool OFFSETS = false;
-    using Held = Quants;
-    using Scales = Vec16;
+    using Held = Nibbles;
+    using Scales = Words;
 
-    SKEP_DEVICE static Held load(const uint8_t* tile, uint32_t lane) {
-        return load_quants(tile, lane);
+    SKEP_DEVICE static Held load(const uint8_t* tile, uint32_t part, uint32_t lane) {
+        return load_nibbles(tile, part, lane);
     }
 
-    SKEP_DEVICE static Scales scales(const uint8_t* tile, uint32_t lane) {
-        return load_scales(tile, lane, 0);
+    SKEP_DEVICE static Scales scales(const uint8_t* tile, uint32_t part, uint32_t lane) {
+        return load_words(tile + TILE_QUANTS, part, lane);
     }
 
     template <typename T>
     SKEP_DEVICE static void fragments(const Held& held, int group, uint32_t (&a)[2][4]) {
-        nibbles<T, 8>(held, group, a);
+        fragments_of<T, 8>(held, group, a);
     }
 
     SKEP_DEVICE static Scale scale(const Scales& of, int run, int half) {
-        return {half_at(of.words[2 * half + run / 2], run % 2), 0.0f};
+        return {half_at(of.outputs[half], run), 0.0f};
     }
 };
 
@@ -165,28 +194,27 @@ struct Q4_1 {
     static constexpr uint32_t BYTES = 1280;
     static constexpr int STEPS = 2;
     static constexpr bool OFFSETS = true;
-    using Held = Quants;
+    using Held = Nibbles;
     struct Scales {
-        Vec16 scales;
-        Vec16 offsets;
+        Words scales;
+        Words offsets;
     };
 
-    SKEP_DEVICE static Held load(const uint8_t* tile, uint32_t lane) {
-        return load_quants(tile, lane);
+    SKEP_DEVICE static Held load(const uint8_t* tile, uint32_t part, uint32_t lane) {
+        return load_nibbles(tile, part, lane);
     }
 
-    SKEP_DEVICE static Scales scales(const uint8_t* tile, uint32_t lane) {
-        return {load_scales(tile, lane, 0), load_scales(tile, lane, 1)};
+    SKEP_DEVICE static Scales scales(const uint8_t* tile, uint32_t part, uint32_t lane) {
+        return {load_words(tile + TILE_QUANTS, part, lane), load_words(tile + TILE_QUANTS + 128, part, lane)};
     }
 
     template <typename T>
     SKEP_DEVICE static void fragments(const Held& held, int group, uint32_t (&a)[2][4]) {
-        nibbles<T, 0>(held, group, a);
+        fragments_of<T, 0>(held, group, a);
     }
 
     SKEP_DEVICE static Scale scale(const Scales& of, int run, int half) {
-        const int word = 2 * half + run / 2;
-        return {half_at(of.scales.words[word], run % 2), half_at(of.offsets.words[word], run % 2)};
+        return {half_at(of.scales.outputs[half], run), half_at(of.offsets.outputs[half], run)};
     }
 };
 
@@ -196,23 +224,23 @@ struct Int4 {
     static constexpr uint32_t BYTES = 1280;
     static constexpr int STEPS = 2;
     static constexpr bool OFFSETS = true;
-    using Held = Quants;
+    using Held = Nibbles;
     struct Scales {
-        Vec16 scales;
-        Vec16 offsets;
+        Words scales;
+        Words offsets;
     };
 
-    SKEP_DEVICE static Held load(const uint8_t* tile, uint32_t lane) {
-        return load_quants(tile, lane);
+    SKEP_DEVICE static Held load(const uint8_t* tile, uint32_t part, uint32_t lane) {
+        return load_nibbles(tile, part, lane);
     }
 
-    SKEP_DEVICE static Scales scales(const uint8_t* tile, uint32_t lane) {
-        return {load_scales(tile, lane, 0), load_scales(tile, lane, 1)};
+    SKEP_DEVICE static Scales scales(const uint8_t* tile, uint32_t part, uint32_t lane) {
+        return {load_words(tile + TILE_QUANTS, part, lane), load_words(tile + TILE_QUANTS + 128, part, lane)};
     }
 
     template <typename T>
     SKEP_DEVICE static void fragments(const Held& held, int group, uint32_t (&a)[2][4]) {
-        nibbles<T, 8>(held, group, a);
+        fragments_of<T, 8>(held, group, a);
     }
 
     SKEP_DEVICE static Scale scale(const Scales& of, int run, int half) {
@@ -228,33 +256,35 @@ struct Q4_K {
     static constexpr uint32_t BYTES = 1216;
     static constexpr int STEPS = 2;
     static constexpr bool OFFSETS = true;
-    using Held = Quants;
+    using Held = Nibbles;
+    // Of each of the two outputs: two scales, two minima, and the step and the drop.
     struct Scales {
-        // Four scales of an output, then its four minima.
-        Vec16 packed;
-        // The step and the drop of each of the two outputs.
-        uint32_t steps[2];
+        uint32_t scales[2];
+        uint32_t minima[2];
+        Vec8 steps;
     };
 
-    SKEP_DEVICE static Held load(const uint8_t* tile, uint32_t lane) {
-        return load_quants(tile, lane);
+    SKEP_DEVICE static Held load(const uint8_t* tile, uint32_t part, uint32_t lane) {
+        return load_nibbles(tile, part, lane);
     }
 
-    SKEP_DEVICE static Scales scales(const uint8_t* tile, uint32_t lane) {
-        const Vec8 steps = reinterpret_cast<const Vec8*>(tile + TILE_QUANTS + 128)[lane / 4];
-        return {load_scales(tile, lane, 0), {steps.words[0], steps.words[1]}};
+    SKEP_DEVICE static Scales scales(const uint8_t* tile, uint32_t part, uint32_t lane) {
+        const uint8_t* packed = tile + TILE_QUANTS + lane / 4 * 16 + 2 * part;
+        return {{half_word_at(packed), half_word_at(packed + 8)},
+                {half_word_at(packed + 4), half_word_at(packed + 12)},
+                half_vector_at(tile + TILE_QUANTS + 128 + lane / 4 * 8)};
     }
 
     template <typename T>
     SKEP_DEVICE static void fragments(const Held& held, int group, uint32_t (&a)[2][4]) {
-        nibbles<T, 0>(held, group, a);
+        fragments_of<T, 0>(held, group, a);
     }
 
     SKEP_DEVICE static Scale scale(const Scales& of, int run, int half) {
-        const auto times = [&](int part, int word) {
-            return half_at(of.steps[half], part) * static_cast<float>(byte_at(of.packed.words[word], run));
+        const auto times = [&](int index, uint32_t packed) {
+            return half_at(of.steps.words[half], index) * static_cast<float>(byte_at(packed, run));
         };
-        return {times(0, 2 * half), -times(1, 2 * half + 1)};
+        return {times(0, of.scales[half]), -times(1, of.minima[half])};
     }
 };
 
@@ -269,22 +299,21 @@ struct Q6_K {
     static constexpr uint32_t UPPER = TILE_QUANTS;
     static constexpr uint32_t SCALES = UPPER + 512;
     struct Held {
-        Quants lower;
-        Vec16 upper;
+        Nibbles lower;
+        Words upper;
     };
     struct Scales {
-        Vec16 scales;
+        Words scales;
         // The steps of the two outputs.
         uint32_t steps;
     };
 
-    SKEP_DEVICE static Held load(const uint8_t* tile, uint32_t lane) {
-        return {load_quants(tile, lane), vector_at(tile + UPPER + 16 * lane)};
+    SKEP_DEVICE static Held load(const uint8_t* tile, uint32_t part, uint32_t lane) {
+        return {load_nibbles(tile, part, lane), load_words(tile + UPPER, part, 4 * lane)};
     }
 
-    SKEP_DEVICE static Scales scales(const uint8_t* tile, uint32_t lane) {
-        return {vector_at(tile + SCALES + lane / 4 * 16),
-                reinterpret_cast<const uint32_t*>(tile + SCALES + 128)[lane / 4]};
+    SKEP_DEVICE static Scales scales(const uint8_t* tile, uint32_t part, uint32_t lane) {
+        return {load_words(tile + SCALES, part, lane), word_at(tile + SCALES + 128 + lane / 4 * 4)};
     }
 
     template <typename T>
@@ -294,8 +323,8 @@ struct Q6_K {
             SKEP_UNROLL
             for (int half = 0; half < 2; ++half) {
                 const uint32_t lower = held.lower.outputs[half].words[group] >> 4 * pair & 0x000f000f;
-                const uint32_t word = held.upper.words[2 * half + group / 2];
-                const int at = 2 * (group % 2 * 4 + pair);
+                const uint32_t word = held.upper.outputs[half];
+                const int at = 2 * (group * 4 + pair);
                 const uint32_t upper = (at < 4 ? word << (4 - at) : word >> (at - 4)) & 0x00300030;
                 a[pair / 2][pair % 2 * 2 + half] = integers<T, 32>(lower | upper);
             }
@@ -303,7 +332,7 @@ struct Q6_K {
     }
 
     SKEP_DEVICE static Scale scale(const Scales& of, int run, int half) {
-        const int8_t scale = static_cast<int8_t>(byte_at(of.scales.words[2 * half + run / 4], run % 4));
+        const int8_t scale = static_cast<int8_t>(byte_at(of.scales.outputs[half], run));
         return {half_at(of.steps, half) * static_cast<float>(scale), 0.0f};
     }
 };
@@ -315,16 +344,16 @@ struct Q8_0 {
     static constexpr uint32_t BYTES = 1088;
     static constexpr int STEPS = 2;
     static constexpr bool OFFSETS = false;
-    using Held = Quants;
+    using Held = Bytes;
     // The two scales of each of the two outputs.
     using Scales = Vec8;
 
-    SKEP_DEVICE static Held load(const uint8_t* tile, uint32_t lane) {
-        return load_quants(tile, lane);
+    SKEP_DEVICE static Held load(const uint8_t* tile, uint32_t, uint32_t lane) {
+        return load_bytes(tile, lane);
     }
 
-    SKEP_DEVICE static Scales scales(const uint8_t* tile, uint32_t lane) {
-        return reinterpret_cast<const Vec8*>(tile + TILE_QUANTS)[lane / 4];
+    SKEP_DEVICE static Scales scales(const uint8_t* tile, uint32_t, uint32_t lane) {
+        return half_vector_at(tile + TILE_QUANTS + lane / 4 * 8);
     }
 
     template <typename T>
@@ -346,15 +375,15 @@ struct F8 {
     static constexpr uint32_t BYTES = 1152;
     static constexpr int STEPS = 2;
     static constexpr bool OFFSETS = false;
-    using Held = Quants;
+    using Held = Bytes;
     using Scales = Vec16;
 
-    SKEP_DEVICE static Held load(const uint8_t* tile, uint32_t lane) {
-        return load_quants(tile, lane);
+    SKEP_DEVICE static Held load(const uint8_t* tile, uint32_t, uint32_t lane) {
+        return load_bytes(tile, lane);
     }
 
-    SKEP_DEVICE static Scales scales(const uint8_t* tile, uint32_t lane) {
-        return load_scales(tile, lane, 0);
+    SKEP_DEVICE static Scales scales(const uint8_t* tile, uint32_t, uint32_t lane) {
+        return vector_at(tile + TILE_QUANTS + lane / 4 * 16);
     }
 
     template <typename T>

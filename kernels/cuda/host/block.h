@@ -28,6 +28,7 @@
 #define SKEP_KERNEL_AHEAD_BOUNDED(name, Params, ...) SKEP_KERNEL(name, Params)
 #define SKEP_KERNEL_MEETING(name, Params) SKEP_KERNEL(name, Params)
 #define SKEP_UNROLL
+#define SKEP_ROLL
 
 namespace skep_host {
 

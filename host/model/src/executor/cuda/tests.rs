@@ -100,6 +100,7 @@ fn the_tests_of_this_module_pass_on_a_real_device() {
     beside_processor::weights_of_every_format_give_the_logits_of_the_cpu();
     beside_processor::stages_apply_the_windows_of_their_layers();
     beside_processor::a_vocabulary_that_no_ranks_share_evenly_gives_the_logits_of_the_cpu();
+    quantized::quantized_weights_give_the_logits_of_the_cpu();
     preparation::every_shape_is_prepared_before_the_first_request();
     ranks_that_share_layers_and_stages_give_the_same_logits();
     a_sequence_gets_the_same_logits_in_any_batch();
