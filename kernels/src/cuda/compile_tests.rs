@@ -57,7 +57,7 @@ static ALLOWANCES: [Allowance; 10] = [
     allowance("qkv_", None, 0, 32),
     allowance("attention_prefill_16_", Some(Architecture::Sm120), 4, 8),
     // Of 32 rows with weights that have a scale and an offset.
-    allowance("products_", Some(Architecture::Sm120), 16, 12),
+    allowance("products_", None, 16, 20),
     // The sums of a wide head are more than registers hold beside everything else.
     allowance("attention_prefill_256_", None, 0, 512),
     // Values of a split that are spilled while its total is joined, once per several hundred keys. Wide heads spill most.
