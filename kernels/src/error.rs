@@ -82,10 +82,9 @@ pub enum KernelError {
     #[error("CUDA driver: {call} failed: {reason}; {fault}")]
     DeviceFault { fault: Fault, call: &'static str, reason: String },
     #[error(
-        "cuda:{device} cannot be used before everything that this process has on it is unloaded ({users} left), because of this \
-         error: {reason}"
+        "this process has to be restarted before it can use cuda:{device} again, because of this error: {reason}"
     )]
-    SpoiledContext { device: usize, users: usize, reason: String },
+    SpoiledContext { device: usize, reason: String },
     #[error(
         "NVML, which reads the figures of GPUs, was not found (tried {tried}); it comes with the NVIDIA driver"
     )]

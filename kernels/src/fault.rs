@@ -10,9 +10,9 @@ use std::fmt;
 pub enum Fault {
     /// The device's memory is taken by others. What is started again can plan with the memory that is left.
     Memory,
-    /// The context is spoiled: each of its calls returns this error until it is destroyed.
+    /// The context is spoiled: each call returns this error until the process ends.
     Context,
-    /// The device is lost or not usable. A new context works only once the device does.
+    /// The device is lost or not usable. Another process can use it only once the device works again.
     Device,
 }
 
@@ -52,7 +52,7 @@ impl fmt::Display for Fault {
             Fault::Memory => {
                 "the device's memory is taken; lower gpu_memory or kv_tokens, or end other programs on the device"
             }
-            Fault::Context => "everything that this process has on the device has to be loaded again",
+            Fault::Context => "this process has to be restarted before it can use the device again",
             Fault::Device => {
                 "the device is lost or cannot be used; `nvidia-smi` shows its state, and a process that found it lost may have \
                  to be restarted"

@@ -10,7 +10,7 @@ mod backend;
 pub mod blas;
 pub mod ceilings;
 pub mod compile;
-mod contexts;
+pub mod contexts;
 mod cubin;
 pub mod cubin_cache;
 pub mod cublas_lt;

@@ -78,16 +78,8 @@ impl Drop for Queue {
             // SAFETY: the stream was created once. Nothing can be done about a failure, here and below.
             let _ = self.bind().map(|()| unsafe { result::stream::destroy(self.stream) });
         }
-        let release = || {
-            // SAFETY: the context was retained once.
-            let _ = unsafe { result::primary_ctx::release(self.device) };
-        };
-        // A library may hold the context as well, so its release alone does not destroy it.
-        let reset = || {
-            // SAFETY: the context has no users here, and nothing in it works any more.
-            let _ = unsafe { sys::cuDevicePrimaryCtxReset_v2(self.device) };
-        };
-        CONTEXTS.release(self.ordinal, release, reset);
+        // SAFETY: the context was retained once for this queue.
+        let _ = unsafe { result::primary_ctx::release(self.device) };
     }
 }
 

@@ -229,7 +229,9 @@ impl<'a> Stand<'a> {
         let [q, keys, values] = values.slices(device, [activations(rows, sizes.qkv_width()), half, half])?;
         let [out] = scratch.slices(device, [activations(rows, heads * head_size)])?;
         let page_table = words(device, 0..page_count)?;
-        let tiles: Vec<QueryTile> = QueryTile::cover(0, 0, rows, prefix, 0).collect();
+        // The longest come first, as in a step.
+        let mut tiles: Vec<QueryTile> = QueryTile::cover(0, 0, rows, prefix, 0).collect();
+        tiles.reverse();
         let tile_words = words(device, tiles.iter().flat_map(QueryTile::words))?;
         let prefill = Prefill {
             q,

@@ -13,9 +13,11 @@ use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow};
 use skep_gateway::ConsoleOptions;
+use skep_kernels::cuda::contexts;
 use skep_model::physical_cores;
 use skep_runtime::ModelMismatch;
 
@@ -39,6 +41,9 @@ use crate::{
     server::{self, RunningServer},
     server_options::{DataDir, ServerOptions},
 };
+
+/// Time between two looks at the contexts of GPUs.
+const LOST_DEVICE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Start a host: a model and its engine, agents, and an HTTP server
 ///
@@ -184,10 +189,12 @@ pub async fn run(args: Args, config: Config) -> Result<()> {
             let _ = skep_gateway::reload_configuration(server.configuration.clone()).await;
         }
     };
+    let mut lost = None;
     tokio::select! {
         () = watching => {}
         () = reloading => {}
         () = signals.next() => {}
+        device = lost_device() => lost = Some(device),
         () = server.until_drain_asked() => {}
         () = server.until_fenced() => {
             // The results of running work can no longer be stored, so there is nothing to wait for.
@@ -202,8 +209,25 @@ pub async fn run(args: Args, config: Config) -> Result<()> {
     manager.stopping();
     eprintln!("  stopping: running requests may finish; press Ctrl-C again to stop at once");
     tokio::select! {
-        () = server.shutdown() => Ok(()),
+        () = server.shutdown() => {}
         () = signals.next() => std::process::exit(130),
+    }
+    match lost {
+        Some(error) => Err(error.context(
+            "a GPU has failed, and the driver gives this process no other context on it\n  hint: start this host again, or let a \
+             service manager do it",
+        )),
+        None => Ok(()),
+    }
+}
+
+/// Waits until a GPU has failed in a way that only a restart of the process mends, and returns the error.
+async fn lost_device() -> anyhow::Error {
+    loop {
+        if let Some((ordinal, error)) = contexts::spoiled() {
+            return anyhow::Error::new(error).context(format!("cuda:{ordinal}"));
+        }
+        tokio::time::sleep(LOST_DEVICE_INTERVAL).await;
     }
 }
 
