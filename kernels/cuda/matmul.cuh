@@ -33,11 +33,16 @@ SKEP_DEVICE void store_sum(const MatmulParams& p, uint32_t row, uint32_t output,
     }
 }
 
-// Stores silu(gate) · up. Both sums are rounded before, as if they had been stored, so that the result is that of `swiglu.cu`.
+// Returns an output's sum with its bias as it is once it has been stored.
+template <typename T>
+SKEP_DEVICE float stored(const MatmulParams& p, uint32_t output, float sum) {
+    return to_float(from_float<T>(with_bias<T>(p, output, sum)));
+}
+
+// Stores silu(gate) · up of the sums of an output of the gate and of the one as far behind as there are outputs of the gate. Both
+// sums are rounded before, as if they had been stored, so that the result is that of `swiglu.cu`.
 template <typename T>
 SKEP_DEVICE void store_gated(const MatmulParams& p, uint32_t row, uint32_t output, float gate, float up) {
-    const auto rounded = [](float value) { return to_float(from_float<T>(value)); };
-    const float product = gated(rounded(with_bias<T>(p, output, gate)),
-                                rounded(with_bias<T>(p, output + p.outputs / 2, up)));
+    const float product = gated(stored<T>(p, output, gate), stored<T>(p, output + p.outputs / 2, up));
     static_cast<T*>(p.y)[static_cast<uint64_t>(row) * p.y_stride + output] = from_float<T>(product);
 }

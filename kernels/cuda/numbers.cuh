@@ -42,8 +42,9 @@ SKEP_DEVICE float add_rounded(float a, float b) {
 #endif
 }
 
-// Returns a · b + c, rounded once on a device.
-SKEP_DEVICE float fused(float a, float b, float c) {
+// Returns a · b + c, rounded once on a device. The compiler does not choose how to round, so that different kernels get the same
+// bits.
+SKEP_DEVICE float multiply_add(float a, float b, float c) {
 #if defined(__CUDACC_RTC__)
     return __fmaf_rn(a, b, c);
 #else

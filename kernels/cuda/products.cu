@@ -113,9 +113,9 @@ SKEP_DEVICE void multiply(const typename Format::Held (&held)[TILES], const type
                 SKEP_UNROLL
                 for (int i = 0; i < 4; ++i) {
                     float& sum = sums[tile][column][i];
-                    sum = fused(part[i], of[tile][run][i / 2].scale, sum);
+                    sum = multiply_add(part[i], of[tile][run][i / 2].scale, sum);
                     if (Format::OFFSETS) {
-                        sum = fused(inputs[i % 2], of[tile][run][i / 2].offset, sum);
+                        sum = multiply_add(inputs[i % 2], of[tile][run][i / 2].offset, sum);
                     }
                 }
             }

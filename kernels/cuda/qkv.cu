@@ -3,27 +3,7 @@
 //
 // One warp handles one head of a row. It reads each value once and writes it once: queries in place, keys and values to the
 // page of their position.
-#include "device.cuh"
-
-enum Pairing : uint32_t { HALVES = 0, INTERLEAVED = 1 };
-
-struct QkvParams {
-    void* qkv;                  // [rows, (heads + 2 · kv_heads) · head_size]
-    const void* bias;           // one value per value of a row; null: none
-    const void* q_norm;         // [head_size]; null: none
-    const void* k_norm;         // [head_size]; null: none
-    const uint32_t* positions;  // [rows]
-    const uint64_t* slots;      // [rows]: page · PAGE_POSITIONS + offset in the page
-    const float* frequencies;   // [head_size / 2]: radians per position
-    void* keys;                 // [pages · PAGE_POSITIONS, kv_heads, head_size]
-    void* values;               // the same layout as keys
-    uint32_t rows;
-    uint32_t heads;
-    uint32_t kv_heads;
-    uint32_t head_size;         // even, at most 256
-    uint32_t pairing;
-    float epsilon;
-};
+#include "qkv.cuh"
 
 // Maximum number of pairs of values per lane.
 constexpr int MAX_PAIRS = 4;
@@ -41,7 +21,7 @@ SKEP_DEVICE void qkv(const QkvParams& p) {
     const bool is_query = head < p.heads;
     const bool is_key = !is_query && head < p.heads + p.kv_heads;
     const uint32_t half = p.head_size / 2;
-    T* in = static_cast<T*>(p.qkv) + index * p.head_size;
+    const T* in = static_cast<const T*>(p.qkv) + index * p.head_size;
     const T* bias = p.bias == nullptr ? nullptr : static_cast<const T*>(p.bias) + head * p.head_size;
 
     float a[MAX_PAIRS], b[MAX_PAIRS];
@@ -53,8 +33,8 @@ SKEP_DEVICE void qkv(const QkvParams& p) {
         if (pair >= half) {
             continue;
         }
-        const uint32_t first = p.pairing == HALVES ? pair : 2 * pair;
-        const uint32_t second = p.pairing == HALVES ? pair + half : 2 * pair + 1;
+        const uint32_t first = first_of_pair(p, pair);
+        const uint32_t second = second_of_pair(p, pair);
         a[turn] = to_float(in[first]) + (bias == nullptr ? 0.0f : to_float(bias[first]));
         b[turn] = to_float(in[second]) + (bias == nullptr ? 0.0f : to_float(bias[second]));
         squares += a[turn] * a[turn] + b[turn] * b[turn];
@@ -63,33 +43,23 @@ SKEP_DEVICE void qkv(const QkvParams& p) {
     const float mean = warp_sum(squares) / static_cast<float>(p.head_size);
     const float scale = norm == nullptr ? 1.0f : rsqrtf(mean + p.epsilon);
 
-    T* out = in;
-    if (!is_query) {
-        const uint32_t kv_head = head - p.heads - (is_key ? 0 : p.kv_heads);
-        T* pages = static_cast<T*>(is_key ? p.keys : p.values);
-        out = pages + (p.slots[row] * p.kv_heads + kv_head) * p.head_size;
-    }
+    T* const out = head_of_row<T>(p, row, is_query ? 0 : p.slots[row], head);
     SKEP_UNROLL
     for (int turn = 0; turn < MAX_PAIRS; ++turn) {
         const uint32_t pair = lane + turn * WARP;
         if (pair >= half) {
             continue;
         }
-        const uint32_t first = p.pairing == HALVES ? pair : 2 * pair;
-        const uint32_t second = p.pairing == HALVES ? pair + half : 2 * pair + 1;
+        const uint32_t first = first_of_pair(p, pair);
+        const uint32_t second = second_of_pair(p, pair);
         float x = a[turn] * scale;
         float y = b[turn] * scale;
         if (norm != nullptr) {
             x *= to_float(norm[first]);
             y *= to_float(norm[second]);
         }
-        if (is_query || is_key) {
-            const float angle = static_cast<float>(p.positions[row]) * p.frequencies[pair];
-            float sine, cosine;
-            sincosf(angle, &sine, &cosine);
-            const float rotated = x * cosine - y * sine;
-            y = x * sine + y * cosine;
-            x = rotated;
+        if (is_rotated(p, head)) {
+            rotate(p.positions[row], p.frequencies[pair], x, y);
         }
         out[first] = from_float<T>(x);
         out[second] = from_float<T>(y);

@@ -52,9 +52,11 @@ struct Allowance {
 }
 
 /// The kernels that may use local memory, as NVRTC 13 compiles them. All others keep everything in registers.
-static ALLOWANCES: [Allowance; 10] = [
-    // Four values of a row, which an index selects that the compiler does not know.
+static ALLOWANCES: [Allowance; 12] = [
+    // The words of 2/π that reduce an angle of more than 105615 radians, of which an index selects some.
     allowance("qkv_", None, 0, 32),
+    allowance("gemv_qkv_", None, 0, 32),
+    allowance("gemv_normed_qkv_", None, 0, 32),
     allowance("attention_prefill_16_", Some(Architecture::Sm120), 4, 8),
     // Of 32 rows with weights that have a scale and an offset.
     allowance("products_", None, 16, 20),

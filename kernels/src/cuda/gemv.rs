@@ -6,9 +6,9 @@ use crate::KernelError;
 use crate::device_constants::device_constant;
 
 /// Number of outputs per block, each computed by one warp.
-const WARPS: u32 = 4;
+pub(super) const WARPS: u32 = 4;
 /// Maximum number of rows.
-pub const MAX_ROWS: u32 = device_constant!("gemv.cu", "MAX_ROWS");
+pub const MAX_ROWS: u32 = device_constant!("gemv.cuh", "MAX_ROWS");
 
 /// Returns the launch for at most [`MAX_ROWS`] rows.
 pub fn launch(params: &MatmulParams, activation: Activation) -> Result<Launch, KernelError> {

@@ -39,6 +39,7 @@ pub mod embedding;
 pub mod expand;
 pub mod gemm;
 pub mod gemv;
+pub mod gemv_fused;
 pub mod matmul;
 pub mod products;
 pub mod qkv;

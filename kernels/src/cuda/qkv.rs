@@ -48,6 +48,27 @@ pub struct QkvParams {
     pub epsilon: f32,
 }
 
+impl QkvParams {
+    /// Stands for rows that are no queries, keys and values.
+    pub const NONE: Self = QkvParams {
+        qkv: Address::NONE,
+        bias: Address::NONE,
+        q_norm: Address::NONE,
+        k_norm: Address::NONE,
+        positions: Address::NONE,
+        slots: Address::NONE,
+        frequencies: Address::NONE,
+        keys: Address::NONE,
+        values: Address::NONE,
+        rows: 0,
+        heads: 0,
+        kv_heads: 0,
+        head_size: 0,
+        pairing: Pairing::Halves,
+        epsilon: 0.0,
+    };
+}
+
 /// Returns the launch. Fails unless `head_size` is a multiple of 8 and within the kernel's bound.
 pub fn launch(params: &QkvParams, activation: Activation) -> Result<Launch, KernelError> {
     super::multiple_of_8("qkv", "head_size", params.head_size)?;

@@ -5,17 +5,19 @@ use crate::KernelError;
 use crate::device_constants::device_constant;
 
 /// Number of chunks of eight values that a thread holds.
-const CHUNKS: u32 = device_constant!("rms_norm.cu", "CHUNKS");
+const CHUNKS: u32 = device_constant!("rms_norm.cuh", "CHUNKS");
 const MAX_THREADS: u32 = 1024;
 
-/// The parameters of the kernel: `residual += x`, then `out` is the norm of `residual` times `weight`.
+/// The parameters of the kernel: `sum = residual + x`, and `out` is the norm of `sum` times `weight`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct RmsNormParams {
     /// `[rows, width]`, added to the residual. With [`Address::NONE`], nothing is added.
     pub x: Address,
-    /// `[rows, width]`, read and written.
+    /// `[rows, width]`.
     pub residual: Address,
+    /// `[rows, width]`. It may be the residual.
+    pub sum: Address,
     /// `[width]`.
     pub weight: Address,
     /// `[rows, width]`.
@@ -23,6 +25,19 @@ pub struct RmsNormParams {
     /// A multiple of 8.
     pub width: u32,
     pub epsilon: f32,
+}
+
+impl RmsNormParams {
+    /// Stands for no norm.
+    pub const NONE: Self = RmsNormParams {
+        x: Address::NONE,
+        residual: Address::NONE,
+        sum: Address::NONE,
+        weight: Address::NONE,
+        out: Address::NONE,
+        width: 0,
+        epsilon: 0.0,
+    };
 }
 
 /// Returns the launch for this number of rows.
@@ -37,7 +52,10 @@ pub fn launch(params: &RmsNormParams, rows: u32, activation: Activation) -> Resu
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{cuda::host, random::Random};
+    use crate::{
+        cuda::host::{self, Buffer},
+        random::Random,
+    };
 
     fn check(activation: Activation, rows: usize, width: usize, adds: bool) {
         let mut random = Random::fresh();
@@ -49,6 +67,7 @@ mod tests {
         let params = RmsNormParams {
             x: if adds { x.address() } else { Address::NONE },
             residual: residual.address(),
+            sum: residual.address(),
             weight: weight.address(),
             out: out.address(),
             width: width as u32,
@@ -85,10 +104,37 @@ mod tests {
     }
 
     #[test]
+    fn sums_in_a_buffer_of_their_own_leave_the_residual_as_it_is() {
+        let activation = Activation::Bf16;
+        let mut random = Random::fresh();
+        let [x, residual, weight] = [0; 3].map(|_| activation.random(&mut random, 2 * 576));
+        for adds in [true, false] {
+            let mut found = [0; 2].map(|_| activation.zeros(2 * 576));
+            let mut expected =
+                [residual.values(), found[1].values()].map(|values| Buffer::new(values.to_vec()));
+            let params = |sum: &Buffer, residual: &Buffer, out: &Buffer| RmsNormParams {
+                x: if adds { x.address() } else { Address::NONE },
+                residual: residual.address(),
+                sum: sum.address(),
+                weight: weight.address(),
+                out: out.address(),
+                width: 576,
+                epsilon: 1e-5,
+            };
+            let [sum, out] = &mut expected;
+            let in_place = params(sum, sum, out);
+            let launch = launch(&in_place, 2, activation).expect("good shapes");
+            host::run(&launch, &in_place, &mut [sum.values_mut(), out.values_mut()]);
+            let [sum, out] = &mut found;
+            let apart = params(sum, &residual, out);
+            host::run(&launch, &apart, &mut [sum.values_mut(), out.values_mut()]);
+            assert!(found.iter().zip(&expected).all(|(found, expected)| found.values() == expected.values()));
+        }
+    }
+
+    #[test]
     fn rows_too_wide_for_a_block_are_rejected() {
-        let none = Address::NONE;
-        let params =
-            RmsNormParams { x: none, residual: none, weight: none, out: none, width: 40_000, epsilon: 0.0 };
+        let params = RmsNormParams { width: 40_000, ..RmsNormParams::NONE };
         let error = launch(&params, 1, Activation::F16).expect_err("too wide").to_string();
         assert!(error.contains("40000") && error.contains("32768"), "{error}");
     }

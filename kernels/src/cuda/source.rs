@@ -24,6 +24,7 @@ pub const SOURCES: &[Source] = sources![
     "attention_hopper.cu",
     "swiglu.cu",
     "gemv.cu",
+    "gemv_fused.cu",
     "gemm.cu",
     "products.cu",
     "expand.cu",
@@ -35,8 +36,11 @@ pub const SOURCES: &[Source] = sources![
 const HEADERS: &[Source] = sources![
     "device.cuh",
     "numbers.cuh",
+    "rms_norm.cuh",
+    "qkv.cuh",
     "attention_tiles.cuh",
     "matmul.cuh",
+    "gemv.cuh",
     "sample.cuh",
     "sample_candidates.cuh",
     "formats/tiles.cuh",
@@ -97,5 +101,6 @@ mod tests {
         };
         assert_eq!(names("swiglu.cu"), ["device.cuh", "numbers.cuh"]);
         assert_eq!(names("expand.cu"), ["device.cuh", "formats/tiles.cuh", "numbers.cuh", "ptx/pairs.cuh"]);
+        assert_eq!(names("gemv.cu"), ["device.cuh", "gemv.cuh", "matmul.cuh", "numbers.cuh"]);
     }
 }

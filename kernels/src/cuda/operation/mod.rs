@@ -4,6 +4,7 @@
 //! Invariant: no shape lets a kernel access memory outside its slices. Tokens, positions, page numbers and state indices
 //! are in device memory and are not checked here; the caller that writes them must check them.
 
+mod fused;
 mod operands;
 mod products;
 
@@ -57,65 +58,15 @@ impl Device {
 
     /// Adds rows to the residual and normalizes the sums.
     pub fn rms_norm(&self, of: &RmsNorm<'_>, activation: Activation) -> Result<(), KernelError> {
-        const OP: &str = "rms_norm";
-        let RmsNorm { x, residual, weight, out, rows, width, epsilon } = *of;
-        let sizes = [rows as usize, width as usize, ACTIVATION_BYTES];
-        if let Some(x) = x {
-            holds(OP, "x", x, &sizes)?;
-        }
-        holds(OP, "residual", residual, &sizes)?;
-        holds(OP, "weight", weight, &sizes[1..])?;
-        holds(OP, "out", out, &sizes)?;
-        let params = RmsNormParams {
-            x: address(x),
-            residual: residual.address(),
-            weight: weight.address(),
-            out: out.address(),
-            width,
-            epsilon,
-        };
-        let launch = rms_norm::launch(&params, rows, activation)?;
+        let params = norm_params(of)?;
+        let launch = rms_norm::launch(&params, of.rows, activation)?;
         // SAFETY: the slices match the shapes.
         unsafe { self.launch(&launch, &params) }
     }
 
     /// Applies bias, norms and rotation to the rows, and writes keys and values into their pages.
     pub fn qkv(&self, of: &Qkv<'_>, pages: &Pages<'_>, activation: Activation) -> Result<(), KernelError> {
-        const OP: &str = "qkv";
-        let Qkv { qkv, bias, q_norm, k_norm, positions, slots, frequencies, rows, pairing, epsilon } = *of;
-        let Pages { keys, values, heads, kv_heads, head_size } = *pages;
-        let width = (heads as usize + 2 * kv_heads as usize) * head_size as usize;
-        let count = rows as usize;
-        holds(OP, "qkv", qkv, &[count, width, ACTIVATION_BYTES])?;
-        for (what, slice, length) in [
-            ("bias", bias, width),
-            ("q_norm", q_norm, head_size as usize),
-            ("k_norm", k_norm, head_size as usize),
-        ] {
-            if let Some(slice) = slice {
-                holds(OP, what, slice, &[length, ACTIVATION_BYTES])?;
-            }
-        }
-        holds(OP, "positions", positions, &[count, 4])?;
-        holds(OP, "slots", slots, &[count, 8])?;
-        holds(OP, "frequencies", frequencies, &[head_size as usize / 2, 4])?;
-        let params = QkvParams {
-            qkv: qkv.address(),
-            bias: address(bias),
-            q_norm: address(q_norm),
-            k_norm: address(k_norm),
-            positions: positions.address(),
-            slots: slots.address(),
-            frequencies: frequencies.address(),
-            keys: keys.address(),
-            values: values.address(),
-            rows,
-            heads,
-            kv_heads,
-            head_size,
-            pairing,
-            epsilon,
-        };
+        let params = qkv_params(of, pages)?;
         let launch = qkv::launch(&params, activation)?;
         // SAFETY: the slices match the shapes; the caller guarantees the slots.
         unsafe { self.launch(&launch, &params) }
@@ -318,6 +269,68 @@ impl Device {
         }
         Ok(())
     }
+}
+
+/// Checks the slices of a norm, and returns its parameters.
+fn norm_params(of: &RmsNorm<'_>) -> Result<RmsNormParams, KernelError> {
+    const OP: &str = "rms_norm";
+    let RmsNorm { x, residual, sum, weight, out, rows, width, epsilon } = *of;
+    let sizes = [rows as usize, width as usize, ACTIVATION_BYTES];
+    if let Some(x) = x {
+        holds(OP, "x", x, &sizes)?;
+    }
+    holds(OP, "residual", residual, &sizes)?;
+    holds(OP, "sum", sum, &sizes)?;
+    holds(OP, "weight", weight, &sizes[1..])?;
+    holds(OP, "out", out, &sizes)?;
+    Ok(RmsNormParams {
+        x: address(x),
+        residual: residual.address(),
+        sum: sum.address(),
+        weight: weight.address(),
+        out: out.address(),
+        width,
+        epsilon,
+    })
+}
+
+/// Checks the slices of queries, keys and values, and returns the parameters.
+fn qkv_params(of: &Qkv<'_>, pages: &Pages<'_>) -> Result<QkvParams, KernelError> {
+    const OP: &str = "qkv";
+    let Qkv { qkv, bias, q_norm, k_norm, positions, slots, frequencies, rows, pairing, epsilon } = *of;
+    let Pages { keys, values, heads, kv_heads, head_size } = *pages;
+    let width = (heads as usize + 2 * kv_heads as usize) * head_size as usize;
+    let count = rows as usize;
+    holds(OP, "qkv", qkv, &[count, width, ACTIVATION_BYTES])?;
+    for (what, slice, length) in [
+        ("bias", bias, width),
+        ("q_norm", q_norm, head_size as usize),
+        ("k_norm", k_norm, head_size as usize),
+    ] {
+        if let Some(slice) = slice {
+            holds(OP, what, slice, &[length, ACTIVATION_BYTES])?;
+        }
+    }
+    holds(OP, "positions", positions, &[count, 4])?;
+    holds(OP, "slots", slots, &[count, 8])?;
+    holds(OP, "frequencies", frequencies, &[head_size as usize / 2, 4])?;
+    Ok(QkvParams {
+        qkv: qkv.address(),
+        bias: address(bias),
+        q_norm: address(q_norm),
+        k_norm: address(k_norm),
+        positions: positions.address(),
+        slots: slots.address(),
+        frequencies: frequencies.address(),
+        keys: keys.address(),
+        values: values.address(),
+        rows,
+        heads,
+        kv_heads,
+        head_size,
+        pairing,
+        epsilon,
+    })
 }
 
 fn address(slice: Option<Slice<'_>>) -> Address {

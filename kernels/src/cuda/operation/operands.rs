@@ -81,6 +81,8 @@ pub struct Embedding<'a> {
 pub struct RmsNorm<'a> {
     pub x: Option<Slice<'a>>,
     pub residual: Slice<'a>,
+    /// The destination of the sum. It may be the residual.
+    pub sum: Slice<'a>,
     pub weight: Slice<'a>,
     pub out: Slice<'a>,
     pub rows: u32,

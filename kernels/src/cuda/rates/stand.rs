@@ -90,7 +90,8 @@ impl<'a> Stand<'a> {
         let bytes = activations(rows, width);
         let [x, weight] = values.slices(device, [bytes, activations(1, width)])?;
         let [residual, out] = scratch.slices(device, [bytes; 2])?;
-        let norm = RmsNorm { x: Some(x), residual, weight, out, rows, width, epsilon: EPSILON };
+        let norm =
+            RmsNorm { x: Some(x), residual, sum: residual, weight, out, rows, width, epsilon: EPSILON };
         recorded_ms(device, *pace, |_| device.rms_norm(&norm, ACTIVATION))
     }
 

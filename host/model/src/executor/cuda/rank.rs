@@ -140,6 +140,10 @@ impl Rank {
         self.rows(&self.offsets.hidden, rows, self.shape.hidden)
     }
 
+    fn hidden_between(&self, rows: usize) -> Result<Slice<'_>, ModelError> {
+        self.rows(&self.offsets.hidden_between, rows, self.shape.hidden)
+    }
+
     fn projected(&self, rows: usize) -> Result<Slice<'_>, ModelError> {
         self.rows(&self.offsets.projected, rows, self.shape.hidden)
     }
@@ -175,20 +179,19 @@ impl Rank {
         Ok(Products::Fastest { library: self.blas.as_ref(), expanded })
     }
 
-    fn norm(
-        &self,
-        adds: Option<Slice<'_>>,
-        residual: Slice<'_>,
+    /// Returns the norm of the sum of two buffers, which replaces the second or goes to a buffer of its own.
+    fn norm<'a>(
+        &'a self,
+        adds: Option<Slice<'a>>,
+        [residual, sum]: [Slice<'a>; 2],
         weight: &Range<usize>,
         rows: usize,
-    ) -> Result<Slice<'_>, ModelError> {
-        let Shape { hidden, epsilon, activation, .. } = self.shape;
+    ) -> Result<RmsNorm<'a>, ModelError> {
+        let Shape { hidden, epsilon, .. } = self.shape;
         let out = self.rows(&self.offsets.normed, rows, hidden)?;
         let weight = self.weights.slice(weight)?;
         let (rows, width) = (size(rows)?, size(hidden)?);
-        let norm = RmsNorm { x: adds, residual, weight, out, rows, width, epsilon };
-        self.device.rms_norm(&norm, activation)?;
-        Ok(out)
+        Ok(RmsNorm { x: adds, residual, sum, weight, out, rows, width, epsilon })
     }
 }
 
@@ -290,14 +293,16 @@ impl<'a> Peers<'a> {
             Part::Embedding => layout.entry.as_ref().map_or(Ok(()), |table| self.enter(table, step)),
             Part::Attention { layer: index, .. } => {
                 let layer = &layout.layers[index];
-                let normed = rank.norm(adds, rank.hidden(rows)?, &layer.attention_norm, rows)?;
-                let attended = rank.attend(index, layer, step, normed)?;
+                let hidden_rows = [rank.hidden(rows)?, rank.hidden_between(rows)?];
+                let norm = rank.norm(adds, hidden_rows, &layer.attention_norm, rows)?;
+                let attended = rank.attend(index, layer, step, &norm)?;
                 rank.multiply(&layer.output, attended, rows, projected()?, hidden, OutputFormat::Activations)
             }
             Part::FeedForward { layer: index } => {
                 let layer = &layout.layers[index];
-                let normed = rank.norm(adds, rank.hidden(rows)?, &layer.mlp_norm, rows)?;
-                let gated = rank.gate(layer, rows, normed)?;
+                let hidden_rows = [rank.hidden_between(rows)?, rank.hidden(rows)?];
+                let norm = rank.norm(adds, hidden_rows, &layer.mlp_norm, rows)?;
+                let gated = rank.gate(layer, rows, &norm)?;
                 rank.multiply(&layer.down, gated, rows, projected()?, hidden, OutputFormat::Activations)
             }
         }
@@ -357,34 +362,29 @@ impl<'a> Peers<'a> {
                 (residual, gathered(rank.projected(step.rows)?, &rank.offsets.wanted[1])?, rows)
             }
         };
-        let normed = rank.norm(Some(adds), residual, &exit.norm, rows)?;
+        let norm = rank.norm(Some(adds), [residual; 2], &exit.norm, rows)?;
+        rank.device.rms_norm(&norm, activation)?;
         let stride = logits_stride(vocabulary);
         let begin = (first * stride + exit.head.first) * 4;
         let length = ((rows - 1) * stride + exit.head.matrix.outputs) * 4;
         let y = logits.part(begin..begin + length)?;
-        rank.multiply(&exit.head.matrix, normed, rows, y, stride, OutputFormat::F32)
+        rank.multiply(&exit.head.matrix, norm.out, rows, y, stride, OutputFormat::F32)
     }
 }
 
 impl Rank {
-    /// Computes the attention of a layer, from normed rows to the outputs of the heads.
+    /// Computes the attention of a layer, from the norm of its rows to the outputs of the heads.
     fn attend(
         &self,
         index: usize,
         layer: &LayerOffsets,
         step: &Step,
-        normed: Slice<'_>,
+        norm: &RmsNorm<'_>,
     ) -> Result<Slice<'_>, ModelError> {
         let Shape { head_size, epsilon, pairing, activation, .. } = self.shape;
         let rows = step.rows;
         let width = (layer.heads + 2 * layer.kv_heads) * head_size;
         let qkv = self.rows(&self.offsets.qkv, rows, width)?;
-        let mut first = 0;
-        for matrix in &layer.qkv {
-            let y = qkv.part(first * ACTIVATION_BYTES..qkv.bytes())?;
-            self.multiply(matrix, normed, rows, y, width, OutputFormat::Activations)?;
-            first += matrix.outputs;
-        }
         let pages = self.pages_of(index, layer)?;
         let [q_norm, k_norm] = match &layer.head_norms {
             Some([q, k]) => [Some(self.weights.slice(q)?), Some(self.weights.slice(k)?)],
@@ -402,7 +402,19 @@ impl Rank {
             pairing,
             epsilon,
         };
-        self.device.qkv(&turned, &pages, activation)?;
+        if let [matrix] = &layer.qkv[..] {
+            let matrix = self.weights.matrix(matrix)?;
+            self.device.normed_qkv(&matrix, norm, &turned, &pages, activation, self.products()?)?;
+        } else {
+            self.device.rms_norm(norm, activation)?;
+            let mut first = 0;
+            for matrix in &layer.qkv {
+                let y = qkv.part(first * ACTIVATION_BYTES..qkv.bytes())?;
+                self.multiply(matrix, norm.out, rows, y, width, OutputFormat::Activations)?;
+                first += matrix.outputs;
+            }
+            self.device.qkv(&turned, &pages, activation)?;
+        }
         let attended = self.rows(&self.offsets.attended, rows, layer.heads * head_size)?;
         let page_tables = self.array(&step.page_tables)?;
         let (table_stride, scale) = (size(step.stride)?, 1.0 / (head_size as f32).sqrt());
@@ -453,20 +465,22 @@ impl Rank {
         Ok(attended)
     }
 
-    fn gate(&self, layer: &LayerOffsets, rows: usize, normed: Slice<'_>) -> Result<Slice<'_>, ModelError> {
+    /// Computes the values of the feed-forward part's gate, from the norm of its rows.
+    fn gate(&self, layer: &LayerOffsets, rows: usize, norm: &RmsNorm<'_>) -> Result<Slice<'_>, ModelError> {
         let width = layer.down.inputs;
         let gate_up = self.rows(&self.offsets.gate_up, rows, 2 * width)?;
         let out = self.rows(&self.offsets.gated, rows, width)?;
         if let [matrix] = &layer.gate_up[..] {
-            let product = GatedProduct { x: normed, rows: size(rows)?, gate_up, out };
+            let product = GatedProduct { x: norm.out, rows: norm.rows, gate_up, out };
             let matrix = self.weights.matrix(matrix)?;
-            self.device.gated_matmul(&matrix, &product, self.shape.activation, self.products()?)?;
+            self.device.normed_gated(&matrix, norm, &product, self.shape.activation, self.products()?)?;
             return Ok(out);
         }
+        self.device.rms_norm(norm, self.shape.activation)?;
         let mut first = 0;
         for matrix in &layer.gate_up {
             let y = gate_up.part(first * ACTIVATION_BYTES..gate_up.bytes())?;
-            self.multiply(matrix, normed, rows, y, 2 * width, OutputFormat::Activations)?;
+            self.multiply(matrix, norm.out, rows, y, 2 * width, OutputFormat::Activations)?;
             first += matrix.outputs;
         }
         self.device.swiglu(gate_up, out, size(rows)?, size(width)?, self.shape.activation)?;

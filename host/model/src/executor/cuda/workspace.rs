@@ -50,6 +50,8 @@ pub(super) struct Sizes {
 pub(super) struct WorkspaceOffsets {
     pub(super) inputs: Range<usize>,
     pub(super) hidden: Range<usize>,
+    /// The hidden rows between the two parts of a layer. A kernel that reads sums while it writes new ones needs both.
+    pub(super) hidden_between: Range<usize>,
     pub(super) normed: Range<usize>,
     pub(super) projected: Range<usize>,
     pub(super) partial: Range<usize>,
@@ -191,6 +193,7 @@ impl WorkspaceOffsets {
         WorkspaceOffsets {
             inputs: take(inputs),
             hidden: take(of_rows(hidden)),
+            hidden_between: take(of_rows(hidden)),
             normed: take(of_rows(hidden).max(wanted)),
             projected: take(of_rows(hidden)),
             partial: take(shared(of_rows(hidden))),

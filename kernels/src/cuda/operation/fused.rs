@@ -1,0 +1,103 @@
+//! The operations around a product of a layer: the norm before it, the product, and what follows. For few rows of dense weights,
+//! one or two kernels compute them instead of three, with the same bits.
+
+use super::products::matmul_params;
+use super::{ACTIVATION_BYTES, GatedProduct, Matrix, Pages, Product, Products, Qkv, RmsNorm};
+use super::{holds, norm_params, qkv_params};
+use crate::KernelError;
+use crate::cuda::Activation;
+use crate::cuda::device::Device;
+use crate::cuda::gemv_fused::{self, FusedGemvParams};
+use crate::cuda::matmul::{MatmulParams, OutputFormat, Weights};
+use crate::cuda::qkv::QkvParams;
+use crate::cuda::rms_norm::RmsNormParams;
+
+impl Device {
+    /// Norms rows, multiplies them by a matrix, which holds the queries, keys and values of all heads, applies bias, norms and
+    /// rotation to the products, and writes keys and values into their pages.
+    pub fn normed_qkv(
+        &self,
+        matrix: &Matrix<'_>,
+        norm: &RmsNorm<'_>,
+        of: &Qkv<'_>,
+        pages: &Pages<'_>,
+        activation: Activation,
+        products: Products<'_>,
+    ) -> Result<(), KernelError> {
+        same_rows(norm, of.rows)?;
+        let product = Product {
+            x: norm.out,
+            rows: of.rows,
+            y: of.qkv,
+            y_stride: matrix.outputs,
+            output_format: OutputFormat::Activations,
+        };
+        let heads_have_norms = of.q_norm.is_some() || of.k_norm.is_some();
+        let has_kernel = matrix.weights == Weights::Plain && !heads_have_norms && of.rows > 0;
+        let is_whole = has_kernel && is_normed_within(matrix, norm, products);
+        if !is_whole {
+            self.rms_norm(norm, activation)?;
+        }
+        let is_fused = is_whole
+            || has_kernel && self.is_gemv_fastest(&matmul_params(matrix, &product)?, activation, products)?;
+        if !is_fused {
+            self.matmul(matrix, &product, activation, products)?;
+            return self.qkv(of, pages, activation);
+        }
+        let params = FusedGemvParams {
+            product: matmul_params(matrix, &product)?,
+            norm: if is_whole { norm_params(norm)? } else { RmsNormParams::NONE },
+            qkv: qkv_params(of, pages)?,
+        };
+        let launch = gemv_fused::qkv(&params, activation)?;
+        // SAFETY: the slices match the shapes; the caller guarantees the slots.
+        unsafe { self.launch(&launch, &params) }
+    }
+
+    /// Norms rows into `of.x`, and computes `silu(gate) · up` of their products with a matrix that holds the outputs of the gate
+    /// first.
+    pub fn normed_gated(
+        &self,
+        matrix: &Matrix<'_>,
+        norm: &RmsNorm<'_>,
+        of: &GatedProduct<'_>,
+        activation: Activation,
+        products: Products<'_>,
+    ) -> Result<(), KernelError> {
+        let GatedProduct { x, rows, gate_up, out } = *of;
+        same_rows(norm, rows)?;
+        debug_assert!(x.address() == norm.out.address(), "the product's rows are those of the norm");
+        if !is_normed_within(matrix, norm, products) {
+            self.rms_norm(norm, activation)?;
+            return self.gated_matmul(matrix, of, activation, products);
+        }
+        let width = matrix.outputs / 2;
+        let (y_stride, output_format) = (matrix.outputs, OutputFormat::Activations);
+        let product = matmul_params(matrix, &Product { x, rows, y: gate_up, y_stride, output_format })?;
+        holds("gemv_normed_gated", "out", out, &[rows as usize, width as usize, ACTIVATION_BYTES])?;
+        let params = FusedGemvParams {
+            product: MatmulParams { y: out.address(), y_stride: width, ..product },
+            norm: norm_params(norm)?,
+            qkv: QkvParams::NONE,
+        };
+        let launch = gemv_fused::normed_gated(&params, activation)?;
+        // SAFETY: the slices match the shapes.
+        unsafe { self.launch(&launch, &params) }
+    }
+}
+
+/// Returns whether the kernel of a product norms the rows. That saves two launches, which no library makes up for. Products in a
+/// fixed order have kernels of their own.
+fn is_normed_within(matrix: &Matrix<'_>, norm: &RmsNorm<'_>, products: Products<'_>) -> bool {
+    let is_apart = norm.sum.address() != norm.residual.address();
+    matches!(products, Products::Fastest { .. })
+        && matrix.weights == Weights::Plain
+        && is_apart
+        && gemv_fused::norms(norm.rows, norm.width)
+}
+
+/// Checks that as many rows are multiplied as are normed.
+fn same_rows(norm: &RmsNorm<'_>, rows: u32) -> Result<(), KernelError> {
+    let normed = || format!("the {} rows of the norm", norm.rows);
+    crate::cuda::require(rows == norm.rows, "gemv_fused", "rows", rows, normed)
+}
