@@ -25,7 +25,7 @@ fn logits(executor: &mut impl Executor, chunk: usize) -> Vec<Vec<f32>> {
 }
 
 #[test]
-fn quantized_weights_give_the_logits_of_the_cpu() {
+pub(super) fn quantized_weights_give_the_logits_of_the_cpu() {
     for dtype in [DType::Q4_0, DType::Q8_0] {
         let checkpoint = checkpoint(dtype);
         let on_cpu = ExecutorOptions { exact_weights: true, max_batch_tokens: 128, ..options(Isa::detect()) };
