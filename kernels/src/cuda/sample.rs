@@ -18,8 +18,8 @@ const CHUNK: u32 = device_constant!("sample.cuh", "CHUNK");
 /// Maximum number of chunks per row.
 const BINS: u32 = device_constant!("sample.cuh", "BINS");
 const MAX_ROW_BLOCKS: u32 = device_constant!("sample.cuh", "MAX_ROW_BLOCKS");
-/// Maximum number of rows, which is that of a grid's second dimension.
-const MAX_ROWS: u32 = 65_535;
+/// Maximum number of rows per launch, each of which has a state. As many rows fill a device.
+pub const MAX_ROWS: u32 = 64;
 /// Number of blocks per multiprocessor among which the rows are divided.
 const BLOCKS_PER_MULTIPROCESSOR: u32 = 3;
 /// Size of the state of a row in bytes. It must be zeros before the first launch.
@@ -167,7 +167,7 @@ impl SampleRow {
     }
 }
 
-/// Returns the launches, in order, for this number of rows. `choice` is the greatest of the rows' choices.
+/// Returns the launches, in order, for at most [`MAX_ROWS`] rows. `choice` is the greatest of the rows' choices.
 pub fn launches(
     params: &SampleParams,
     rows: u32,

@@ -349,7 +349,7 @@ fn a_draw_is_the_same_for_every_number_of_blocks() {
 fn few_rows_are_divided_and_many_are_not() {
     assert_eq!(blocks_per_row(1, 49_152, 132), 24);
     assert_eq!(blocks_per_row(64, 128_256, 132), 6);
-    assert_eq!(blocks_per_row(1000, 128_256, 132), 1);
+    assert_eq!(blocks_per_row(MAX_ROWS, 128_256, 20), 1);
     assert_eq!(blocks_per_row(1, MAX_VOCABULARY, 1000), MAX_ROW_BLOCKS);
 }
 

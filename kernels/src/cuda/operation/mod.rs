@@ -246,7 +246,7 @@ impl Device {
         let count = row_count as usize;
         holds(OP, "rows", rows, &[count, size_of::<SampleRow>()])?;
         holds(OP, "adjusted", adjusted, &[count, vocabulary as usize, 4])?;
-        holds(OP, "states", states, &[count, sample::STATE_BYTES])?;
+        holds(OP, "states", states, &[count.min(1), sample::STATE_BYTES])?;
         holds(OP, "tokens", tokens, &[count, 4])?;
         debug_assert!(adjustments.bytes().is_multiple_of(size_of::<Adjustment>()));
         let params = SampleParams {
@@ -263,9 +263,22 @@ impl Device {
             mask_words: vocabulary.div_ceil(32),
         };
         let multiprocessors = self.multiprocessors();
-        for launch in sample::launches(&params, row_count, choice, Logits::F32, multiprocessors)? {
-            // SAFETY: the slices match the shapes; the caller guarantees the indices in the rows.
-            unsafe { self.launch(&launch, &params) }?;
+        // Groups of rows take the states in turn.
+        let most = (states.bytes() / sample::STATE_BYTES).clamp(1, sample::MAX_ROWS as usize);
+        for first in (0..row_count).step_by(most) {
+            let group = (row_count - first).min(most as u32);
+            let from =
+                |of: Slice<'_>, size: usize| of.part(first as usize * size..of.bytes()).map(Slice::address);
+            let params = SampleParams {
+                rows: from(rows, size_of::<SampleRow>())?,
+                adjusted: from(adjusted, vocabulary as usize * 4)?,
+                tokens: from(tokens, 4)?,
+                ..params
+            };
+            for launch in sample::launches(&params, group, choice, Logits::F32, multiprocessors)? {
+                // SAFETY: the slices match the shapes; the caller guarantees the indices in the rows.
+                unsafe { self.launch(&launch, &params) }?;
+            }
         }
         Ok(())
     }

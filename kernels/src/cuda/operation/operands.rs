@@ -196,7 +196,8 @@ pub struct Sample<'a> {
     pub masks: Slice<'a>,
     pub drawn: Slice<'a>,
     pub adjusted: Slice<'a>,
-    /// A state of [`STATE_BYTES`](crate::cuda::sample::STATE_BYTES) per row, zeros before the first draw.
+    /// One or more states of [`STATE_BYTES`](crate::cuda::sample::STATE_BYTES), zeros before the first draw. Groups of as many
+    /// rows take them in turn.
     pub states: Slice<'a>,
     pub tokens: Slice<'a>,
     pub row_count: u32,

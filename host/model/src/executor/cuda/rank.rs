@@ -15,7 +15,6 @@ use skep_kernels::cuda::operation::{
     ACTIVATION_BYTES, AllReduce, Decode, Embedding, GatedProduct, Pages, Prefill, Product, Products, Qkv,
     RmsNorm, Splits,
 };
-use skep_kernels::cuda::sample::STATE_BYTES;
 
 use super::layout::{LayerOffsets, MatrixOffsets, TokenOffsets};
 use super::shape::Shape;
@@ -114,7 +113,7 @@ impl Rank {
         Ok([
             self.workspace_slice(&draw.inputs, input_bytes)?,
             self.workspace_slice(&draw.adjusted, rows * vocabulary * 4)?,
-            self.workspace_slice(&draw.states, rows * STATE_BYTES)?,
+            self.workspace_slice(&draw.states, draw.states.len())?,
             self.workspace_slice(&draw.tokens, rows * 4)?,
             logits.slice(),
         ])

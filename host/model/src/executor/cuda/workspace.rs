@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use skep_kernels::cuda::all_reduce::SIGNAL_BYTES;
 use skep_kernels::cuda::operation::{ACTIVATION_BYTES, MOST_UNEXPANDED_ROWS};
-use skep_kernels::cuda::sample::{Adjustment, STATE_BYTES, SampleRow};
+use skep_kernels::cuda::sample::{Adjustment, MAX_ROWS, STATE_BYTES, SampleRow};
 
 use super::layout::Layout;
 use super::step::{Attention, Cuts, bucket};
@@ -214,12 +214,19 @@ impl WorkspaceOffsets {
             draw: draws.then(|| DrawOffsets {
                 inputs: take(draw_bytes(sizes.logit_rows, vocabulary)),
                 adjusted: take(sizes.logit_rows * vocabulary * 4),
-                states: take(sizes.logit_rows * STATE_BYTES),
+                states: take(state_bytes(sizes.logit_rows, vocabulary)),
                 tokens: take(sizes.logit_rows * 4),
             }),
             bytes: end,
         }
     }
+}
+
+/// Returns the size of the states of a draw in bytes: as many as a launch may have, unless they take more memory than the
+/// logits.
+fn state_bytes(rows: usize, vocabulary: usize) -> usize {
+    let most = (rows * vocabulary * 4 / STATE_BYTES).clamp(1, MAX_ROWS as usize);
+    rows.min(most) * STATE_BYTES
 }
 
 /// Returns the size of the rows, adjustments and masks of a draw in bytes.
