@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-/// What has to be replaced before a device computes again.
+/// The part that has to be replaced before a device computes again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     /// The device's memory is taken by others. What is started again can plan with the memory that is left.

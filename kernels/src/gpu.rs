@@ -89,7 +89,7 @@ pub fn probe() -> Result<Vec<GpuInfo>, String> {
     // SAFETY: the library was found above.
     check_functions(unsafe { sys::culib() })?;
     let hidden = || visibility(0).map(|text| format!("; {text}")).unwrap_or_default();
-    // Where the variable hides all devices, the driver says that there are none.
+    // The driver says that there are no devices if the variable hides all of them.
     result::init()
         .map_err(|error| format!("the NVIDIA driver did not initialize: {:?}{}", error.0, hidden()))?;
     let count = result::device::get_count()

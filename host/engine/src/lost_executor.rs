@@ -9,6 +9,7 @@ pub(crate) struct LostExecutor {
 }
 
 impl LostExecutor {
+    /// Creates one with the limits and the plan of an executor.
     pub fn instead_of(executor: &dyn Executor) -> Self {
         LostExecutor { limits: *executor.limits(), plan: *executor.plan() }
     }

@@ -65,6 +65,7 @@ pub(crate) enum Progress {
 }
 
 impl Recovery {
+    /// Creates the recovery of a working executor.
     pub fn new(restart: Option<Restart>) -> Self {
         let state = State::Working { since: None };
         Recovery { restart, state, attempts: 0, suspects: BTreeSet::new() }

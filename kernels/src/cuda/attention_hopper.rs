@@ -135,7 +135,7 @@ mod tests {
             on_device::run_as(device, &launch, &params, |params| {
                 AttentionHopperParams::new(device, params, head_size as u32, page_bytes).expect("tensor maps")
             });
-            // What the device wrote is read through the address.
+            // The device wrote through the address.
             let found = out.values_mut().to_vec();
             let mut expected = Vec::new();
             for (row, (sequence, position)) in positions.iter().copied().enumerate() {

@@ -1,5 +1,4 @@
 //! Products with dense weights through cuBLASLt. A product is planned once for each shape and then only launched.
-//!
 //! Asking the library for an algorithm takes longer than many of the products, so plans are kept. While a model is prepared,
 //! the algorithms that the library proposes are timed, and so is the kernel for few rows beside the library; later shapes get
 //! the algorithm that the library ranks first, so that no request waits for measurements. The library expects

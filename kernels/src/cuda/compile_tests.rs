@@ -58,7 +58,7 @@ static ALLOWANCES: [Allowance; 12] = [
     allowance("gemv_qkv_", None, 0, 32),
     allowance("gemv_normed_qkv_", None, 0, 32),
     allowance("attention_prefill_16_", Some(Architecture::Sm120), 4, 8),
-    // Of 32 rows with weights that have a scale and an offset.
+    // Products of 32 rows with weights that have a scale and an offset.
     allowance("products_", None, 16, 20),
     // The sums of a wide head are more than registers hold beside everything else.
     allowance("attention_prefill_256_", None, 0, 512),

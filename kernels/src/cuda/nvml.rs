@@ -56,7 +56,7 @@ pub struct Nvml {
     _library: Library,
 }
 
-/// What a device's sensors and counters say. Instances of one card have the figures of the card.
+/// The readings of a device's sensors and counters. Instances of one card have the figures of the card.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct DeviceFigures {
     pub temperature_c: Option<f64>,

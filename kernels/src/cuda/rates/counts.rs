@@ -32,7 +32,7 @@ pub enum Bound {
     Products,
 }
 
-/// What an operation achieves.
+/// The rates that an operation achieves.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rate {
     pub us: f64,

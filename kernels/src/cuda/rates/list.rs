@@ -98,6 +98,7 @@ pub struct Cases {
 }
 
 impl Role {
+    /// All matrices.
     pub const ALL: [Role; 5] = [Role::Qkv, Role::Output, Role::GateUp, Role::Down, Role::Head];
     /// The matrices of a layer.
     pub const OF_LAYER: [Role; 4] = [Role::Qkv, Role::Output, Role::GateUp, Role::Down];

@@ -3,26 +3,27 @@
 mod cluster_flags;
 mod help;
 mod load_flags;
+mod lost_device;
 mod overrides;
 mod redeploy;
 #[cfg(unix)]
 mod service_manager;
+mod signals;
 
 use indicatif::HumanBytes;
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow};
 use skep_gateway::ConsoleOptions;
-use skep_kernels::cuda::contexts;
 use skep_model::physical_cores;
 use skep_runtime::ModelMismatch;
 
 use self::cluster_flags::ClusterFlags;
 use self::load_flags::{LoadFlags, context_text};
+use self::signals::{Hangups, Signals};
 use super::out;
 use crate::agent_source::AgentSource;
 use crate::compute_flags::ComputeFlags;
@@ -41,9 +42,6 @@ use crate::{
     server::{self, RunningServer},
     server_options::{DataDir, ServerOptions},
 };
-
-/// Time between two looks at the contexts of GPUs.
-const LOST_DEVICE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Start a host: a model and its engine, agents, and an HTTP server
 ///
@@ -194,7 +192,7 @@ pub async fn run(args: Args, config: Config) -> Result<()> {
         () = watching => {}
         () = reloading => {}
         () = signals.next() => {}
-        device = lost_device() => lost = Some(device),
+        device = lost_device::wait() => lost = Some(device),
         () = server.until_drain_asked() => {}
         () = server.until_fenced() => {
             // The results of running work can no longer be stored, so there is nothing to wait for.
@@ -218,16 +216,6 @@ pub async fn run(args: Args, config: Config) -> Result<()> {
              service manager do it",
         )),
         None => Ok(()),
-    }
-}
-
-/// Waits until a GPU has failed in a way that only a restart of the process mends, and returns the error.
-async fn lost_device() -> anyhow::Error {
-    loop {
-        if let Some((ordinal, error)) = contexts::spoiled() {
-            return anyhow::Error::new(error).context(format!("cuda:{ordinal}"));
-        }
-        tokio::time::sleep(LOST_DEVICE_INTERVAL).await;
     }
 }
 
@@ -392,73 +380,6 @@ fn from_1_to<const MOST: usize>(text: &str) -> Result<usize, String> {
 
 fn replicas(text: &str) -> Result<NonZeroUsize, String> {
     from_1_to::<64>(text).map(|number| NonZeroUsize::new(number).expect("at least 1"))
-}
-
-/// Requests to stop the host, from the terminal or from a supervisor.
-struct Signals {
-    #[cfg(unix)]
-    terminate: tokio::signal::unix::Signal,
-    #[cfg(unix)]
-    interrupt: tokio::signal::unix::Signal,
-}
-
-impl Signals {
-    #[cfg(unix)]
-    fn new() -> Result<Self> {
-        use tokio::signal::unix::{SignalKind, signal};
-        let listen = |kind| signal(kind).context("cannot listen for signals");
-        Ok(Self { terminate: listen(SignalKind::terminate())?, interrupt: listen(SignalKind::interrupt())? })
-    }
-
-    #[cfg(unix)]
-    async fn next(&mut self) {
-        tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
-        }
-    }
-
-    #[cfg(not(unix))]
-    fn new() -> Result<Self> {
-        Ok(Self {})
-    }
-
-    #[cfg(not(unix))]
-    async fn next(&mut self) {
-        // An error means that Ctrl-C cannot be caught; the host then stops as if it had been pressed.
-        let _ = tokio::signal::ctrl_c().await;
-    }
-}
-
-/// Requests to read the configuration again. Without this, the system would end the process.
-struct Hangups {
-    #[cfg(unix)]
-    hangup: tokio::signal::unix::Signal,
-}
-
-impl Hangups {
-    #[cfg(unix)]
-    fn new() -> Result<Self> {
-        use tokio::signal::unix::{SignalKind, signal};
-        Ok(Self { hangup: signal(SignalKind::hangup()).context("cannot listen for signals")? })
-    }
-
-    #[cfg(unix)]
-    async fn next(&mut self) {
-        if self.hangup.recv().await.is_none() {
-            std::future::pending().await
-        }
-    }
-
-    #[cfg(not(unix))]
-    fn new() -> Result<Self> {
-        Ok(Self {})
-    }
-
-    #[cfg(not(unix))]
-    async fn next(&mut self) {
-        std::future::pending().await
-    }
 }
 
 #[cfg(test)]

@@ -83,7 +83,7 @@ impl Rank {
 
     /// Returns the failure word, which the device reads while it waits: 1 + the rank that this one waited for in vain, or 0.
     fn failure(&self) -> Result<Slice<'_>, ModelError> {
-        self.workspace_slice(&self.offsets.failure, 4)
+        self.workspace_slice(&self.offsets.meeting.failure, 4)
     }
 
     /// Returns the rank that this one waited for in vain, if the device has finished the step.
@@ -95,7 +95,8 @@ impl Rank {
     /// waited for.
     pub(super) fn forget_meetings(&self) -> Result<(), ModelError> {
         self.report.set_word(0, 0);
-        let signals = self.workspace_slice(&self.offsets.signals, self.offsets.signals.len())?;
+        let signals =
+            self.workspace_slice(&self.offsets.meeting.signals, self.offsets.meeting.signals.len())?;
         self.device.clear(signals)?;
         Ok(self.device.clear(self.failure()?)?)
     }
@@ -227,9 +228,12 @@ impl<'a> Peers<'a> {
             self.ranks.iter().map(slice).collect::<Result<Vec<_>, _>>()
         };
         let input = of_all(&|rank| rank.partial(rows))?;
-        let shares = of_all(&|rank| rank.workspace_slice(&rank.offsets.shares, rank.offsets.shares.len()))?;
-        let signals =
-            of_all(&|rank| rank.workspace_slice(&rank.offsets.signals, rank.offsets.signals.len()))?;
+        let shares = of_all(&|rank| {
+            rank.workspace_slice(&rank.offsets.meeting.shares, rank.offsets.meeting.shares.len())
+        })?;
+        let signals = of_all(&|rank| {
+            rank.workspace_slice(&rank.offsets.meeting.signals, rank.offsets.meeting.signals.len())
+        })?;
         let reduce = AllReduce {
             input: &input,
             shares: &shares,

@@ -63,11 +63,17 @@ pub(super) struct WorkspaceOffsets {
     pub(super) expanded: Range<usize>,
     pub(super) states: StateOffsets,
     pub(super) wanted: [Range<usize>; 2],
+    pub(super) meeting: MeetingOffsets,
+    pub(super) draw: Option<DrawOffsets>,
+    pub(super) bytes: usize,
+}
+
+/// The ranges through which ranks meet to add up their parts.
+#[derive(Clone, Debug)]
+pub(super) struct MeetingOffsets {
     pub(super) shares: Range<usize>,
     pub(super) signals: Range<usize>,
     pub(super) failure: Range<usize>,
-    pub(super) draw: Option<DrawOffsets>,
-    pub(super) bytes: usize,
 }
 
 /// The ranges of the states of splits, and of the counts of arrivals, which are zeros between launches.
@@ -208,9 +214,11 @@ impl WorkspaceOffsets {
                 arrivals: take(cuts.blocks.max_arrivals() as usize * 4),
             },
             wanted: [take(wanted), take(wanted)],
-            shares: take(shared(share)),
-            signals: take(shared(SIGNAL_BYTES)),
-            failure: take(4),
+            meeting: MeetingOffsets {
+                shares: take(shared(share)),
+                signals: take(shared(SIGNAL_BYTES)),
+                failure: take(4),
+            },
             draw: draws.then(|| DrawOffsets {
                 inputs: take(draw_bytes(sizes.logit_rows, vocabulary)),
                 adjusted: take(sizes.logit_rows * vocabulary * 4),
