@@ -101,7 +101,11 @@ mod tests {
         let contexts = Contexts { used: Mutex::default() };
         let retained = Cell::new(0);
         for _ in 0..3 {
-            contexts.retain(0, || Ok(retained.set(retained.get() + 1))).unwrap();
+            let count = || {
+                retained.set(retained.get() + 1);
+                Ok(())
+            };
+            contexts.retain(0, count).unwrap();
         }
         assert_eq!(retained.get(), 4);
     }

@@ -55,7 +55,8 @@ All settings:
   [[model]]  instead of model, for several: name, source (a name, hf:OWNER/REPO[:FILE]
              or a path), aliases, default, device, replicas, tp, pp, context,
              kv_tokens, gpu_memory, weights, load (\"start\", \"demand\"), load_wait_s,
-             idle_unload_s, markup, prices (as [prices.NAME] has them); what is left out is as [engine] says
+             idle_unload_s, markup, prices (as [prices.NAME] has them); what is left
+             out is as [engine] says
   [engine]   replicas, routing (\"affinity\", \"round-robin\"), max_queue,
              max_sequences, step_tokens, step_target_ms, kv, kv_tokens, window_tokens,
              gpu_memory (0.1 to 1: the part of a CUDA device that a model may take),

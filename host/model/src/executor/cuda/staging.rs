@@ -319,13 +319,14 @@ mod tests {
     fn positions_in_several_ranges_are_found_in_each() {
         let ranges = [10..14, 20..21, 30..35];
         for (wanted, expected) in [
-            (0..10, vec![10..14, 20..21, 30..35]),
-            (0..4, vec![10..14]),
-            (3..6, vec![13..14, 20..21, 30..31]),
-            (5..5, vec![]),
-            (9..10, vec![34..35]),
+            (0..10, "[10..14, 20..21, 30..35]"),
+            (0..4, "[10..14]"),
+            (3..6, "[13..14, 20..21, 30..31]"),
+            (5..5, "[]"),
+            (9..10, "[34..35]"),
         ] {
-            assert_eq!(within(&ranges, &wanted).collect::<Vec<_>>(), expected, "{wanted:?}");
+            let found: Vec<_> = within(&ranges, &wanted).collect();
+            assert_eq!(format!("{found:?}"), expected, "{wanted:?}");
         }
     }
 }
