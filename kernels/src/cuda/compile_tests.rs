@@ -52,14 +52,16 @@ struct Allowance {
 }
 
 /// The kernels that may use local memory, as NVRTC 13 compiles them. All others keep everything in registers.
-static ALLOWANCES: [Allowance; 12] = [
+static ALLOWANCES: [Allowance; 13] = [
     // The words of 2/π that reduce an angle of more than 105615 radians, of which an index selects some.
     allowance("qkv_", None, 0, 32),
     allowance("gemv_qkv_", None, 0, 32),
     allowance("gemv_normed_qkv_", None, 0, 32),
     allowance("attention_prefill_16_", Some(Architecture::Sm120), 4, 8),
     // Products of 32 rows with weights that have a scale and an offset.
-    allowance("products_", None, 16, 20),
+    allowance("products_", None, 20, 20),
+    // The search of a cut, once for each drawn row.
+    allowance("sample_cut", Some(Architecture::Sm100), 20, 32),
     // The sums of a wide head are more than registers hold beside everything else.
     allowance("attention_prefill_256_", None, 0, 512),
     // Values of a split that are spilled while its total is joined, once per several hundred keys. Wide heads spill most.
