@@ -1,4 +1,4 @@
-// What the products of few rows share: how weights are fetched, and the order in which a warp adds up.
+// The parts that the products of few rows share: how weights are fetched, and the order in which a warp adds up.
 #pragma once
 
 #include "device.cuh"

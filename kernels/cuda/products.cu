@@ -215,7 +215,7 @@ SKEP_DEVICE void products(const MatmulParams& p) {
                 multiply_part(part);
             }
         } else {
-            // Of several parts at once, there would be too many registers.
+            // Several parts at once would take too many registers.
             SKEP_ROLL
             for (uint32_t part = 0; part < GROUPS / 2; ++part) {
                 multiply_part(part);

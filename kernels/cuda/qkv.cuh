@@ -1,4 +1,4 @@
-// What the kernels that process the result of the QKV projection share.
+// The parts that the kernels for the result of the QKV projection share.
 #pragma once
 
 #include "device.cuh"

@@ -1,4 +1,4 @@
-// What the kernels that compute the residual sum and its norm share.
+// The parts that the kernels for the residual sum and its norm share.
 #pragma once
 
 #include "device.cuh"

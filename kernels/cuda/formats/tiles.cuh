@@ -257,7 +257,7 @@ struct Q4_K {
     static constexpr int STEPS = 2;
     static constexpr bool OFFSETS = true;
     using Held = Nibbles;
-    // Of each of the two outputs: two scales, two minima, and the step and the drop.
+    // Each of the two outputs has two scales, two minima, and the step and the drop.
     struct Scales {
         uint32_t scales[2];
         uint32_t minima[2];
