@@ -156,7 +156,8 @@ SKEP_DEVICE void copy_queries(const AttentionPrefillParams& p, const QueryTile& 
     fence_async();
 }
 
-// Clears the values of a tile from `row` on, which belong to no position: they may be NaN, and so is zero times NaN. Every warpgroup does so for itself. It clears whole rows, so it can ignore their swizzling.
+// Clears the values of a tile from `row` on, which belong to no position: they may be NaN, and so is zero times NaN. Every warpgroup
+// does so for itself. It clears whole rows, so it can ignore their swizzling.
 template <int HEAD_SIZE>
 SKEP_DEVICE void clear_values(uint32_t values, uint32_t row, uint32_t group) {
     constexpr uint32_t CHUNKS = HEAD_SIZE / 8;

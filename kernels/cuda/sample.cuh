@@ -1,4 +1,4 @@
-// What the kernels of sampling share: rows, the state of a row, and sums over the threads of a block.
+// The parts that the kernels of sampling share: rows, the state of a row, and sums over the threads of a block.
 #pragma once
 
 #include "device.cuh"
@@ -52,7 +52,7 @@ struct Cut {
     uint32_t last;
 };
 
-// What the blocks of a row leave for each other and for the next kernel.
+// The values that the blocks of a row leave for each other and for the next kernel.
 struct SampleState {
     uint64_t counts[BINS];       // number of tokens by distance from the highest logit; zeros between launches
     uint64_t weights[BINS];      // sum of weights by distance; zeros between launches

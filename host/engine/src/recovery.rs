@@ -55,7 +55,7 @@ enum State {
     },
 }
 
-/// What follows from looking at an attempt.
+/// The outcome of looking at an attempt.
 pub(crate) enum Progress {
     Nothing,
     /// There is a new executor.

@@ -1,4 +1,4 @@
-//! What the sensors and counters of this machine's GPUs say, read at most once a second.
+//! The readings of the sensors and counters of this machine's GPUs, taken at most once a second.
 //!
 //! Invariant: reading blocks for milliseconds, so no thread that computes does it. A machine without devices, or without
 //! NVML, has no figures.

@@ -1,4 +1,4 @@
-//! What a loop does when its executor fails.
+//! The work of a loop whose executor fails.
 //!
 //! Invariant: a failure of a step ends the requests in it. A fault, after which the executor computes nothing more, ends no
 //! request: the executor is replaced, and computes again what sequences had. Only if that takes long do requests end, with an

@@ -46,7 +46,7 @@ const LAST_COPY_TIME: Duration = Duration::from_secs(1);
 /// The outputs of the rows of one [`RowUse`].
 type RowOutputs = Vec<Result<RowOutput, EngineError>>;
 
-/// What an idle loop has waited for.
+/// The events that an idle loop waits for.
 enum Awaited {
     Command(Command),
     /// The executor is being replaced, which takes commands as well.

@@ -71,7 +71,7 @@ impl PlacedExecutor {
         let restart = |(replica, placed): (usize, &PlacedExecutor)| {
             let DeviceChoice::Cuda(all) = placed.devices else { return None };
             let all: Vec<usize> = all.iter().collect();
-            // As replicas are placed.
+            // Replicas are placed in the same way.
             let own = (0..ranks).map(|rank| all[(replica * ranks + rank) % all.len()]);
             let devices = Ordinals::of(own)?;
             let options = ExecutorOptions {

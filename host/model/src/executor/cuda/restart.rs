@@ -18,7 +18,7 @@ pub(crate) struct SharedWeights {
     loaded: Arc<Mutex<HashMap<RankPosition, Weak<DeviceWeights>>>>,
 }
 
-/// What is needed to start one replica again.
+/// The inputs for starting one replica again.
 pub(crate) struct Restarted {
     pub(crate) checkpoint: Arc<Checkpoint>,
     /// The options of the replica, with its number of tokens.

@@ -76,7 +76,7 @@ pub(super) struct Staging<'a> {
     values: Vec<f32>,
 }
 
-/// What happens to rows of a matrix on their way to the device.
+/// The change of rows of a matrix on their way to the device.
 #[derive(Clone, Copy)]
 enum Change {
     /// They keep their format, which has this many bytes per row.
