@@ -1,6 +1,6 @@
 //! Ends of fetches of pages that other hosts or a cluster cache have.
 
-/// How a fetch ended.
+/// The end of a fetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FetchEnding {
     /// All pages that the source said it had have come.

@@ -6,8 +6,8 @@
 //!                       +----- failed -----+
 //! ```
 //!
-//! Invariant: the failed executor is freed before the first attempt, because a device's context is replaced only once nobody
-//! uses it. Pauses grow while attempts fail, and while replacements fail soon.
+//! Invariant: the failed executor is freed before the first attempt, so that its memory can be planned with again. Pauses grow
+//! while attempts fail, and while replacements fail soon.
 
 use std::collections::BTreeSet;
 use std::thread::JoinHandle;

@@ -45,7 +45,7 @@ impl AttentionHopperParams {
 }
 
 /// Returns the sizes of the keys or the values in this many bytes, and those of the box that one copy reads, from the innermost
-/// dimension. Fails if there is no page.
+/// dimension. Fails if the bytes do not hold a whole page.
 fn page_sizes(kv_heads: u32, head_size: u32, page_bytes: usize) -> Result<([u64; 4], [u32; 4]), KernelError> {
     let values_per_page = PAGE_POSITIONS as usize * kv_heads as usize * head_size as usize;
     let pages = page_bytes / (values_per_page * ACTIVATION_BYTES).max(1);

@@ -19,7 +19,7 @@ pub(super) struct Contexts {
 
 #[derive(Default)]
 struct Used {
-    /// Whether the context is retained for the process.
+    /// Says whether the process holds the context beside its users.
     kept: bool,
     /// The first fault of the context.
     fault: Option<KernelError>,

@@ -32,7 +32,7 @@ impl Ordinals {
         Some(Ordinals(ordinals))
     }
 
-    /// Returns the set of these ordinals, or `None` if there are none or one is too high.
+    /// Returns the set of these ordinals, or `None` if the list is empty or an ordinal is too high.
     pub(crate) fn of(ordinals: impl IntoIterator<Item = usize>) -> Option<Self> {
         let mut all = 0;
         for ordinal in ordinals {

@@ -54,7 +54,7 @@ pub(crate) struct CudaModel<'a> {
     pub(super) watch: LoadWatch<'a>,
     /// Whether executors prepare steps of all sizes before they are returned.
     warms_up: bool,
-    /// Whether the executors were there before, with the same number of pages.
+    /// Says whether these executors replace others, whose number of pages they must have.
     is_again: bool,
 }
 

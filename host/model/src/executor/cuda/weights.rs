@@ -49,7 +49,7 @@ struct Queue<'a> {
     next: AtomicUsize,
     /// Number of pieces of each load that are not copied yet.
     left: Vec<AtomicUsize>,
-    /// Whether a thread has failed, after which the others stop.
+    /// Is set once a thread has failed; the other threads then stop.
     has_failed: AtomicBool,
     done: &'a AtomicU64,
 }
