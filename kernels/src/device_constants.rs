@@ -15,7 +15,7 @@ macro_rules! device_constant {
     ($file:literal, $struct:literal, $name:literal) => {
         $crate::device_constants::value(
             include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/cuda/", $file)),
-            concat!("\nstruct ", $struct, " {"),
+            concat!("\nstruct ", $struct, " "),
             $name,
         )
     };

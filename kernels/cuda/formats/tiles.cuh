@@ -160,27 +160,32 @@ SKEP_DEVICE void fragments_of(const Nibbles& held, int group, uint32_t (&a)[2][4
 // operands of the two steps of 32 inputs, and the scales, of which `scale` is that of the output `half` · 8 further, for the
 // `run`-th inputs of the part that share one.
 
-// weight = (nibble - 8) · scale.
-struct Q4_0 {
-    static constexpr uint32_t INPUTS = 128;
-    static constexpr uint32_t BYTES = 1152;
+// Quants of four bits, of which `LESS` stands for a zero. A scale is shared by 32 inputs.
+template <uint32_t LESS>
+struct NibbleTiles {
     // Number of steps that share a scale.
     static constexpr int STEPS = 2;
-    static constexpr bool OFFSETS = false;
     using Held = Nibbles;
-    using Scales = Words;
 
     SKEP_DEVICE static Held load(const uint8_t* tile, uint32_t part, uint32_t lane) {
         return load_nibbles(tile, part, lane);
     }
 
-    SKEP_DEVICE static Scales scales(const uint8_t* tile, uint32_t part, uint32_t lane) {
-        return load_words(tile + TILE_QUANTS, part, lane);
-    }
-
     template <typename T>
     SKEP_DEVICE static void fragments(const Held& held, int group, uint32_t (&a)[2][4]) {
-        fragments_of<T, 8>(held, group, a);
+        fragments_of<T, LESS>(held, group, a);
+    }
+};
+
+// weight = (nibble - 8) · scale.
+struct Q4_0 : NibbleTiles<8> {
+    static constexpr uint32_t INPUTS = 128;
+    static constexpr uint32_t BYTES = 1152;
+    static constexpr bool OFFSETS = false;
+    using Scales = Words;
+
+    SKEP_DEVICE static Scales scales(const uint8_t* tile, uint32_t part, uint32_t lane) {
+        return load_words(tile + TILE_QUANTS, part, lane);
     }
 
     SKEP_DEVICE static Scale scale(const Scales& of, int run, int half) {
@@ -189,28 +194,17 @@ struct Q4_0 {
 };
 
 // weight = nibble · scale + least.
-struct Q4_1 {
+struct Q4_1 : NibbleTiles<0> {
     static constexpr uint32_t INPUTS = 128;
     static constexpr uint32_t BYTES = 1280;
-    static constexpr int STEPS = 2;
     static constexpr bool OFFSETS = true;
-    using Held = Nibbles;
     struct Scales {
         Words scales;
         Words offsets;
     };
 
-    SKEP_DEVICE static Held load(const uint8_t* tile, uint32_t part, uint32_t lane) {
-        return load_nibbles(tile, part, lane);
-    }
-
     SKEP_DEVICE static Scales scales(const uint8_t* tile, uint32_t part, uint32_t lane) {
         return {load_words(tile + TILE_QUANTS, part, lane), load_words(tile + TILE_QUANTS + 128, part, lane)};
-    }
-
-    template <typename T>
-    SKEP_DEVICE static void fragments(const Held& held, int group, uint32_t (&a)[2][4]) {
-        fragments_of<T, 0>(held, group, a);
     }
 
     SKEP_DEVICE static Scale scale(const Scales& of, int run, int half) {
@@ -219,44 +213,28 @@ struct Q4_1 {
 };
 
 // weight = (nibble - 8 - middle) · scale, where the middle is the zero point less 8.
-struct Int4 {
+struct Int4 : NibbleTiles<8> {
     static constexpr uint32_t INPUTS = 128;
     static constexpr uint32_t BYTES = 1280;
-    static constexpr int STEPS = 2;
     static constexpr bool OFFSETS = true;
-    using Held = Nibbles;
-    struct Scales {
-        Words scales;
-        Words offsets;
-    };
-
-    SKEP_DEVICE static Held load(const uint8_t* tile, uint32_t part, uint32_t lane) {
-        return load_nibbles(tile, part, lane);
-    }
+    using Scales = Q4_1::Scales;
 
     SKEP_DEVICE static Scales scales(const uint8_t* tile, uint32_t part, uint32_t lane) {
-        return {load_words(tile + TILE_QUANTS, part, lane), load_words(tile + TILE_QUANTS + 128, part, lane)};
-    }
-
-    template <typename T>
-    SKEP_DEVICE static void fragments(const Held& held, int group, uint32_t (&a)[2][4]) {
-        fragments_of<T, 8>(held, group, a);
+        return Q4_1::scales(tile, part, lane);
     }
 
     SKEP_DEVICE static Scale scale(const Scales& of, int run, int half) {
-        const Scale both = Q4_1::scale({of.scales, of.offsets}, run, half);
+        const Scale both = Q4_1::scale(of, run, half);
         return {both.scale, -both.offset * both.scale};
     }
 };
 
 // Half of a block of GGUF's Q4_K: four groups of 32 inputs, each with a scale and a minimum of six bits.
 // weight = nibble · (step · scale) - drop · minimum.
-struct Q4_K {
+struct Q4_K : NibbleTiles<0> {
     static constexpr uint32_t INPUTS = 128;
     static constexpr uint32_t BYTES = 1216;
-    static constexpr int STEPS = 2;
     static constexpr bool OFFSETS = true;
-    using Held = Nibbles;
     // Each of the two outputs has two scales, two minima, and the step and the drop.
     struct Scales {
         uint32_t scales[2];
@@ -264,20 +242,11 @@ struct Q4_K {
         Vec8 steps;
     };
 
-    SKEP_DEVICE static Held load(const uint8_t* tile, uint32_t part, uint32_t lane) {
-        return load_nibbles(tile, part, lane);
-    }
-
     SKEP_DEVICE static Scales scales(const uint8_t* tile, uint32_t part, uint32_t lane) {
         const uint8_t* packed = tile + TILE_QUANTS + lane / 4 * 16 + 2 * part;
         return {{half_word_at(packed), half_word_at(packed + 8)},
                 {half_word_at(packed + 4), half_word_at(packed + 12)},
                 half_vector_at(tile + TILE_QUANTS + 128 + lane / 4 * 8)};
-    }
-
-    template <typename T>
-    SKEP_DEVICE static void fragments(const Held& held, int group, uint32_t (&a)[2][4]) {
-        fragments_of<T, 0>(held, group, a);
     }
 
     SKEP_DEVICE static Scale scale(const Scales& of, int run, int half) {
@@ -338,19 +307,31 @@ struct Q6_K {
 };
 
 // Quants of eight bits. A lane's vector holds, for each of four steps, a word with its four inputs: first the pair in bytes 0 and
-// 2, then that in bytes 1 and 3. weight = byte · scale.
-struct Q8_0 {
-    static constexpr uint32_t INPUTS = 64;
-    static constexpr uint32_t BYTES = 1088;
+// 2, then that in bytes 1 and 3. `convert` makes two floats of the bytes in the lower half of each half of a word.
+struct ByteTiles {
     static constexpr int STEPS = 2;
     static constexpr bool OFFSETS = false;
     using Held = Bytes;
-    // The two scales of each of the two outputs.
-    using Scales = Vec8;
 
     SKEP_DEVICE static Held load(const uint8_t* tile, uint32_t, uint32_t lane) {
         return load_bytes(tile, lane);
     }
+
+    template <typename Convert>
+    SKEP_DEVICE static void fragments_of(const Held& held, int group, uint32_t (&a)[2][4], Convert convert) {
+        SKEP_UNROLL
+        for (int i = 0; i < 8; ++i) {
+            a[i / 4][i % 4] = convert(held.outputs[i % 2].words[2 * group + i / 4] >> i % 4 / 2 * 8);
+        }
+    }
+};
+
+// weight = byte · scale.
+struct Q8_0 : ByteTiles {
+    static constexpr uint32_t INPUTS = 64;
+    static constexpr uint32_t BYTES = 1088;
+    // The two scales of each of the two outputs.
+    using Scales = Vec8;
 
     SKEP_DEVICE static Scales scales(const uint8_t* tile, uint32_t, uint32_t lane) {
         return half_vector_at(tile + TILE_QUANTS + lane / 4 * 8);
@@ -358,10 +339,7 @@ struct Q8_0 {
 
     template <typename T>
     SKEP_DEVICE static void fragments(const Held& held, int group, uint32_t (&a)[2][4]) {
-        SKEP_UNROLL
-        for (int i = 0; i < 8; ++i) {
-            a[i / 4][i % 4] = signed_bytes<T>(held.outputs[i % 2].words[2 * group + i / 4] >> i % 4 / 2 * 8);
-        }
+        fragments_of(held, group, a, signed_bytes<T>);
     }
 
     SKEP_DEVICE static Scale scale(const Scales& of, int run, int half) {
@@ -370,17 +348,10 @@ struct Q8_0 {
 };
 
 // FP8 in the order of `Q8_0`, with float32 scales. Scales of inputs among which there is a NaN are NaN.
-struct F8 {
+struct F8 : ByteTiles {
     static constexpr uint32_t INPUTS = 64;
     static constexpr uint32_t BYTES = 1152;
-    static constexpr int STEPS = 2;
-    static constexpr bool OFFSETS = false;
-    using Held = Bytes;
     using Scales = Vec16;
-
-    SKEP_DEVICE static Held load(const uint8_t* tile, uint32_t, uint32_t lane) {
-        return load_bytes(tile, lane);
-    }
 
     SKEP_DEVICE static Scales scales(const uint8_t* tile, uint32_t, uint32_t lane) {
         return vector_at(tile + TILE_QUANTS + lane / 4 * 16);
@@ -388,10 +359,7 @@ struct F8 {
 
     template <typename T>
     SKEP_DEVICE static void fragments(const Held& held, int group, uint32_t (&a)[2][4]) {
-        SKEP_UNROLL
-        for (int i = 0; i < 8; ++i) {
-            a[i / 4][i % 4] = small_floats<T>(held.outputs[i % 2].words[2 * group + i / 4] >> i % 4 / 2 * 8);
-        }
+        fragments_of(held, group, a, small_floats<T>);
     }
 
     SKEP_DEVICE static Scale scale(const Scales& of, int run, int half) {
