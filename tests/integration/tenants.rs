@@ -53,7 +53,8 @@ async fn usage_of(host: &Logged, tenant: &str) -> Option<Value> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deleted_tenant_is_gone_with_everything_but_its_bill() {
-    let settings = "[auth]\nrequired = true\n[requests]\nlog = \"full\"\n[limits]\ncpu_ms = 60000\n[[webhook]]\n\
+    // The disk of a test may be nearly full.
+    let settings = "[kv]\ndisk_free_percent = 0\n[auth]\nrequired = true\n[requests]\nlog = \"full\"\n[limits]\ncpu_ms = 60000\n[[webhook]]\n\
                     url = \"http://127.0.0.1:9/hook\"\ntopics = [\"plans.*\"]\nsecret = \"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\"\n";
     let mut host = Logged::start(settings);
     let admin = host.create_key(&["--role", "admin", "--bodies"]);
