@@ -1,10 +1,11 @@
-//! Ownership of KV pages. Every page is free, in the prefix tree, or private to one sequence, and never two of
-//! these. A freed page that a step may still write to, because it was started ahead, is held until that step has been
+//! Ownership of KV pages. Every page is free, in the prefix tree, partly filled after a page of the tree, or private to one
+//! sequence, and never two of these. A freed page that a step may still write to, because it was started ahead, is held until that step has been
 //! collected, and is none of these.
 //!
 //! A sequence first borrows the longest cached prefix of its tokens from the tree (locked, so that it cannot be
 //! evicted), then allocates private pages for the rest. As soon as a private page is full and computed it moves
-//! into the tree, still locked by its sequence, so that others with the same beginning can use it at once.
+//! into the tree, still locked by its sequence, so that others with the same beginning can use it at once. The last page
+//! of a sequence that ends is kept although it is not full, for the first one that continues the same tokens.
 //!
 //! ```text
 //! sequence:  [ shared page | shared page | shared page ][ private page | private page ]
@@ -14,6 +15,9 @@
 //! The module knows page numbers and token ids. It knows nothing of requests or of the contents of a page.
 
 mod page_allocator;
+mod partial_pages;
+#[cfg(test)]
+mod partial_tests;
 mod prefix_owners;
 mod prefix_tree;
 mod published_prefixes;
@@ -29,6 +33,7 @@ use std::sync::Arc;
 use skep_model::{PAGE_TOKENS, PageId, WindowChange, WindowLimits};
 
 use page_allocator::PageAllocator;
+use partial_pages::PartialPages;
 pub(crate) use prefix_owners::PrefixOwner;
 pub(crate) use prefix_tree::UseMark;
 use prefix_tree::{NodeId, PrefixTree};
@@ -77,6 +82,7 @@ impl SequencePages {
 pub(crate) struct KvCache {
     allocator: PageAllocator,
     tree: PrefixTree,
+    partial: PartialPages,
     /// The pages that keep what layers with a window need, if those have fewer pages than the others.
     windows: Option<WindowedPages>,
 }
@@ -85,7 +91,7 @@ impl KvCache {
     /// Creates a cache of `page_count` free pages. The digests of cached pages appear in `published`.
     pub fn new(page_count: usize, published: Arc<PublishedPrefixes>) -> Self {
         let (allocator, tree) = (PageAllocator::new(page_count), PrefixTree::new(published));
-        KvCache { allocator, tree, windows: None }
+        KvCache { allocator, tree, partial: PartialPages::default(), windows: None }
     }
 
     /// Bounds the pages that keep what layers with a window need. All pages have to be free.
@@ -120,9 +126,13 @@ impl KvCache {
         self.allocator.page_count()
     }
 
-    /// Returns the number of pages that an allocation could get: free pages and evictable pages of the tree.
+    /// Returns the number of pages that an allocation could get: free pages, partial ones, and evictable pages of the tree.
     pub fn available_pages(&self) -> usize {
-        self.allocator.free_count() + self.tree.evictable_pages()
+        self.allocator.free_count() + self.evictable_pages()
+    }
+
+    fn evictable_pages(&self) -> usize {
+        self.partial.evictable() + self.tree.evictable_pages()
     }
 
     /// Returns the number of pages that running sequences could get now, windows included.
@@ -144,14 +154,18 @@ impl KvCache {
         self.allocator.free_count().min(in_windows)
     }
 
-    /// Returns the number of pages in the prefix tree, those that sequences use included.
+    /// Returns the number of cached pages, those that sequences use included.
     pub fn cached_pages(&self) -> usize {
-        self.tree.page_count()
+        self.tree.page_count() + self.partial.count()
     }
 
     /// Returns the number of cached pages of each session, and of each agent and tenant for pages that several have.
     pub fn cached_pages_by_owner(&self) -> BTreeMap<PrefixOwner, usize> {
-        self.tree.pages_by_owner()
+        let mut counted = self.tree.pages_by_owner();
+        for owner in self.partial.owners() {
+            *counted.entry(owner.clone()).or_default() += 1;
+        }
+        counted
     }
 
     /// Borrows the longest cached prefix of whole pages, but never the page that holds the last token. That
@@ -231,11 +245,10 @@ impl KvCache {
     pub fn grow(&mut self, sequence: &mut SequencePages, page_count: usize) -> bool {
         let wanted = page_count.saturating_sub(sequence.pages.len());
         let missing = wanted.saturating_sub(self.allocator.free_count());
-        if missing > self.tree.evictable_pages() || !self.has_window_room(wanted) {
+        if missing > self.evictable_pages() || !self.has_window_room(wanted) {
             return false;
         }
-        let evicted = self.tree.evict(missing);
-        self.free(evicted);
+        self.evict(missing);
         let pages = self.allocator.allocate(wanted).expect("the pages were just freed");
         if let Some(windows) = &mut self.windows {
             windows.keep(&pages);
@@ -247,6 +260,7 @@ impl KvCache {
     /// Sets the pages that a step writes to which was started ahead. Until the next call, none of them gets another
     /// owner, even if it is freed. The step of the last call must have been collected or discarded.
     pub fn set_written(&mut self, pages: Vec<PageId>) {
+        self.partial.end_writes();
         self.allocator.set_written(pages);
     }
 
@@ -302,6 +316,32 @@ impl KvCache {
         sequence.shared = full;
     }
 
+    /// Makes a sequence that has borrowed a cached prefix continue in a page that another one has filled in part, if there is
+    /// one. Returns how many of these tokens the sequence has then. The last one is always computed.
+    pub fn continue_partial(&mut self, sequence: &mut SequencePages, tokens: &[u32]) -> usize {
+        let whole = sequence.capacity_tokens();
+        let next = tokens.get(whole..tokens.len().saturating_sub(1)).unwrap_or_default();
+        let taken = sequence.pages.last().and_then(|previous| self.partial.take(*previous, next));
+        let Some((page, found)) = taken else { return whole };
+        sequence.pages.push(page);
+        whole + found
+    }
+
+    /// Keeps the page in which the `computed` tokens of a sequence end, for the first sequence that continues them. Layers
+    /// with windows do not: their pages would have to be kept as well.
+    pub fn keep_partial(&mut self, owner: &PrefixOwner, sequence: &mut SequencePages, computed: &[u32]) {
+        self.share_full(&owner.tenant, sequence, computed);
+        let tokens = &computed[whole_pages(computed).len()..];
+        let full = computed.len() / PAGE_TOKENS;
+        if tokens.is_empty() || full == 0 || sequence.shared != full || self.windows.is_some() {
+            return;
+        }
+        let page = sequence.pages.remove(full);
+        let is_written = self.allocator.is_written(page);
+        let replaced = self.partial.keep(sequence.pages[full - 1], (page, is_written), (tokens, owner));
+        self.free(replaced);
+    }
+
     /// Ends a sequence's ownership: full computed pages stay in the tree for the next turn, the rest become free.
     pub fn release(&mut self, tenant: &str, mut sequence: SequencePages, computed: &[u32]) {
         self.share(tenant, &mut sequence, computed, computed.len());
@@ -323,7 +363,8 @@ impl KvCache {
     /// Frees the cached pages that only the matching owners have, except for those that sequences use. Returns their
     /// number.
     pub fn forget(&mut self, matches: impl Fn(&PrefixOwner) -> bool) -> usize {
-        let pages = self.tree.forget(matches);
+        let mut pages = self.partial.forget(&matches);
+        pages.extend(self.tree.forget(matches));
         let count = pages.len();
         self.free(pages);
         count
@@ -331,8 +372,7 @@ impl KvCache {
 
     /// Frees all cached pages. No sequence may hold any.
     pub fn clear(&mut self) {
-        let pages = self.tree.evict(self.tree.evictable_pages());
-        self.free(pages);
+        self.evict(self.evictable_pages());
     }
 
     /// Frees the cached pages of these tokens that nobody owns or uses.
@@ -341,7 +381,16 @@ impl KvCache {
         self.free(pages);
     }
 
-    fn free(&mut self, pages: Vec<PageId>) {
+    /// Frees cached pages, of which there have to be as many. Partial ones go first.
+    fn evict(&mut self, count: usize) {
+        let mut pages = self.partial.evict(count);
+        pages.extend(self.tree.evict(count - pages.len()));
+        self.free(pages);
+    }
+
+    /// Frees pages, and the partial ones after them.
+    fn free(&mut self, mut pages: Vec<PageId>) {
+        pages.extend(self.partial.remove_after(&pages));
         if let Some(windows) = &mut self.windows {
             windows.free(&pages);
         }
@@ -364,7 +413,10 @@ impl KvCache {
             own(&sequence.pages[sequence.shared..]);
             locks.extend(sequence.lock);
         }
-        own(&self.tree.check_integrity(&locks));
+        let cached = self.tree.check_integrity(&locks);
+        own(&cached);
+        own(&self.partial.pages());
+        self.partial.check_integrity(&cached);
         let wrong = owners.iter().enumerate().find(|(_, count)| **count != 1);
         assert!(wrong.is_none(), "page {:?} (number, owners) must have exactly one owner", wrong);
     }

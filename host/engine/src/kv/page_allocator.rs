@@ -51,6 +51,11 @@ impl PageAllocator {
         self.written = pages;
     }
 
+    /// Returns whether a step that was started ahead may still write to a page.
+    pub fn is_written(&self, page: PageId) -> bool {
+        self.written.contains(&page)
+    }
+
     /// Allocates `count` pages, or none if fewer are free.
     pub fn allocate(&mut self, count: usize) -> Option<Vec<PageId>> {
         let keep = self.free.len().checked_sub(count)?;

@@ -218,16 +218,16 @@ fn random_operations_keep_every_page_owned_once() {
         let mut kv = cache(24);
         let mut live: Vec<(String, Vec<u32>, usize, SequencePages)> = Vec::new();
         for _ in 0..400 {
-            match dice.roll(5) {
+            match dice.roll(6) {
                 0 if live.len() < 6 => {
                     let tenant = ["a", "b"][dice.roll(2)].to_string();
                     let length = 1 + dice.roll(7);
                     let pages: Vec<u32> = (0..length).map(|_| dice.roll(2) as u32).collect();
                     let mut tokens = pages_of_tokens(&pages);
                     tokens.truncate(tokens.len() - dice.roll(PAGE_TOKENS));
-                    let borrowed = kv.borrow_prefix(&tenant, &tokens);
-                    let computed = borrowed.capacity_tokens();
-                    assert!(computed < tokens.len());
+                    let mut borrowed = kv.borrow_prefix(&tenant, &tokens);
+                    let computed = kv.continue_partial(&mut borrowed, &tokens);
+                    assert!(computed < tokens.len() && computed <= borrowed.capacity_tokens());
                     live.push((tenant, tokens, computed, borrowed));
                 }
                 1 | 2 if !live.is_empty() => {
@@ -241,14 +241,26 @@ fn random_operations_keep_every_page_owned_once() {
                 }
                 3 if !live.is_empty() => {
                     let at = dice.roll(live.len());
-                    let (tenant, tokens, computed, pages) = live.swap_remove(at);
+                    let (tenant, tokens, computed, mut pages) = live.swap_remove(at);
+                    let owner = owner(&tenant, ["", "1", "2", "3"][dice.roll(4)]);
+                    let is_forgotten = owner.session.as_deref() == Some("");
+                    if !is_forgotten {
+                        kv.keep_partial(&owner, &mut pages, &tokens[..computed]);
+                    }
                     kv.release(&tenant, pages, &tokens[..computed]);
-                    match dice.roll(4) {
-                        0 => kv.drop_unowned(&tenant, &tokens[..computed]),
-                        session => kv.own(&owner(&tenant, ["", "1", "2", "3"][session]), &tokens[..computed]),
+                    match is_forgotten {
+                        true => kv.drop_unowned(&tenant, &tokens[..computed]),
+                        false => kv.own(&owner, &tokens[..computed]),
                     }
                 }
                 4 => drop(kv.forget(|owner| owner.session.as_deref() == Some("1"))),
+                5 => {
+                    let ends = live
+                        .iter()
+                        .filter_map(|(_, _, computed, pages)| pages.pages().get(computed / PAGE_TOKENS));
+                    let written = ends.filter(|_| dice.roll(2) == 0).copied().collect();
+                    kv.set_written(written);
+                }
                 _ => {}
             }
             kv.check_integrity(live.iter().map(|(_, _, _, pages)| pages));
@@ -256,6 +268,7 @@ fn random_operations_keep_every_page_owned_once() {
         for (tenant, tokens, computed, pages) in live.drain(..) {
             kv.release(&tenant, pages, &tokens[..computed]);
         }
+        kv.set_written(Vec::new());
         kv.check_integrity(std::iter::empty());
         assert_eq!(kv.available_pages(), 24, "seed {seed}");
     }

@@ -226,7 +226,7 @@ impl Scheduler {
             };
             let Some(next) = self.waiting.next(is_held) else { return };
             let tenant = next.request.affinity.tenant.as_str();
-            let pages = self.kv.borrow_prefix(tenant, next.reusable_tokens());
+            let mut pages = self.kv.borrow_prefix(tenant, next.reusable_tokens());
             if !self.has_room(next, &pages) {
                 self.kv.release(tenant, pages, &[]);
                 let makes_room = next.request.priority == Priority::Interactive;
@@ -241,7 +241,8 @@ impl Scheduler {
             if let Some(prefilled) = self.disk.prefilled.remove(&id) {
                 sequence.record_prefilled(prefilled);
             }
-            let admitted = sequence.admit(pages);
+            let computed = self.kv.continue_partial(&mut pages, sequence.reusable_tokens());
+            let admitted = sequence.admit(pages, computed);
             charge_tokens(&mut sequence, &mut self.waiting, self.meter.as_deref());
             self.running.push(sequence);
             self.is_admission_order_old = true;
@@ -454,7 +455,11 @@ impl Scheduler {
 
     fn release_pages(&mut self, sequence: &mut Sequence) {
         let computed = sequence.settled();
-        let pages = sequence.give_up_pages();
+        let mut pages = sequence.give_up_pages();
+        if !self.disk.forgotten.contains(&sequence.id) {
+            let owner = PrefixOwner::of(&sequence.request.affinity);
+            self.kv.keep_partial(&owner, &mut pages, &sequence.tokens[..computed]);
+        }
         self.kv.release(&sequence.request.affinity.tenant, pages, &sequence.tokens[..computed]);
         self.outdate_orders();
         self.settle_owner(sequence.id, &sequence.request.affinity, &sequence.tokens[..computed]);

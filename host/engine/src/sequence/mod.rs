@@ -173,10 +173,14 @@ impl Sequence {
         (now >= self.times.deadline).then_some(EngineError::DeadlineExceeded)
     }
 
-    /// Starts or resumes the sequence with `pages`, all of which are computed. The first time, `Started` is
-    /// sent to the caller, and the known tokens of the output join the prompt's prefill.
-    pub fn admit(&mut self, pages: SequencePages) -> Result<Option<FinishReason>, EngineError> {
-        self.computed.tokens = pages.capacity_tokens();
+    /// Starts or resumes the sequence with `pages`, in which the first `computed` tokens are computed. The first time,
+    /// `Started` is sent to the caller, and the known tokens of the output join the prompt's prefill.
+    pub fn admit(
+        &mut self,
+        pages: SequencePages,
+        computed: usize,
+    ) -> Result<Option<FinishReason>, EngineError> {
+        self.computed.tokens = computed;
         self.computed.pages = pages;
         self.record_load();
         if self.times.admitted.is_some() {

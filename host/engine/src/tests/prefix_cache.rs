@@ -26,9 +26,10 @@ async fn the_next_turn_reuses_the_output_of_the_last() {
     next.prompt.extend(&first.ids);
     next.prompt.extend("And why that?".bytes().map(u32::from));
     let warm = generate(&engine, next.clone()).await.unwrap();
-    // The last token produced was never computed.
+    // The last token produced was never computed. The page before it is filled in part.
     let computed = PROMPT.len() + first.ids.len() - 1;
-    assert_eq!(warm.finished.usage.cached_tokens as usize, computed / 16 * 16);
+    assert_ne!(computed % 16, 0);
+    assert_eq!(warm.finished.usage.cached_tokens as usize, computed);
     let cold = generate(&super::fixture::engine(), next).await.unwrap();
     assert_eq!(cold.ids, warm.ids);
 }

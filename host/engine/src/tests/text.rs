@@ -61,7 +61,7 @@ async fn with_max_tokens_zero_only_the_prompt_is_computed() {
     let run = generate(&engine, greedy("only the prompt, please", 0)).await.unwrap();
     assert_eq!((run.reason(), run.ids.len()), (&FinishReason::Length, 0));
     engine.drain(Duration::from_secs(60)).await;
-    assert_eq!(engine.stats().pages_cached, 1);
+    assert_eq!(engine.stats().pages_cached, 2, "the second one is filled in part");
 }
 
 #[tokio::test]

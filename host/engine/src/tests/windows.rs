@@ -45,7 +45,8 @@ async fn a_conversation_is_continued_from_its_last_window() {
         let expected = generate(&all, request.clone()).await.unwrap();
         assert_eq!(found.ids, expected.ids, "turn {turn}");
         let cached = found.finished.usage.cached_tokens;
-        assert_eq!(cached, expected.finished.usage.cached_tokens, "turn {turn}");
+        // Only without windows, a conversation continues within a page.
+        assert_eq!(cached, expected.finished.usage.cached_tokens / 16 * 16, "turn {turn}");
         assert_eq!(cached > 0, turn > 0);
         request.prompt.extend(&found.ids);
         request.prompt.extend("And then?".bytes().map(u32::from));
