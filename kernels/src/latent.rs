@@ -12,6 +12,7 @@ use crate::cpu::dispatch;
 use crate::cpu::elementwise::{RmsNorm, Rotate};
 use crate::cpu::kv::{KvF16, KvF32, KvI8};
 use crate::cpu::latent::{AttendLatents, LatentPage, StoreLatent};
+use crate::cpu::latent_bytes::AttendBytes;
 use crate::error::{expect_len, product};
 use crate::kv::{KvFormat, MAX_LATENT, read_parts, write_parts};
 use crate::pool::{SharedSlice, by_rows};
@@ -19,17 +20,6 @@ use crate::qkv::runs;
 use crate::residual::Norm;
 use crate::rope::Pairing;
 use crate::{Isa, KernelError, WorkerPool};
-
-/// Invokes `$call!` with the formats of the latents and of the rotated keys.
-macro_rules! with_latent_formats {
-    ($format:expr, $call:ident) => {
-        match $format {
-            KvFormat::F32 => $call!(KvF32, KvF32),
-            KvFormat::F16 => $call!(KvF16, KvF16),
-            KvFormat::I8 => $call!(KvI8, KvF16),
-        }
-    };
-}
 
 /// The latents and rotated keys of one layer.
 pub struct LatentLayer {
@@ -163,7 +153,11 @@ impl LatentLayer {
                 unsafe { dispatch(isa, StoreLatent { latent, rotated, page, to, slot, formats }) }
             }};
         }
-        with_latent_formats!(self.format, store)
+        match self.format {
+            KvFormat::F32 => store!(KvF32, KvF32),
+            KvFormat::F16 => store!(KvF16, KvF16),
+            KvFormat::I8 => store!(KvI8, KvF16),
+        }
     }
 }
 
@@ -253,8 +247,8 @@ pub fn latent_attention(
     };
     run_plan(pool, isa, &strides, None, &[], batch, out, |part, task, state, state_stride| {
         macro_rules! attend {
-            ($latent:ty, $rotated:ty) => {{
-                let kernel = AttendLatents::<$latent, $rotated> {
+            ($kernel:ident $(, $format:ident: $of:ty)?) => {{
+                let kernel = $kernel {
                     rows: part.rows,
                     query: query.as_ptr(),
                     scale,
@@ -265,13 +259,17 @@ pub fn latent_attention(
                     to: task.end,
                     state,
                     state_stride,
-                    formats: PhantomData,
+                    $($format: PhantomData::<$of>)?
                 };
                 // SAFETY: the sequences were checked: their queries and pages exist.
                 unsafe { dispatch(isa, kernel) }
             }};
         }
-        with_latent_formats!(layer.format, attend)
+        match layer.format {
+            KvFormat::F32 => attend!(AttendLatents, format: KvF32),
+            KvFormat::F16 => attend!(AttendLatents, format: KvF16),
+            KvFormat::I8 => attend!(AttendBytes),
+        }
     });
     Ok(())
 }

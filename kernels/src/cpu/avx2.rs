@@ -226,6 +226,68 @@ unsafe impl Simd for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn splat_4(from: *const u8) -> I2 {
+        unsafe {
+            let four = _mm256_set1_epi32(from.cast::<i32>().read_unaligned());
+            I2(four, four)
+        }
+    }
+    #[inline(always)]
+    unsafe fn dot_pairs(sum: I2, a: I2, b: I2) -> I2 {
+        unsafe {
+            let (low, high) = (_mm256_madd_epi16(a.0, b.0), _mm256_madd_epi16(a.1, b.1));
+            I2(_mm256_add_epi32(sum.0, low), _mm256_add_epi32(sum.1, high))
+        }
+    }
+    #[inline(always)]
+    unsafe fn byte_pairs(a: I2) -> [I2; 2] {
+        unsafe {
+            let even = |half| _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(half));
+            let odd = |half| _mm256_srai_epi16::<8>(half);
+            [I2(even(a.0), even(a.1)), I2(odd(a.0), odd(a.1))]
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_pairs(a: *const i8, b: *const i8) -> I2 {
+        unsafe {
+            let (a, b) = (_mm_loadu_si128(a.cast()), _mm_loadu_si128(b.cast()));
+            I2(_mm256_cvtepi8_epi16(_mm_unpacklo_epi8(a, b)), _mm256_cvtepi8_epi16(_mm_unpackhi_epi8(a, b)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_i16(to: *mut i16, value: F2) {
+        unsafe {
+            let words = _mm256_packs_epi32(_mm256_cvtps_epi32(value.0), _mm256_cvtps_epi32(value.1));
+            _mm256_storeu_si256(to.cast(), _mm256_permute4x64_epi64::<0b11_01_10_00>(words));
+        }
+    }
+    #[inline(always)]
+    unsafe fn transpose(rows: [I2; 16]) -> [I2; 16] {
+        let mut turned = rows;
+        unsafe {
+            // The 8 by 8 values in each quarter are turned, and the quarters change places.
+            for (from, to) in [(0, 0), (8, 8), (0, 8), (8, 0)] {
+                let is_high = to == 8;
+                let quarter = std::array::from_fn(|row| {
+                    let I2(low, high) = rows[from + row];
+                    if is_high { high } else { low }
+                });
+                for (row, value) in eights(quarter).into_iter().enumerate() {
+                    let I2(low, high) = &mut turned[to + row];
+                    *(if from == 8 { high } else { low }) = value;
+                }
+            }
+        }
+        turned
+    }
+    #[inline(always)]
+    unsafe fn store_i(to: *mut u8, value: I2) {
+        unsafe {
+            _mm256_storeu_si256(to.cast(), value.0);
+            _mm256_storeu_si256(to.add(32).cast(), value.1);
+        }
+    }
+    #[inline(always)]
     unsafe fn to_f32(a: I2) -> F2 {
         unsafe { F2(_mm256_cvtepi32_ps(a.0), _mm256_cvtepi32_ps(a.1)) }
     }
@@ -250,5 +312,31 @@ unsafe fn f8(from: *const u8) -> F2 {
             _mm256_cvtph_ps(_mm256_castsi256_si128(halves)),
             _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(halves)),
         )
+    }
+}
+
+/// Turns 8 by 8 values of 32 bits.
+///
+/// # Safety
+/// The conditions of the methods of [`Simd`] hold.
+#[inline(always)]
+unsafe fn eights([a, b, c, d, e, f, g, h]: [__m256i; 8]) -> [__m256i; 8] {
+    // SAFETY: only register arithmetic in the caller's tier.
+    unsafe {
+        let fours = |a, b, c, d| {
+            let (ab_low, ab_high) = (_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+            let (cd_low, cd_high) = (_mm256_unpacklo_epi32(c, d), _mm256_unpackhi_epi32(c, d));
+            [
+                _mm256_unpacklo_epi64(ab_low, cd_low),
+                _mm256_unpackhi_epi64(ab_low, cd_low),
+                _mm256_unpacklo_epi64(ab_high, cd_high),
+                _mm256_unpackhi_epi64(ab_high, cd_high),
+            ]
+        };
+        let [a, b, c, d] = fours(a, b, c, d);
+        let [e, f, g, h] = fours(e, f, g, h);
+        let low = |x, y| _mm256_permute2x128_si256::<0x20>(x, y);
+        let high = |x, y| _mm256_permute2x128_si256::<0x31>(x, y);
+        [low(a, e), low(b, f), low(c, g), low(d, h), high(a, e), high(b, f), high(c, g), high(d, h)]
     }
 }

@@ -175,6 +175,46 @@ unsafe impl Simd for Avx512 {
         unsafe { Self::dot(sum, bytes, four) }
     }
     #[inline(always)]
+    unsafe fn splat_4(from: *const u8) -> __m512i {
+        unsafe { _mm512_set1_epi32(from.cast::<i32>().read_unaligned()) }
+    }
+    #[inline(always)]
+    unsafe fn dot_pairs(sum: __m512i, a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_dpwssd_epi32(sum, a, b) }
+    }
+    #[inline(always)]
+    unsafe fn byte_pairs(a: __m512i) -> [__m512i; 2] {
+        unsafe { [_mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(a)), _mm512_srai_epi16::<8>(a)] }
+    }
+    #[inline(always)]
+    unsafe fn load_pairs(a: *const i8, b: *const i8) -> __m512i {
+        unsafe {
+            let (a, b) = (_mm_loadu_si128(a.cast()), _mm_loadu_si128(b.cast()));
+            let pairs = _mm256_set_m128i(_mm_unpackhi_epi8(a, b), _mm_unpacklo_epi8(a, b));
+            _mm512_cvtepi8_epi16(pairs)
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_i16(to: *mut i16, value: __m512) {
+        unsafe { _mm256_storeu_si256(to.cast(), _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(value))) }
+    }
+    #[inline(always)]
+    unsafe fn transpose(rows: [__m512i; 16]) -> [__m512i; 16] {
+        let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = rows;
+        unsafe {
+            let quarters = [fours(a, b, c, d), fours(e, f, g, h), fours(i, j, k, l), fours(m, n, o, p)];
+            let [r0, r4, r8, r12] = lanes([quarters[0][0], quarters[1][0], quarters[2][0], quarters[3][0]]);
+            let [r1, r5, r9, r13] = lanes([quarters[0][1], quarters[1][1], quarters[2][1], quarters[3][1]]);
+            let [r2, r6, r10, r14] = lanes([quarters[0][2], quarters[1][2], quarters[2][2], quarters[3][2]]);
+            let [r3, r7, r11, r15] = lanes([quarters[0][3], quarters[1][3], quarters[2][3], quarters[3][3]]);
+            [r0, r1, r2, r3, r4, r5, r6, r7, r8, r9, r10, r11, r12, r13, r14, r15]
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_i(to: *mut u8, value: __m512i) {
+        unsafe { _mm512_storeu_si512(to.cast(), value) }
+    }
+    #[inline(always)]
     unsafe fn to_f32(a: __m512i) -> __m512 {
         unsafe { _mm512_cvtepi32_ps(a) }
     }
@@ -186,5 +226,43 @@ unsafe impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn prefetch(at: *const u8) {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
+}
+
+/// Turns 4 by 4 values of 32 bits in each 128-bit part.
+///
+/// # Safety
+/// The conditions of the methods of [`Simd`] hold.
+#[inline(always)]
+unsafe fn fours(a: __m512i, b: __m512i, c: __m512i, d: __m512i) -> [__m512i; 4] {
+    // SAFETY: only register arithmetic in the caller's tier.
+    unsafe {
+        let (ab_low, ab_high) = (_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+        let (cd_low, cd_high) = (_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+        [
+            _mm512_unpacklo_epi64(ab_low, cd_low),
+            _mm512_unpackhi_epi64(ab_low, cd_low),
+            _mm512_unpacklo_epi64(ab_high, cd_high),
+            _mm512_unpackhi_epi64(ab_high, cd_high),
+        ]
+    }
+}
+
+/// Turns the four 128-bit parts of four registers.
+///
+/// # Safety
+/// The conditions of the methods of [`Simd`] hold.
+#[inline(always)]
+unsafe fn lanes([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
+    // SAFETY: only register arithmetic in the caller's tier.
+    unsafe {
+        let (ab_low, ab_high) = (_mm512_shuffle_i32x4::<0x44>(a, b), _mm512_shuffle_i32x4::<0xee>(a, b));
+        let (cd_low, cd_high) = (_mm512_shuffle_i32x4::<0x44>(c, d), _mm512_shuffle_i32x4::<0xee>(c, d));
+        [
+            _mm512_shuffle_i32x4::<0x88>(ab_low, cd_low),
+            _mm512_shuffle_i32x4::<0xdd>(ab_low, cd_low),
+            _mm512_shuffle_i32x4::<0x88>(ab_high, cd_high),
+            _mm512_shuffle_i32x4::<0xdd>(ab_high, cd_high),
+        ]
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Invariant: as in [`super::attention`], a row's result has the same bits whatever rows share its call. A score is one
 //! sum over the columns in order, lane by lane and then over the lanes; blocks, weights and merging are those of
-//! [`super::attention`]. Each latent is read once for the scores of all rows of the call, and once for their values.
+//! [`super::attention`]. Each latent is read once for the scores of all rows of the call, and once for their values. Latents in 8 bits are stored here, and read by [`super::latent_bytes`].
 
 // Loops over registers are written with indices, so that they stay in registers.
 #![allow(clippy::needless_range_loop)]
@@ -90,8 +90,8 @@ impl<L: KvFormat, R: KvFormat> Kernel for StoreLatent<'_, L, R> {
     }
 }
 
-/// Computes attention over pages of latents.
-pub(crate) struct AttendLatents<'a, L: KvFormat, R: KvFormat> {
+/// Computes attention over pages of latents whose format has no scales. [`super::latent_bytes`] is for the others.
+pub(crate) struct AttendLatents<'a, Kv: KvFormat> {
     pub rows: &'a [QueryRow],
     /// The queries: for each row, as many values as a latent and a rotated key have.
     pub query: *const f32,
@@ -105,10 +105,10 @@ pub(crate) struct AttendLatents<'a, L: KvFormat, R: KvFormat> {
     /// Receives the result. `state_stride` is as in [`super::attention::AttendRows`].
     pub state: State,
     pub state_stride: usize,
-    pub formats: PhantomData<(L, R)>,
+    pub format: PhantomData<Kv>,
 }
 
-impl<L: KvFormat, R: KvFormat> Kernel for AttendLatents<'_, L, R> {
+impl<Kv: KvFormat> Kernel for AttendLatents<'_, Kv> {
     type Output = ();
 
     #[inline(always)]
@@ -131,7 +131,7 @@ impl<L: KvFormat, R: KvFormat> Kernel for AttendLatents<'_, L, R> {
     }
 }
 
-impl<L: KvFormat, R: KvFormat> AttendLatents<'_, L, R> {
+impl<Kv: KvFormat> AttendLatents<'_, Kv> {
     /// Processes `N` rows.
     ///
     /// # Safety
@@ -200,9 +200,8 @@ impl<L: KvFormat, R: KvFormat> AttendLatents<'_, L, R> {
         let LatentPage { latent, rotated, .. } = self.page;
         // SAFETY: guaranteed by the caller.
         unsafe {
-            let values = page.cast::<L::Element>();
-            let scales = page.add(self.page.scales_at()).cast::<f32>();
-            let keys = page.add(self.page.rotated_at()).cast::<R::Element>();
+            let values = page.cast::<Kv::Element>();
+            let keys = page.add(self.page.rotated_at()).cast::<Kv::Element>();
             let mut token = 0;
             while token < PAGE {
                 let mut sums = [[S::zero(); T]; N];
@@ -210,11 +209,7 @@ impl<L: KvFormat, R: KvFormat> AttendLatents<'_, L, R> {
                 while column < latent {
                     let mut loaded = [S::zero(); T];
                     for t in 0..T {
-                        loaded[t] = L::load::<S>(values.add((token + t) * latent + column));
-                        if L::SCALED {
-                            let at = (token + t) * self.page.scales() + column / SCALE_RUN;
-                            loaded[t] = S::mul(loaded[t], S::splat(*scales.add(at)));
-                        }
+                        loaded[t] = Kv::load::<S>(values.add((token + t) * latent + column));
                     }
                     self.add_products::<S, N, T>(column, &loaded, &mut sums);
                     column += 16;
@@ -223,7 +218,7 @@ impl<L: KvFormat, R: KvFormat> AttendLatents<'_, L, R> {
                 while column < rotated {
                     let mut loaded = [S::zero(); T];
                     for t in 0..T {
-                        loaded[t] = R::load::<S>(keys.add((token + t) * rotated + column));
+                        loaded[t] = Kv::load::<S>(keys.add((token + t) * rotated + column));
                     }
                     self.add_products::<S, N, T>(latent + column, &loaded, &mut sums);
                     column += 16;
@@ -279,16 +274,11 @@ impl<L: KvFormat, R: KvFormat> AttendLatents<'_, L, R> {
             let mut sums = [[S::zero(); C]; N];
             for p in 0..pages {
                 let page = self.page_at(first_page + p);
-                let values = page.cast::<L::Element>().add(column);
-                let scales = page.add(self.page.scales_at()).cast::<f32>();
+                let values = page.cast::<Kv::Element>().add(column);
                 for token in 0..PAGE {
                     let mut loaded = [S::zero(); C];
                     for c in 0..C {
-                        loaded[c] = L::load::<S>(values.add(token * self.page.latent + 16 * c));
-                        if L::SCALED {
-                            let at = token * self.page.scales() + (column + 16 * c) / SCALE_RUN;
-                            loaded[c] = S::mul(loaded[c], S::splat(*scales.add(at)));
-                        }
+                        loaded[c] = Kv::load::<S>(values.add(token * self.page.latent + 16 * c));
                     }
                     for r in 0..N {
                         let weight = S::splat(weights[r][p * PAGE + token]);

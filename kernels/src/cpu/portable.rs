@@ -22,6 +22,12 @@ fn zip_words(a: Words, b: Words, op: impl Fn(u32, u32) -> u32) -> Words {
     std::array::from_fn(|lane| op(a[lane], b[lane]))
 }
 
+/// Returns two bytes as a pair of signed 16-bit integers.
+#[inline(always)]
+fn pair_of(first: i8, second: i8) -> u32 {
+    u32::from(i16::from(first) as u16) | u32::from(i16::from(second) as u16) << 16
+}
+
 // SAFETY: plain code; the caller guarantees that pointers are valid.
 #[allow(clippy::missing_safety_doc)]
 unsafe impl Simd for Portable {
@@ -174,6 +180,43 @@ unsafe impl Simd for Portable {
     #[inline(always)]
     unsafe fn dot_wide(sum: Words, bytes: Words, four: *const i8) -> Words {
         unsafe { Self::dot(sum, bytes, four) }
+    }
+    #[inline(always)]
+    unsafe fn splat_4(from: *const u8) -> Words {
+        [u32::from_le_bytes(unsafe { from.cast::<[u8; 4]>().read_unaligned() }); 16]
+    }
+    #[inline(always)]
+    unsafe fn dot_pairs(sum: Words, a: Words, b: Words) -> Words {
+        let product = |a: u32, b: u32| {
+            let low = i32::from(a as i16) * i32::from(b as i16);
+            let high = i32::from((a >> 16) as i16) * i32::from((b >> 16) as i16);
+            low.wrapping_add(high) as u32
+        };
+        std::array::from_fn(|lane| sum[lane].wrapping_add(product(a[lane], b[lane])))
+    }
+    #[inline(always)]
+    unsafe fn byte_pairs(a: Words) -> [Words; 2] {
+        let pair = |first: u8, second: u8| pair_of(first as i8, second as i8);
+        let bytes = |word: u32| word.to_le_bytes();
+        [a.map(|a| pair(bytes(a)[0], bytes(a)[2])), a.map(|a| pair(bytes(a)[1], bytes(a)[3]))]
+    }
+    #[inline(always)]
+    unsafe fn load_pairs(a: *const i8, b: *const i8) -> Words {
+        let [a, b] = [a, b].map(|from| unsafe { from.cast::<[i8; 16]>().read_unaligned() });
+        std::array::from_fn(|lane| pair_of(a[lane], b[lane]))
+    }
+    #[inline(always)]
+    unsafe fn store_i16(to: *mut i16, value: Floats) {
+        let integers = value.map(|value| value.round_ties_even() as i16);
+        unsafe { to.cast::<[i16; 16]>().write_unaligned(integers) }
+    }
+    #[inline(always)]
+    unsafe fn transpose(rows: [Words; 16]) -> [Words; 16] {
+        std::array::from_fn(|i| std::array::from_fn(|j| rows[j][i]))
+    }
+    #[inline(always)]
+    unsafe fn store_i(to: *mut u8, value: Words) {
+        unsafe { to.cast::<Words>().write_unaligned(value.map(u32::to_le)) }
     }
     #[inline(always)]
     unsafe fn to_f32(a: Words) -> Floats {

@@ -61,6 +61,19 @@ pub(crate) unsafe trait Simd: Copy {
     unsafe fn dot(sum: Self::I, bytes: Self::I, four: *const i8) -> Self::I;
     /// Does the same as `dot` for bytes up to 255.
     unsafe fn dot_wide(sum: Self::I, bytes: Self::I, four: *const i8) -> Self::I;
+    /// Copies the 4 bytes at `from` to each lane.
+    unsafe fn splat_4(from: *const u8) -> Self::I;
+    /// Adds to each lane the dot product of two pairs of signed 16-bit integers, none of which is -32768.
+    unsafe fn dot_pairs(sum: Self::I, a: Self::I, b: Self::I) -> Self::I;
+    /// Returns the pair of bytes 0 and 2, and that of bytes 1 and 3 of each lane, as signed 16-bit integers.
+    unsafe fn byte_pairs(a: Self::I) -> [Self::I; 2];
+    /// Pairs each of 16 signed bytes at `a` with that at `b`, as signed 16-bit integers. No other bytes are read.
+    unsafe fn load_pairs(a: *const i8, b: *const i8) -> Self::I;
+    /// Rounds to nearest and stores 16 integers of 16 bits. Lanes must be in -32767..=32767.
+    unsafe fn store_i16(to: *mut i16, value: Self::F);
+    /// Turns 16 registers of 16 lanes: lane `i` of register `j` becomes lane `j` of register `i`.
+    unsafe fn transpose(rows: [Self::I; 16]) -> [Self::I; 16];
+    unsafe fn store_i(to: *mut u8, value: Self::I);
     unsafe fn to_f32(a: Self::I) -> Self::F;
     unsafe fn add_i(a: Self::I, b: Self::I) -> Self::I;
     /// Prefetches the cache line at `at`, which need not be readable.
@@ -88,3 +101,7 @@ pub(crate) unsafe fn exp<S: Simd>(x: S::F) -> S::F {
         S::mul(p, S::exp2_whole(n))
     }
 }
+
+#[cfg(test)]
+#[path = "simd_tests.rs"]
+mod tests;
