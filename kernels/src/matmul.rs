@@ -43,10 +43,16 @@ impl Activations {
         tokens.saturating_mul(quantized.saturating_add(4 * columns.div_ceil(2)))
     }
 
+    /// Returns the size in bytes of the memory that is allocated.
+    pub fn allocated_bytes(&self) -> usize {
+        let floats = self.scales.capacity() + self.sums.capacity() + self.low_sums.capacity();
+        self.bytes.capacity() + 4 * (floats + self.pairs.capacity())
+    }
+
     /// Rounds the input to BF16.
     fn round(&mut self, pool: &WorkerPool, isa: Isa, input: &[f32], groups: &[Group], columns: usize) {
         let row_pairs = columns.div_ceil(2);
-        self.pairs.resize(end_of(groups) * row_pairs, 0);
+        resize(&mut self.pairs, end_of(groups) * row_pairs);
         let pairs = SharedSlice::new(&mut self.pairs);
         for_each_group(pool, groups, columns, |first, count| {
             for token in 0..count {
@@ -62,9 +68,9 @@ impl Activations {
 
     fn quantize(&mut self, pool: &WorkerPool, isa: Isa, input: &[f32], groups: &[Group], columns: usize) {
         let (blocks, tokens) = (columns / 32, end_of(groups));
-        self.bytes.resize(tokens * columns, 0);
+        resize(&mut self.bytes, tokens * columns);
         for array in [&mut self.scales, &mut self.sums, &mut self.low_sums] {
-            array.resize(tokens * blocks, 0.0);
+            resize(array, tokens * blocks);
         }
         let (bytes, scales) = (SharedSlice::new(&mut self.bytes), SharedSlice::new(&mut self.scales));
         let (sums, low_sums) = (SharedSlice::new(&mut self.sums), SharedSlice::new(&mut self.low_sums));
@@ -117,6 +123,15 @@ impl Activations {
             .step_by(group)
             .map(|at| PairGroup { pairs: pairs(at), tokens: group.min(first + tokens - at) })
             .collect()
+    }
+}
+
+/// Makes an array at least this long.
+fn resize<T: Clone + Default>(array: &mut Vec<T>, length: usize) {
+    if array.len() < length {
+        // The memory plan counts exactly the values in use, so no spare capacity may be reserved.
+        array.reserve_exact(length - array.len());
+        array.resize(length, T::default());
     }
 }
 

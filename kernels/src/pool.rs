@@ -154,6 +154,16 @@ impl WorkerPool {
         scratch
     }
 
+    /// Returns the size in bytes of the memory that operations with `length` values beside their operands leave behind.
+    pub(crate) fn scratch_bytes_of(length: usize) -> usize {
+        length.div_ceil(SCRATCH_STEP).saturating_mul(SCRATCH_STEP * size_of::<f32>())
+    }
+
+    /// Returns the size in bytes of the memory that the pool keeps for operations.
+    pub fn scratch_bytes(&self) -> usize {
+        self.scratch.lock().unwrap_or_else(PoisonError::into_inner).capacity() * size_of::<f32>()
+    }
+
     /// Returns the number of operations so far that the threads shared. Each one ends with a barrier where the threads wait
     /// for each other, so a step should need few.
     pub fn barriers(&self) -> u64 {
@@ -370,6 +380,8 @@ mod tests {
         assert_eq!(pool.scratch(3)[..3], [7.0; 3]);
         assert_eq!(pool.scratch(SCRATCH_STEP).as_ptr(), start);
         assert_eq!(pool.scratch(SCRATCH_STEP + 1).len(), 2 * SCRATCH_STEP);
+        assert_eq!(pool.scratch_bytes(), WorkerPool::scratch_bytes_of(SCRATCH_STEP + 1));
+        assert_eq!(WorkerPool::scratch_bytes_of(0), 0);
     }
 
     #[test]

@@ -13,6 +13,8 @@ pub enum Pairing {
 /// Angles are computed in double precision.
 pub fn rotary_table(positions: &[usize], inverse_frequencies: &[f32], out: &mut Vec<f32>) {
     out.clear();
+    // Memory plans count exactly this many values.
+    out.reserve_exact(positions.len() * 2 * inverse_frequencies.len());
     for position in positions {
         let angle = |frequency: &f32| *position as f64 * f64::from(*frequency);
         out.extend(inverse_frequencies.iter().map(|frequency| angle(frequency).cos() as f32));

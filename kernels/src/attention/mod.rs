@@ -7,6 +7,7 @@
 //! boundaries, and sequences with common pages read them together; the state of each block is then kept, and the thread
 //! that finishes the last task of some rows merges the states of their blocks.
 
+mod limits;
 mod plan;
 mod sharing;
 #[cfg(test)]
@@ -24,6 +25,7 @@ use crate::error::{expect_len, product};
 use crate::kv::{KvFormat, KvLayer, PAGE_TOKENS};
 use crate::pool::SharedSlice;
 use crate::{Isa, KernelError, WorkerPool};
+pub use limits::AttentionLimits;
 use plan::{Group, Part, Plan};
 pub use sharing::AttentionBatch;
 

@@ -8,9 +8,13 @@ use super::{AttentionBatch, AttentionSequence, PAGE_TOKENS, Strides};
 use crate::cpu::attention::{BLOCK, EXACT_ROWS, MAX_ROWS, QueryRow, State};
 
 /// Number of tasks per thread into which long ranges are divided to balance the load.
-const TASKS_PER_THREAD: usize = 6;
-/// Number of values of states beyond which no further part is divided, and no ranges are shared. It is a gibibyte.
-const MAX_STATES: usize = 1 << 28;
+pub(super) const TASKS_PER_THREAD: usize = 6;
+/// Maximum number of blocks of a task that is one of several that read the same keys. A thread's cache holds the latents of so
+/// many positions, so those after the first find them there or in the cache that threads share.
+pub(super) const REREAD_BLOCKS: usize = 8;
+/// Maximum number of values of states. It is a gibibyte. No further part is divided, and no ranges are shared, if there would
+/// be more.
+pub(super) const MAX_STATES: usize = 1 << 28;
 
 pub(super) struct Plan<'a> {
     pub(super) groups: Vec<Group>,
@@ -68,8 +72,29 @@ impl<'a> Plan<'a> {
     ) -> Self {
         let mut plan = Plan { groups: Vec::new(), parts: Vec::new(), tasks: Vec::new(), state_len: 0 };
         plan.form_groups(strides, window, sinks, batch);
-        plan.cut(threads, strides.value_stride);
+        // The rows of one token take several groups, which read the same keys.
+        let rereads = strides.heads / strides.kv_heads > MAX_ROWS;
+        plan.cut(threads, strides.value_stride, rereads);
+        if rereads {
+            let parts = &plan.parts;
+            plan.tasks.sort_by_key(|task| (parts[task.part].pages.as_ptr().addr(), task.from));
+        }
         plan
+    }
+
+    /// Returns the bytes of all lists.
+    #[cfg(test)]
+    pub(super) fn list_bytes(&self) -> usize {
+        let groups = self.groups.capacity() * size_of::<Group>()
+            + self.parts.capacity() * size_of::<Part<'_>>()
+            + self.tasks.capacity() * size_of::<Task>();
+        let rows = |rows: &Vec<QueryRow>| rows.capacity() * size_of::<QueryRow>();
+        let of_group =
+            |group: &Group| rows(&group.rows) + group.parts.capacity() * size_of::<(usize, usize)>();
+        let of_part = |part: &Part<'_>| rows(&part.rows) + part.groups.capacity() * size_of::<usize>();
+        groups
+            + self.groups.iter().map(of_group).sum::<usize>()
+            + self.parts.iter().map(of_part).sum::<usize>()
     }
 
     fn form_groups(
@@ -132,18 +157,29 @@ impl<'a> Plan<'a> {
 
     /// Cuts the parts into tasks. Prefill and large decode batches have enough parts; those of a single decode are divided, as
     /// long as the states of their blocks are not too large.
-    fn cut(&mut self, threads: usize, value_stride: usize) {
+    fn cut(&mut self, threads: usize, value_stride: usize, rereads: bool) {
         let work: usize = self.parts.iter().map(Part::work).sum();
         let share = match threads {
             0 | 1 => usize::MAX,
             _ => work.div_ceil(threads * TASKS_PER_THREAD),
         };
+        let state_len = |part: &Part<'_>| part.blocks().len() * State::len(part.rows.len(), value_stride);
+        let is_shared = |part: &Part<'_>, groups: &[Group]| {
+            part.groups.len() > 1 || part.groups.iter().any(|group| groups[*group].parts.len() > 1)
+        };
+        // The states of shared parts are kept in any case, and their number was bounded.
+        let shared = self.parts.iter().filter(|part| is_shared(part, &self.groups)).map(state_len);
+        let mut kept: usize = shared.sum();
         for (index, part) in self.parts.iter_mut().enumerate() {
             let blocks = part.blocks();
-            let states = blocks.len() * State::len(part.rows.len(), value_stride);
-            let tasks = match self.state_len.saturating_add(states) <= MAX_STATES {
+            let (states, is_shared) = (state_len(part), is_shared(part, &self.groups));
+            let tasks = match is_shared || kept.saturating_add(states) <= MAX_STATES {
                 true => part.work().div_ceil(share.max(1)).clamp(1, blocks.len()),
                 false => 1,
+            };
+            let tasks = match tasks > 1 && rereads {
+                true => tasks.max(blocks.len().div_ceil(REREAD_BLOCKS)),
+                false => tasks,
             };
             let step = blocks.len().div_ceil(tasks);
             let before = self.tasks.len();
@@ -153,10 +189,10 @@ impl<'a> Plan<'a> {
                 to: part.to.min((block + step) * BLOCK),
             }));
             let tasks = self.tasks.len() - before;
-            let is_whole = part.groups.iter().all(|group| self.groups[*group].parts.len() == 1);
-            if tasks > 1 || part.groups.len() > 1 || !is_whole {
+            if tasks > 1 || is_shared {
                 part.states = Some(self.state_len);
                 self.state_len += states;
+                kept += if is_shared { 0 } else { states };
             }
             for group in &part.groups {
                 *self.groups[*group].unfinished.get_mut() += tasks;
@@ -249,7 +285,7 @@ mod tests {
         for (kv_heads, are_shared) in [(8, true), (128, false)] {
             let batch = AttentionBatch::new((0..12).map(|row| sequence(row, 7)).collect(), 1);
             let plan = Plan::new(2, &strides(kv_heads, kv_heads, 128), None, &[], &batch);
-            assert!(plan.state_len <= 2 * MAX_STATES, "{kv_heads}: {}", plan.state_len);
+            assert!(plan.state_len <= MAX_STATES, "{kv_heads}: {}", plan.state_len);
             assert_eq!(plan.parts.iter().any(|part| part.groups.len() > 1), are_shared, "{kv_heads}");
             let positions = |group: &Group| {
                 let parts = group.parts.iter().map(|(part, _)| &plan.parts[*part]);
@@ -257,5 +293,20 @@ mod tests {
             };
             assert!(plan.groups.iter().all(|group| positions(group) == POSITIONS), "{kv_heads}");
         }
+    }
+
+    #[test]
+    fn tasks_that_read_the_same_latents_follow_each_other() {
+        let heads = 48;
+        let batch = AttentionBatch::new(vec![sequence(0, 1), sequence(1, 2)], heads);
+        let plan = Plan::new(2, &strides(heads, 1, 512), None, &[], &batch);
+        let ranges: Vec<_> =
+            plan.tasks.iter().map(|task| (plan.parts[task.part].pages[0], task.from)).collect();
+        // They are four groups.
+        for same in ranges.chunks(4) {
+            assert_eq!(same, [same[0]; 4]);
+        }
+        assert_eq!(plan.tasks.len(), 2 * 4 * POSITIONS / BLOCK / REREAD_BLOCKS);
+        assert!(plan.tasks.iter().all(|task| task.to - task.from <= REREAD_BLOCKS * BLOCK));
     }
 }
