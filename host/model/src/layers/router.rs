@@ -4,6 +4,7 @@
 //! lower number is chosen. Source: DeepSeek-V3 (2024), section 2.1.2, for groups and the bias of the choice.
 
 use std::cmp::Ordering;
+use std::sync::{Mutex, PoisonError};
 
 use super::compute::Compute;
 use super::linear::Linear;
@@ -12,6 +13,8 @@ use crate::error::ModelError;
 
 /// Keeps weights finite if all scores are zero.
 const SMALLEST_SUM: f32 = 1e-20;
+/// Number of rows from which on a task is worth a thread.
+const TASK_ROWS: usize = 16;
 
 pub(crate) struct Router {
     /// The products of a row with all experts, in F32.
@@ -35,17 +38,25 @@ impl Router {
         weights: &mut Vec<f32>,
     ) -> Result<(), ModelError> {
         self.scores.forward(compute, input, tokens, products)?;
-        experts.clear();
-        weights.clear();
+        let width = self.scores.width().max(1);
+        let (rows, chosen) = (tokens.div_ceil(compute.pool.threads()).max(TASK_ROWS), self.used.max(1));
         // The memory plan counts exactly the entries in use, so no spare capacity may be reserved.
-        experts.reserve_exact(tokens * self.used);
-        weights.reserve_exact(tokens * self.used);
-        let mut choice = Vec::with_capacity(self.scores.width());
-        let mut order = Vec::with_capacity(self.scores.width());
-        for row in products.chunks_exact_mut(self.scores.width().max(1)) {
-            // A row that is not finite still chooses some experts; its output stays not finite, and no other row's.
-            self.choose_row(row, &mut choice, &mut order, experts, weights);
-        }
+        let parts = products.chunks_mut(rows * width);
+        let parts = parts
+            .zip(sized(experts, tokens * self.used).chunks_mut(rows * chosen))
+            .zip(sized(weights, tokens * self.used).chunks_mut(rows * chosen))
+            .map(|((products, experts), weights)| Mutex::new((products, experts, weights)))
+            .collect::<Vec<_>>();
+        compute.pool.run(parts.len(), |part| {
+            let mut part = parts[part].lock().unwrap_or_else(PoisonError::into_inner);
+            let (products, experts, weights) = &mut *part;
+            let (mut choice, mut order) = (Vec::with_capacity(width), Vec::with_capacity(width));
+            let rows = products.chunks_exact_mut(width).zip(experts.chunks_exact_mut(chosen));
+            for ((row, experts), weights) in rows.zip(weights.chunks_exact_mut(chosen)) {
+                // A row that is not finite still chooses some experts; its output stays not finite, and no other row's.
+                self.choose_row(row, &mut choice, &mut order, experts, weights);
+            }
+        });
         Ok(())
     }
 
@@ -54,8 +65,8 @@ impl Router {
         row: &mut [f32],
         choice: &mut Vec<f32>,
         order: &mut Vec<u32>,
-        experts: &mut Vec<u32>,
-        weights: &mut Vec<f32>,
+        experts: &mut [u32],
+        weights: &mut [f32],
     ) {
         match self.routing.score {
             Score::Softmax => softmax(row),
@@ -67,19 +78,17 @@ impl Router {
         choice.iter_mut().zip(&self.correction).for_each(|(score, bias)| *score += bias);
         self.mask_groups(choice);
         best(choice, self.used, order);
-        let first = weights.len();
-        weights.extend(order.iter().map(|expert| row[*expert as usize]));
-        experts.extend_from_slice(order);
-        let own = &mut weights[first..];
+        experts.copy_from_slice(order);
+        weights.iter_mut().zip(&*order).for_each(|(weight, expert)| *weight = row[*expert as usize]);
         match self.routing.score {
-            Score::SoftmaxOfChosen => softmax(own),
+            Score::SoftmaxOfChosen => softmax(weights),
             Score::Softmax | Score::Sigmoid if self.routing.normalized => {
-                let sum: f32 = own.iter().sum();
-                own.iter_mut().for_each(|weight| *weight /= sum + SMALLEST_SUM);
+                let sum: f32 = weights.iter().sum();
+                weights.iter_mut().for_each(|weight| *weight /= sum + SMALLEST_SUM);
             }
             Score::Softmax | Score::Sigmoid => {}
         }
-        own.iter_mut().for_each(|weight| *weight *= self.routing.scale);
+        weights.iter_mut().for_each(|weight| *weight *= self.routing.scale);
     }
 
     /// Excludes the experts of all groups but the best, which are those with the largest sum of their two best scores.
@@ -111,6 +120,13 @@ impl Router {
             }
         }
     }
+}
+
+/// Gives a list this length. Its contents are unspecified.
+fn sized<T: Clone + Default>(list: &mut Vec<T>, length: usize) -> &mut [T] {
+    list.reserve_exact(length.saturating_sub(list.len()));
+    list.resize(length, T::default());
+    list
 }
 
 /// Writes the indices of the `count` largest values to `order`, the largest first and, of equal ones, the first first.
@@ -152,7 +168,7 @@ mod tests {
     fn choose(routing: Routing, used: usize, correction: &[f32], row: &[f32]) -> (Vec<u32>, Vec<f32>) {
         let scores = Linear::new(Vec::new(), Vec::new());
         let router = Router { scores, correction: correction.to_vec(), routing, used };
-        let (mut experts, mut weights) = (Vec::new(), Vec::new());
+        let (mut experts, mut weights) = (vec![0; used], vec![0.0; used]);
         let (choice, order) = (&mut Vec::new(), &mut Vec::new());
         router.choose_row(&mut row.to_vec(), choice, order, &mut experts, &mut weights);
         (experts, weights)
