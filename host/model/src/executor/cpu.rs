@@ -50,7 +50,7 @@ impl CpuExecutor {
         let windows = window_limits(config, &options, &limits)?;
         let (isa, threads) = tier_and_threads(&options)?;
         let model = weights.parts[0].clone();
-        let mut plan = memory_plan(&model, &limits, &options)?;
+        let mut plan = memory_plan(&model, threads, &limits, &options)?;
         plan.weight_bytes = weights.bytes;
         plan.activation_bytes = plan.activation_bytes.saturating_add(StepLogits::byte_len(&limits));
         let ExecutorOptions { kv, affinity, .. } = options;

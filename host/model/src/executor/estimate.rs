@@ -4,13 +4,14 @@
 
 use super::cuda::workspace::Widths;
 use super::limits::limits;
-use super::rank::{activation_bytes, memory_plan, windowed_page_bytes};
+use super::rank::{activation_bytes, attention_bytes_of, memory_plan, windowed_page_bytes};
 use super::sharded::shared_bytes;
+use super::threads::{share_of, tier_and_threads};
 use super::{ExecutorLimits, ExecutorOptions, StepLogits, option};
 use crate::batch::PAGE_TOKENS;
 use crate::checkpoint::Checkpoint;
 use crate::error::ModelError;
-use crate::layers::attention::Attention;
+use crate::layers::attention::{Attention, AttentionShape};
 use crate::layers::mlp::Mlp;
 use crate::memory_plan::{MemoryPlan, RankPlan};
 use crate::models::transformer::{Transformer, row_widths};
@@ -24,6 +25,7 @@ pub(crate) fn cpu_plan(checkpoint: &Checkpoint, options: &ExecutorOptions) -> Re
     let config = checkpoint.config();
     let page = ExecutorOptions { kv_tokens: Some(PAGE_TOKENS), ..options.clone() };
     let limits = limits(config, &page)?;
+    let (_, threads) = tier_and_threads(options)?;
     let mut plan = MemoryPlan {
         activation_bytes: shared_bytes(config, &limits, ranks, stages),
         ..MemoryPlan::default()
@@ -37,8 +39,9 @@ pub(crate) fn cpu_plan(checkpoint: &Checkpoint, options: &ExecutorOptions) -> Re
             .with_format(options.exact_weights, options.weights);
         let model = Transformer::load(config, &mut weights)?;
         plan.weight_bytes = plan.weight_bytes.saturating_add(weights.bytes());
-        for stage in model.into_stages(&layers) {
-            let memory = memory_plan(&stage, &limits, &page)?;
+        for (number, stage) in model.into_stages(&layers).into_iter().enumerate() {
+            let threads = share_of(threads, number * ranks + rank, ranks * stages);
+            let memory = memory_plan(&stage, threads, &limits, &page)?;
             plan.activation_bytes = plan.activation_bytes.saturating_add(memory.activation_bytes);
             page_bytes = page_bytes.saturating_add(memory.kv_bytes);
             windowed_bytes = windowed_bytes.saturating_add(windowed_page_bytes(&stage, options));
@@ -69,12 +72,19 @@ pub(crate) fn step_limits(
     })
 }
 
-/// Returns the size of the buffers of a rank on the CPU for rows of these widths. It is for models that have no
-/// layout yet.
-pub(crate) fn cpu_buffers_of_widths(widths: &Widths, limits: &ExecutorLimits) -> u64 {
+/// Returns the size of the buffers of a rank with this number of threads on the CPU, for rows of these widths. It is for
+/// models that have no layout yet.
+pub(crate) fn cpu_buffers_of_widths(
+    widths: &Widths,
+    kv_heads: usize,
+    threads: usize,
+    limits: &ExecutorLimits,
+) -> u64 {
     let kinds = [Attention::widths_of(widths.qkv, widths.attended), Mlp::widths_of(2 * widths.gated)];
     let rows = row_widths(widths.hidden, widths.head_size / 2, &kinds);
-    activation_bytes(rows, 0, limits).saturating_add(StepLogits::byte_len(limits))
+    let shape = AttentionShape { heads: widths.heads, kv_heads, value_size: widths.head_size };
+    let attention = attention_bytes_of(shape, threads, limits);
+    activation_bytes(rows, 0, limits).saturating_add(attention).saturating_add(StepLogits::byte_len(limits))
 }
 
 #[cfg(test)]

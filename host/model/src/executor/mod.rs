@@ -51,7 +51,7 @@ pub use page_form::PageForm;
 pub use placed::PlacedExecutor;
 use step_logits::StepLogits;
 pub use threads::physical_cores;
-use threads::share_of;
+pub(crate) use threads::share_of;
 
 /// An executor computes the steps of one model.
 pub trait Executor: Send {

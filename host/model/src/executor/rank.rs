@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use skep_kernels::Isa;
+use skep_kernels::attention::AttentionLimits;
 use skep_kernels::kv::KvFormat;
 use skep_kernels::matmul::Activations;
 
@@ -11,6 +12,7 @@ use super::{CpuAffinity, ExecutorLimits, ExecutorOptions, KvDtype, option};
 use crate::batch::{Batch, PageId, WindowChange, WindowLimits};
 use crate::communicator::{Communicator, Links};
 use crate::error::ModelError;
+use crate::layers::attention::AttentionShape;
 use crate::layers::cache::LayerCache;
 use crate::layers::compute::{Compute, RowWidths};
 use crate::memory_plan::MemoryPlan;
@@ -122,18 +124,41 @@ fn truncated() -> ModelError {
     ModelError::Batch { problem: "a page has fewer bytes than its layers".to_owned() }
 }
 
-/// Returns the memory that a rank takes in addition to its weights and the logits of a step.
+/// Returns the memory that a rank with this number of threads takes in addition to its weights and the logits of a step.
 pub(super) fn memory_plan(
     model: &Transformer,
+    threads: usize,
     limits: &ExecutorLimits,
     options: &ExecutorOptions,
 ) -> Result<MemoryPlan, ModelError> {
-    let activation_bytes = activation_bytes(model.row_widths(), model.partial_logits(), limits);
+    let rows = activation_bytes(model.row_widths(), model.partial_logits(), limits);
+    let activation_bytes = rows.saturating_add(attention_bytes(model, threads, limits));
     let kv_bytes = kv_bytes(model, limits, options)?;
     Ok(MemoryPlan { activation_bytes, kv_bytes, ..MemoryPlan::default() })
 }
 
-/// Returns the size of the buffers of a rank's largest step, in bytes.
+/// Returns the size of what attention takes beside its operands, in the layer that takes the most. Layers reuse the memory.
+pub(super) fn attention_bytes(model: &Transformer, threads: usize, limits: &ExecutorLimits) -> u64 {
+    let layers = model.attention_shapes().map(|shape| attention_bytes_of(shape, threads, limits));
+    layers.max().unwrap_or(0)
+}
+
+/// Returns the size of what attention of this shape takes beside its operands, in bytes.
+pub(super) fn attention_bytes_of(shape: AttentionShape, threads: usize, limits: &ExecutorLimits) -> u64 {
+    let AttentionShape { heads, kv_heads, value_size } = shape;
+    let limits = AttentionLimits {
+        threads,
+        heads,
+        kv_heads,
+        value_size,
+        tokens: limits.max_batch_tokens,
+        sequences: limits.max_sequences,
+        positions: limits.context_length,
+    };
+    limits.workspace_bytes() as u64
+}
+
+/// Returns the size of the buffers of a rank's largest step without those of attention, in bytes.
 pub(super) fn activation_bytes(widths: RowWidths, partial_logits: usize, limits: &ExecutorLimits) -> u64 {
     let rows = limits.max_batch_tokens.saturating_mul(widths.workspace);
     let values = rows.saturating_add(limits.max_logit_rows.saturating_mul(partial_logits));
@@ -174,3 +199,7 @@ impl KvDtype {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "rank_tests.rs"]
+mod tests;

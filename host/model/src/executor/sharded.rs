@@ -110,7 +110,7 @@ impl<C: Communicator> ShardedExecutor<C> {
         let limits = limits(config, &options)?;
         let windows = window_limits(config, &options, &limits)?;
         let (isa, threads) = tier_and_threads(&options)?;
-        let memory = memory_of_ranks(weights, &limits, &options)?;
+        let memory = memory_of_ranks(weights, threads, &limits, &options)?;
         let plan = sum_of_ranks(weights, &memory, &limits);
         let (world, links) = connect();
         let ranks = weights.parts.len();
@@ -430,14 +430,16 @@ fn layer_page_bytes(model: &Transformer, options: &ExecutorOptions) -> Vec<usize
     model.caches().map(|cache| cache.byte_len(options.kv.format(), 1).unwrap_or(0)).collect()
 }
 
-/// Returns the memory that each rank takes, without what they share.
+/// Returns the memory that each rank takes, without what they share. `threads` are those of all ranks together.
 fn memory_of_ranks(
     weights: &ModelWeights,
+    threads: usize,
     limits: &ExecutorLimits,
     options: &ExecutorOptions,
 ) -> Result<Vec<RankMemory>, ModelError> {
     let rank = |(number, model): (usize, &Arc<Transformer>)| {
-        let own = memory_plan(model, limits, options)?;
+        let own_threads = share_of(threads, number, weights.parts.len());
+        let own = memory_plan(model, own_threads, limits, options)?;
         let memory = MemoryPlan { weight_bytes: model.weight_bytes(), ..own };
         let (stage, shard) = (number / weights.tensor_parallel, number % weights.tensor_parallel);
         Ok(RankMemory { stage, shard, device: "cpu".to_owned(), memory })

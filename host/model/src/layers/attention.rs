@@ -29,6 +29,16 @@ pub(crate) struct Attention {
     pub(crate) sinks: Vec<f32>,
 }
 
+/// The heads of a layer's attention, by which its memory beside its operands is planned.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AttentionShape {
+    pub(crate) heads: usize,
+    /// 1 for latents, which all heads read.
+    pub(crate) kv_heads: usize,
+    /// Number of values of a head, or of a latent.
+    pub(crate) value_size: usize,
+}
+
 /// How a layer rotates its heads.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LayerRotation {
@@ -82,6 +92,10 @@ impl Attention {
     /// Returns the widths of an attention whose queries, keys and values have `qkv` values, and its queries `attended`.
     pub(crate) fn widths_of(qkv: usize, attended: usize) -> RowWidths {
         RowWidths { workspace: qkv.saturating_add(attended), widest_input: attended }
+    }
+
+    pub(crate) fn shape(&self) -> AttentionShape {
+        AttentionShape { heads: self.heads, kv_heads: self.kv_heads, value_size: self.head_size }
     }
 
     pub(crate) fn cache(&self) -> CacheShape {

@@ -10,7 +10,7 @@ use skep_kernels::latent::{
 use skep_kernels::matmul::PackedMatrix;
 use skep_kernels::rope::Pairing;
 
-use super::attention::StepLayout;
+use super::attention::{AttentionShape, StepLayout};
 use super::cache::CacheShape;
 use super::compute::{Compute, RowWidths, resized};
 use super::linear::Linear;
@@ -62,6 +62,10 @@ impl LatentWorkspace {
 impl LatentAttention {
     fn heads(&self) -> usize {
         self.absorb.len()
+    }
+
+    pub(crate) fn attention_shape(&self) -> AttentionShape {
+        AttentionShape { heads: self.heads(), kv_heads: 1, value_size: self.shape.rank }
     }
 
     pub(crate) fn cache(&self) -> CacheShape {

@@ -12,7 +12,7 @@ use crate::batch::Batch;
 use crate::communicator::{Communicator, Links};
 use crate::error::ModelError;
 use crate::expert_load::StageLoad;
-use crate::layers::attention::{Attention, AttentionWorkspace, StepLayout};
+use crate::layers::attention::{Attention, AttentionShape, AttentionWorkspace, StepLayout};
 use crate::layers::cache::{CacheShape, LayerCache};
 use crate::layers::compute::{Compute, RowWidths, resized};
 use crate::layers::embedding::TokenTable;
@@ -207,6 +207,14 @@ impl Transformer {
     /// Returns what each layer keeps for a token.
     pub(crate) fn caches(&self) -> impl Iterator<Item = CacheShape> {
         self.blocks.iter().map(|block| block.attention.cache())
+    }
+
+    /// Returns the heads of each layer.
+    pub(crate) fn attention_shapes(&self) -> impl Iterator<Item = AttentionShape> {
+        self.blocks.iter().map(|block| match &block.attention {
+            LayerAttention::Grouped(attention) => attention.shape(),
+            LayerAttention::Latent(attention) => attention.attention_shape(),
+        })
     }
 
     /// Returns the number of experts of each layer, which is 0 for a layer without any.

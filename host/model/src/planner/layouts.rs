@@ -13,7 +13,7 @@ use crate::error::ModelError;
 use crate::executor::cuda::estimate::{check_kv, device_options, rank_plan, spare, workspace_of_widths};
 use crate::executor::cuda::workspace::Widths;
 use crate::executor::estimate::{cpu_buffers_of_widths, cpu_plan, step_limits};
-use crate::executor::{ExecutorLimits, ExecutorOptions, KvDtype};
+use crate::executor::{ExecutorLimits, ExecutorOptions, KvDtype, physical_cores, share_of};
 use crate::memory_plan::{MemoryPlan, RankPlan};
 use crate::shard::{self, Shard};
 
@@ -199,11 +199,14 @@ impl Description {
     /// Estimates all ranks together on the CPU.
     fn estimate_on_cpu(&self, options: &ExecutorOptions, ranks: Ranks) -> Result<RankPlan, ModelError> {
         let limits: ExecutorLimits = step_limits(self.context_length, self.vocabulary_size, options)?;
+        let (kv_heads, _) = self.kv_heads(ranks);
+        let threads = share_of(physical_cores(), 0, ranks.tensor * ranks.pipeline);
         let mut all = RankPlan::default();
         for stage in 0..ranks.pipeline {
             let each = ranks.tensor as u64;
             let weights = self.weight_bytes_of_rank(ranks, stage).saturating_mul(each);
-            let buffers = cpu_buffers_of_widths(&self.widths(ranks), &limits).saturating_mul(each);
+            let buffers =
+                cpu_buffers_of_widths(&self.widths(ranks), kv_heads, threads, &limits).saturating_mul(each);
             let pages = self.page_bytes_of_rank(ranks, stage, options.kv).saturating_mul(each);
             all.memory.weight_bytes = all.memory.weight_bytes.saturating_add(weights);
             all.memory.activation_bytes = all.memory.activation_bytes.saturating_add(buffers);

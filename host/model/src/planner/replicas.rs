@@ -9,7 +9,7 @@ use crate::checkpoint::Checkpoint;
 use crate::error::ModelError;
 use crate::executor::cuda::estimate::device_options;
 use crate::executor::estimate::cpu_plan;
-use crate::executor::{CPU_KV_TOKENS, ExecutorOptions};
+use crate::executor::{CPU_KV_TOKENS, ExecutorOptions, physical_cores, share_of};
 use crate::memory_plan::{MemoryPlan, RankPlan};
 
 /// The smallest KV cache on the CPU where no number of tokens is set.
@@ -22,8 +22,7 @@ pub fn memory_on_cpu(
     replicas: NonZeroUsize,
 ) -> Result<MemoryPlan, ModelError> {
     let tokens = options.kv_tokens.unwrap_or(CPU_KV_TOKENS);
-    let replica = with_pages(&cpu_plan(checkpoint, options)?, tokens);
-    Ok(MemoryPlan::of_replicas(std::iter::repeat_n(("cpu", &replica), replicas.get())))
+    Ok(together(&plans_on_cpu(checkpoint, options, replicas)?, tokens))
 }
 
 /// Returns the number of tokens that each replica's KV cache holds on the CPU where no number is set: as many as a whole
@@ -36,10 +35,10 @@ pub fn default_tokens_on_cpu(
     context: Option<usize>,
     memory_bytes: u64,
 ) -> Result<usize, ModelError> {
-    let replica = cpu_plan(checkpoint, options)?;
-    let empty = with_pages(&replica, 0);
-    let without_pages =
-        MemoryPlan::of_replicas(std::iter::repeat_n(("cpu", &empty), replicas.get())).total_bytes();
+    let plans = plans_on_cpu(checkpoint, options, replicas)?;
+    let without_pages = together(&plans, 0).total_bytes();
+    // Replicas differ in their buffers, and not in their pages.
+    let replica = plans.first().copied().unwrap_or_default();
     let within = |bytes: u64| replica.pages(bytes / replicas.get() as u64).saturating_mul(PAGE_TOKENS as u64);
     let free = memory_bytes.saturating_sub(without_pages);
     let context = checkpoint.config().context_length.min(context.unwrap_or(usize::MAX));
@@ -77,6 +76,31 @@ pub fn memory_on_device(
         graph_bytes: largest.graph_bytes.saturating_mul(users),
         kv_bytes: largest.kv_bytes.saturating_mul(users),
     })
+}
+
+/// Returns the plan of each replica on the CPU. They divide the threads, whose buffers are planned.
+fn plans_on_cpu(
+    checkpoint: &Checkpoint,
+    options: &ExecutorOptions,
+    replicas: NonZeroUsize,
+) -> Result<Vec<RankPlan>, ModelError> {
+    let all = options.threads.unwrap_or_else(physical_cores);
+    let mut plans: Vec<(usize, RankPlan)> = Vec::with_capacity(replicas.get());
+    for replica in 0..replicas.get() {
+        let threads = share_of(all, replica, replicas.get());
+        let plan = match plans.last() {
+            Some((planned, plan)) if *planned == threads => *plan,
+            _ => cpu_plan(checkpoint, &ExecutorOptions { threads: Some(threads), ..options.clone() })?,
+        };
+        plans.push((threads, plan));
+    }
+    Ok(plans.into_iter().map(|(_, plan)| plan).collect())
+}
+
+/// Returns the memory of replicas on the CPU that each have room for this number of tokens.
+fn together(plans: &[RankPlan], tokens: usize) -> MemoryPlan {
+    let plans: Vec<MemoryPlan> = plans.iter().map(|plan| with_pages(plan, tokens)).collect();
+    MemoryPlan::of_replicas(plans.iter().map(|plan| ("cpu", plan)))
 }
 
 fn with_pages(plan: &RankPlan, tokens: usize) -> MemoryPlan {
