@@ -10,7 +10,7 @@ import { PageOutlet } from './parts/outlet.js';
 import { findPage, NAVIGATION } from './pages.js';
 
 function App() {
-  const { state, caller, error } = callerStore.use();
+  const { state, caller, error, hasEnded } = callerStore.use();
   const { path, query } = useRoute();
   const found = findPage(path);
   useEffect(() => {
@@ -20,7 +20,7 @@ function App() {
 
   if (state === 'loading') return null;
   if (state === 'failed') return html`<${Unreachable} error=${error} />`;
-  if (state === 'signed-out') return html`<${SignIn} />`;
+  if (state === 'signed-out') return html`<${SignIn} hasEnded=${hasEnded} />`;
   if (state === 'refused' || !may(caller, 'read')) return html`<${Refused} caller=${caller} error=${error} need="read" whole />`;
   return html`<${Shell} caller=${caller} page=${found?.page}>
     ${found?.isStart ? null : html`<${PageOutlet} found=${found} path=${path} query=${query} caller=${caller} />`}

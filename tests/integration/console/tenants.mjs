@@ -65,4 +65,12 @@ await scenario(async () => {
   healthy(admin);
   await admin.getByRole('button', { name: 'Sign out' }).click();
   await admin.getByLabel('API key').waitFor();
+  check(await admin.getByText('You are signed out').count() === 0, 'who signs out is told so');
+  // Revoking a key ends the sign-in of whoever uses it, and their page says why.
+  await visit(acme, '/ui/sessions');
+  const { data: keys } = await api('GET', '/v1/keys', undefined, ADMIN);
+  await api('DELETE', `/v1/keys/${keys.find(({ tenant }) => tenant === 'acme').id}`, undefined, ADMIN);
+  await acme.getByText('You are signed out').waitFor();
+  acme.problems.length = 0;
+  await inspect(acme, 'signed-out');
 });

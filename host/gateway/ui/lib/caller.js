@@ -2,7 +2,7 @@
 import { api, signedOut } from './api.js';
 import { createStore } from './store.js';
 
-/** `{state: 'loading' | 'ready' | 'signed-out' | 'refused' | 'failed', caller, error}`. */
+/** `{state: 'loading' | 'ready' | 'signed-out' | 'refused' | 'failed', caller, error, hasEnded}`; `hasEnded`: the host ended the sign-in, not the person. */
 export const callerStore = createStore({ state: 'loading', caller: null, error: null });
 
 const RANKS = ['metrics', 'read', 'invoke', 'admin'];
@@ -22,7 +22,7 @@ export async function identify() {
     signedOut.set(false);
     callerStore.set({ state: 'ready', caller, error: null });
   } catch (error) {
-    if (error.status === 401) callerStore.set({ state: 'signed-out', caller: null, error: null });
+    if (error.status === 401) refused();
     else if (error.status === 403) callerStore.set({ state: 'refused', caller: null, error });
     else callerStore.set((was) => (was.caller ? was : { state: 'failed', caller: null, error }));
     if (error.status !== 401) throw error;
@@ -42,6 +42,9 @@ export async function signOut() {
   }
 }
 
-signedOut.listen((isOut) => {
-  if (isOut) callerStore.set({ state: 'signed-out', caller: null, error: null });
-});
+/** The host does not know the caller, or no longer. */
+function refused() {
+  callerStore.set((was) => ({ state: 'signed-out', caller: null, error: null, hasEnded: !!was.caller || !!was.hasEnded }));
+}
+
+signedOut.listen((isOut) => { if (isOut) refused(); });

@@ -41,7 +41,7 @@ export default function Playground({ caller, query }) {
         <${ErrorNote} error=${catalog.error} onRetry=${catalog.reload} />
         <div class=${state.panes.length > 1 ? 'panes two' : 'panes'}>${state.panes.map((pane, n) => html`<${Pane} key=${pane.id} ...${{ pane, models, caller, plain: state.plain, isOnly: state.panes.length === 1 }}
           onClose=${n > 0 ? () => change(({ panes }) => ({ panes: panes.filter(({ id }) => id !== pane.id) })) : null} />`)}</div>
-        <${Composer} state=${state} ready=${models.length > 0} />
+        <${Composer} state=${state} ready=${models.length > 0} error=${catalog.error} />
       </div>
       ${!isNarrow && html`<aside class="playground-side" aria-label="Options">${options}</aside>`}
     </div>
@@ -64,7 +64,7 @@ function useChoice(models, state, query) {
 }
 
 /** The field in which messages are written. One message goes to every side. */
-function Composer({ state, ready }) {
+function Composer({ state, ready, error }) {
   const area = useRef();
   const busy = running.use().size > 0;
   const [role, setRole] = useState('user');
@@ -87,7 +87,7 @@ function Composer({ state, ready }) {
   };
   return html`<form class="chat-composer" onSubmit=${(event) => { event.preventDefault(); send(); }}>
     <textarea id="composer" ref=${area} rows="1" aria-label="Message" value=${draft} onKeyDown=${key} onInput=${(event) => change({ draft: event.currentTarget.value })}
-      placeholder=${ready ? `Message ${[...new Set(panes.map(({ model }) => (model ?? '').replace(/^agent:/, '')))].filter(Boolean).join(' and ')}` : 'Loading the models…'} />
+      placeholder=${ready ? `Message ${[...new Set(panes.map(({ model }) => (model ?? '').replace(/^agent:/, '')))].filter(Boolean).join(' and ')}` : error ? 'The models could not be loaded' : 'Loading the models…'} />
     <div class="chat-composer-foot">
       ${onlyModels && html`<div class="segments" role="radiogroup" aria-label="Role of the message">${[['user', 'User'], ['assistant', 'Assistant']].map(([id, label]) => html`
         <label key=${id} title=${id === 'user' ? 'Send it and let the model answer' : 'Add it as if the model had written it'}><input class="sr-only" type="radio" name="role" checked=${role === id} onChange=${() => setRole(id)} /><span>${label}</span></label>`)}</div>`}

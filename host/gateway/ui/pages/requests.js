@@ -82,14 +82,14 @@ function Log({ query, caller }) {
   const isFiltered = Object.values(filter).some(Boolean);
   const isOff = isAdmin && config.data && !isOn(config.data);
   return html`<${Page} title="Requests" wide about="Each request to a model: who asked, how it ended, how long it took and what it cost." actions=${html`
-      <${Live} status=${isLive ? status : { state: 'off' }} /><${Toggle} label="Follow" checked=${isLive} onChange=${setLive} /><${Button} small icon="download" onClick=${exports}>Export<//>`}>
+      <${Live} status=${!isLive ? { state: 'off' } : list.rows ? status : { state: list.error ? 'failed' : 'connecting' }} /><${Toggle} label="Follow" checked=${isLive} onChange=${setLive} /><${Button} small icon="download" onClick=${exports}>Export<//>`}>
     ${isOff && html`<${Off} />`}
     <div class="filters">
       ${caller.reads_bodies && html`<${Search} label="Search in the texts" value=${typed.q} onInput=${(text) => type((was) => ({ ...was, q: text }))} />`}
       ${field('model', 'Model')}${field('agent', 'Agent')}${isAdmin && field('tenant', 'Tenant')}
       <${Choice} label="Result" value=${filter.status} options=${STATES} onChange=${(value) => setQuery({ status: value })} />
       ${(filter.session || filter.key) && html`<${Button} small icon="close" onClick=${() => setQuery({ session: '', key: '' })}>${filter.session ? `Session ${filter.session}` : `Key ${filter.key}`}<//>`}
-      <span class="filter-count muted small">${rows && `${number(rows.length)}${hasMore ? '+' : ''} requests`}</span>
+      <span class="filter-count muted small" role="status">${rows && `${number(rows.length)}${hasMore ? '+' : ''} ${rows.length === 1 ? 'request' : 'requests'}`}</span>
     </div>
     <${ErrorNote} error=${error} onRetry=${list.retry} />
     ${rows ? html`<div class="card flush"><${Table} label="Requests" columns=${COLUMNS} rows=${rows} rowKey=${({ id }) => id} hrefOf=${hrefOf} onEnd=${hasMore ? list.more : undefined} max="max(320px, calc(100dvh - 190px))"

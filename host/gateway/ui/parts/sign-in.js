@@ -2,9 +2,10 @@
 import { html, useEffect, useRef, useState } from '../lib/html.js';
 import { useAction } from '../lib/hooks.js';
 import { signIn } from '../lib/caller.js';
-import { Button, Field } from './basics.js';
+import { Button, Field, Note } from './basics.js';
 
-export function SignIn() {
+/** `hasEnded`: the person was signed in, until the host no longer knew the key. */
+export function SignIn({ hasEnded }) {
   const [key, setKey] = useState('');
   const input = useRef();
   const [enter, { busy, error }] = useAction(() => signIn(key.trim()));
@@ -17,6 +18,7 @@ export function SignIn() {
   return html`<main class="alone"><form class="sign-in card" onSubmit=${submit}>
     <img src="/ui/icon.svg" alt="" width="40" height="40" />
     <h1>Sign in to Skep</h1>
+    ${hasEnded && html`<div role="status"><${Note} tone="warn">You are signed out: the key was revoked, or the sign-in has expired. This page opens again after you sign in.<//></div>`}
     <p class="muted">This host asks for an API key. What the console shows depends on the key’s tenant, role and agents.</p>
     <${Field} label="API key" error=${error && [error.status === 401 ? 'The host does not know this key, or it was revoked.' : error.message, error.hint].filter(Boolean).join(' ')}
       hint="It begins with skep_. An operator makes one with “skep key create”.">
