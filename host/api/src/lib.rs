@@ -49,7 +49,7 @@ mod version;
 mod webhook;
 mod words;
 
-pub use agent::{Agent, AgentDetail, Agents, BrokenAgent, Deployment, Tool, ToolHints};
+pub use agent::{Agent, AgentDetail, Agents, BrokenAgent, Deployment, RecentTurns, Tool, ToolHints};
 pub use ai::{
     AiAnswer, AiAnswerEnvelope, AiBatchAnswer, AiBatchAnswers, AiBatchAnswersEnvelope, AiChunk, AiEnvelope,
     AiError, AiErrorSource, AiFailure, AiToolCall, BatchItems, BatchPhase, BatchStatus, BatchStatusEnvelope,

@@ -116,7 +116,7 @@ pub struct DiskStatus {
 /// How far a limit is used.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LimitStatus {
-    /// The setting in skep.toml, or a name that the guide to operations explains.
+    /// The setting in skep.toml or agent.toml, or a name that the guide to operations explains.
     pub name: String,
     /// The model or the API key that the limit is of, where each has one of its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -1,6 +1,6 @@
 //! Timelines of turns.
 
-use crate::{Usage, marker};
+use crate::{LimitStatus, Usage, marker};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -31,6 +31,11 @@ pub struct Timeline {
     /// Time that the commit took, in microseconds; `null` before the commit, and for all but the latest 1024 turns of this process.
     #[schema(required)]
     pub commit_us: Option<u64>,
+    /// How much the turn has used of each of its limits, in the unit of the limit's name and rounded up. A running turn shows what
+    /// it has used so far; the list is empty before a turn starts. A turn that continues after an approval counts from zero, except
+    /// for `turn_ms`.
+    #[serde(default)]
+    pub limits: Vec<LimitStatus>,
     /// Number of calls that are left out, because there were too many.
     pub left_out: u32,
     pub calls: Vec<TimelineCall>,

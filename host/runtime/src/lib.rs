@@ -110,7 +110,7 @@ pub use invocation::{
     AlarmOrigin, EventOrigin, HttpOrigin, Invocation, Origin, Outcome, RunEvent, ToolOrigin,
 };
 pub use json::Json;
-pub use limits::{Limits, LimitsToml};
+pub use limits::{Limits, LimitsToml, RecentTurns, TurnLimit};
 pub use manifest::{Build, CutOffMode, Grants, HttpTrigger, InferenceToml, Manifest, ToolToml, Triggers};
 pub use mcp_offer::{HOST_SCHEME, McpToml, PromptToml, ResourceToml, UriTemplate};
 pub use measure::HeldInstance;

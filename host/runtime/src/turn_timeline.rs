@@ -3,11 +3,15 @@
 //! It is kept in memory while the turn runs and stored with its end. A turn that is run again after a restart or an
 //! approval begins a new one; calls that the journal answers are marked as repeated.
 
-use crate::{RunEvent, invocation::StoredUsage};
+use crate::{
+    RunEvent,
+    invocation::StoredUsage,
+    limits::{TurnLimit, TurnUse},
+};
 use serde::{Deserialize, Serialize};
 use skep_engine::{Timing, Usage};
 use std::{
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Instant,
 };
 
@@ -31,6 +35,9 @@ pub struct TurnTimeline {
     /// Number of calls that were left out.
     #[serde(default)]
     pub left_out: u32,
+    /// The limits of the turn with what it has used of them; empty before it starts.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub limits: Vec<TurnLimit>,
     /// Time that the commit took, if this host made it recently. It is not stored, because the timeline is a part of
     /// what is committed.
     #[serde(skip)]
@@ -98,7 +105,10 @@ pub(crate) enum Stage {
 
 /// The timeline of a turn that runs.
 #[derive(Debug, Default)]
-pub(crate) struct LiveTimeline(Mutex<Inner>);
+pub(crate) struct LiveTimeline {
+    inner: Mutex<Inner>,
+    used: Arc<TurnUse>,
+}
 
 #[derive(Debug, Default)]
 struct Inner {
@@ -116,6 +126,11 @@ impl LiveTimeline {
             inner.started = Some(Instant::now());
             inner.timeline.started_at_ms = Some(now_ms);
         }
+    }
+
+    /// Returns the counts of what the turn uses.
+    pub(crate) fn used(&self) -> &Arc<TurnUse> {
+        &self.used
     }
 
     /// Records that the guest is called.
@@ -224,12 +239,12 @@ impl LiveTimeline {
 
     /// Returns the timeline so far.
     pub(crate) fn snapshot(&self) -> TurnTimeline {
-        self.lock().timeline.clone()
+        TurnTimeline { limits: self.used.snapshot(), ..self.lock().timeline.clone() }
     }
 
     /// Returns the stored form.
     pub(crate) fn encode(&self) -> Vec<u8> {
-        serde_json::to_vec(&self.lock().timeline).expect("strings and numbers always serialize")
+        serde_json::to_vec(&self.snapshot()).expect("strings and numbers always serialize")
     }
 
     fn change(&self, call: u32, change: impl FnOnce(&mut CallSpan)) {
@@ -239,7 +254,7 @@ impl LiveTimeline {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -39,7 +39,7 @@ pub use logs::LogQuery;
 pub use requests::RequestQuery;
 pub use sessions::{ImportOptions, SaidQuery};
 use skep_api::{
-    AcceptedTurn, Agent, AgentVersion, Agents, ErrorBody, Rollback, SendMessage, Turn, TurnStatus,
+    AcceptedTurn, Agent, AgentVersion, Agents, ErrorBody, Rollback, SendMessage, Timeline, Turn, TurnStatus,
     VersionList,
 };
 pub use usage::UsageQuery;
@@ -135,6 +135,13 @@ impl Client {
     /// Returns the state of a turn, as the host describes it. `turn` is its id or its number.
     pub async fn turn(&self, agent: &str, session: &str, turn: &str) -> Result<TurnStatus> {
         self.json(self.request(Method::GET, &turn_path(agent, session, turn))?).await
+    }
+
+    /// Returns the timeline of a turn, which also says what the turn used of its limits.
+    pub async fn timeline(&self, agent: &str, session: &str, turn: &str) -> Result<Timeline> {
+        let mut path = turn_path(agent, session, turn).to_vec();
+        path.push("timeline");
+        self.json(self.request(Method::GET, &path)?).await
     }
 
     /// Cancels a turn.

@@ -1,12 +1,12 @@
 //! `skep turn`: shows, follows or cancels a turn.
 
 use anyhow::Result;
-use skep_api::TurnState;
+use skep_api::{LimitStatus, TurnState};
 
 use super::{HostArgs, out, turn_printer};
 use crate::style;
 
-/// Show the state of a turn, or follow it to its end
+/// Show the state of a turn and what it used of its limits, or follow it to its end
 ///
 /// A turn that was started with `skep invoke --detach`, or that lost its client, continues without a client;
 /// this command finds it again.
@@ -57,7 +57,21 @@ pub async fn run(args: Args) -> Result<()> {
     if args.json {
         return out::json(&status);
     }
-    show(&status.state)
+    // The turn may have failed, and its number may mean another one by now.
+    let timeline = client.timeline(agent, session, &status.turn_id).await?;
+    show(&status.state)?;
+    if let Some(used) = used(&timeline.limits) {
+        eprintln!("{}", style::stderr().dim(&format!("  used {used}")));
+    }
+    Ok(())
+}
+
+/// Returns what a turn has used of its limits in words, or `None` if it has used nothing.
+fn used(limits: &[LimitStatus]) -> Option<String> {
+    let used = limits.iter().filter(|limit| limit.used > 0);
+    let words: Vec<String> =
+        used.map(|LimitStatus { name, used, limit, .. }| format!("{name} {used} of {limit}")).collect();
+    (!words.is_empty()).then(|| words.join(", "))
 }
 
 fn show(state: &TurnState) -> Result<()> {
@@ -72,5 +86,18 @@ fn show(state: &TurnState) -> Result<()> {
         TurnState::Failed { error, .. } => {
             out::line(&format!("{}: {} ({})", paint.red("failed"), error.message, error.code))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_that_are_not_used_are_left_out() {
+        let limit = |name: &str, used| LimitStatus { name: name.to_owned(), of: None, used, limit: 100 };
+        let limits = [limit("turn_ms", 40), limit("fetches", 0), limit("host_calls", 7)];
+        assert_eq!(used(&limits).as_deref(), Some("turn_ms 40 of 100, host_calls 7 of 100"));
+        assert_eq!(used(&limits[1..2]), None);
     }
 }

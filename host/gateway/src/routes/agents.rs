@@ -8,7 +8,7 @@ use axum::{
     http::StatusCode,
 };
 use serde_json::Value;
-use skep_api::{Agent, AgentDetail, Agents, BrokenAgent, Deployment, Tool, marker};
+use skep_api::{Agent, AgentDetail, Agents, BrokenAgent, Deployment, RecentTurns, Tool, marker};
 use skep_runtime::{AgentSummary, FailedAgent, Manifest, ToolDefinition, ToolHints};
 use std::time::Duration;
 
@@ -125,7 +125,8 @@ pub(crate) async fn show(
     let detail = in_detail(gateway.host.find_agent(&agent).await?);
     let used = caller.is_admin().then(|| gateway.host.agent_load(&agent));
     let used = used.map(|used| used.map(|(name, count)| (name.to_owned(), count)).into());
-    Ok(Json(AgentDetail { used, ..detail }))
+    let recent_turns = caller.is_admin().then(|| gateway.host.recent_turns(&agent)).flatten();
+    Ok(Json(AgentDetail { used, recent_turns: recent_turns.map(recent), ..detail }))
 }
 
 /// Deletes an agent with its sessions and everything else that belongs to it.
@@ -182,7 +183,15 @@ fn in_detail(agent: skep_runtime::AgentDetail) -> AgentDetail {
         manifest: agent.manifest_toml,
         limits: limits.collect(),
         used: None,
+        recent_turns: None,
     }
+}
+
+fn recent(turns: skep_runtime::RecentTurns) -> RecentTurns {
+    let skep_runtime::RecentTurns { turns, latest, highest } = turns;
+    let by_name =
+        |used: Vec<(&str, u64)>| used.into_iter().map(|(name, used)| (name.to_owned(), used)).collect();
+    RecentTurns { turns: turns as u64, latest: by_name(latest), highest: by_name(highest) }
 }
 
 fn tool(tool: ToolDefinition) -> Tool {

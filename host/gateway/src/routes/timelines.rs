@@ -6,8 +6,8 @@ use axum::{
     Json,
     extract::{Path, State},
 };
-use skep_api::{Timeline, TimelineCall, marker};
-use skep_runtime::{CallSpan, TurnDetail, TurnTimeline};
+use skep_api::{LimitStatus, Timeline, TimelineCall, marker};
+use skep_runtime::{CallSpan, TurnDetail, TurnLimit, TurnTimeline};
 
 /// Shows the timeline of a turn, also while it runs.
 #[utoipa::path(get, path = "/v1/agents/{agent}/sessions/{session}/turns/{turn}/timeline", tag = "turns",
@@ -29,7 +29,7 @@ pub(crate) async fn show(
     let (detail, timeline) = gateway.host.turn_timeline(&agent, &session, &turn).await?;
     let TurnDetail { id, accepted_at_ms, phase, .. } = detail;
     let Ended { state, turn, ended_at_ms, .. } = Ended::of(phase);
-    let TurnTimeline { started_at_ms, called_us, returned_us, calls, left_out, commit_us } = timeline;
+    let TurnTimeline { started_at_ms, called_us, returned_us, calls, left_out, limits, commit_us } = timeline;
     Ok(Json(Timeline {
         object: marker::Timeline,
         turn_id: id,
@@ -42,9 +42,14 @@ pub(crate) async fn show(
         called_us,
         returned_us,
         commit_us,
+        limits: limits.into_iter().map(limit_status).collect(),
         left_out,
         calls: calls.into_iter().map(described).collect(),
     }))
+}
+
+fn limit_status(TurnLimit { name, used, limit }: TurnLimit) -> LimitStatus {
+    LimitStatus { name: name.into_owned(), of: None, used, limit }
 }
 
 fn described(span: CallSpan) -> TimelineCall {

@@ -157,6 +157,19 @@ async fn sessions_turns_and_state_are_listed_for_those_who_may_see_them() {
     let shown = get(&server, &timeline, &[("authorization", &bearer(&acme))]).await.json();
     assert!(shown["started_at_ms"].is_u64() && shown["returned_us"].is_u64(), "{shown}");
     assert!(shown["commit_us"].as_u64() > Some(0), "{shown}");
+    let limits = shown["limits"].as_array().unwrap();
+    let limit = |name: &str| limits.iter().find(|limit| limit["name"] == name).expect(name);
+    for name in ["turn_ms", "cpu_ms", "memory_mb"] {
+        assert!(
+            (1..=limit(name)["limit"].as_u64().unwrap()).contains(&limit(name)["used"].as_u64().unwrap())
+        );
+    }
+    assert_eq!((&limit("fetches")["used"], limits.len()), (&json!(0), 10), "{shown}");
+    let agent = async |key| get(&server, "/v1/agents/echo", &[("authorization", &bearer(key))]).await.json();
+    let recent = agent(&admin).await["recent_turns"].take();
+    assert_eq!((&recent["turns"], &recent["highest"]), (&json!(1), &recent["latest"]), "{recent}");
+    assert_eq!(recent["latest"]["cpu_ms"], limit("cpu_ms")["used"], "{recent}");
+    assert!(agent(&acme).await["recent_turns"].is_null(), "only an admin sees what all tenants use");
     let usage = &turns["data"][0]["usage"];
     assert!(usage["completion_tokens"].is_u64(), "{turns}");
     assert_eq!(get(&server, &timeline, &[("authorization", &bearer(&zenith))]).await.status, 404);

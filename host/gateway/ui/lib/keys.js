@@ -5,7 +5,7 @@ import { createStore } from './store.js';
 /** The longest time between the two keys of a shortcut. */
 const PAIR_MS = 2000;
 /** For so long, a page that is still loading may bring the field that `/` leads to. */
-const FIELD_MS = 5000;
+const FIELD_MS = 30_000;
 
 /** The shortcuts of the page in view, for the help: `[{keys, does}]`. */
 export const pageKeys = createStore([]);

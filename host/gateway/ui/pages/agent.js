@@ -49,6 +49,7 @@ export default function AgentPage({ params: { agent: name }, query, caller }) {
 function Overview({ name, path, data, manifest, caller }) {
   const isAdmin = may(caller, 'admin');
   const now = usePolled((signal) => api.get(path, { signal }), [path], { everyMs: 5000 });
+  const recent = (now.data ?? data).recent_turns;
   const rights = useResource(async (signal) => {
     if (!isAdmin) return {};
     const quietly = (path) => api.get(path, { signal }).catch((error) => { if (error.isAway || signal.aborted) throw error; return null; });
@@ -73,8 +74,8 @@ function Overview({ name, path, data, manifest, caller }) {
         ${manifest ? html`<${Loaded} resource=${rights}>${({ config, secrets }) => html`<${Grants} rows=${grantRows(manifest, { agent: name, model: data.model, config, secrets })} />`}<//>` : html`<${Empty} title="The manifest cannot be read here">See it below.<//>`}<//>
       <${Section} title="agent.toml" flush><${Manifest} text=${data.manifest} /><//>
     </div>
-    <${Section} title="Limits" about="What applies, and how much of it is used now.">
-      <div class="stack"><${AgentLimits} limits=${data.limits} asked=${manifest?.limits ?? {}} used=${now.data?.used ?? data.used} today=${today.data?.output_tokens} /></div><//>
+    <${Section} title="Limits" about=${recent ? 'What applies, how much of it is used now, and what turns used.' : 'What applies, and how much of it is used now.'}>
+      <div class="stack"><${AgentLimits} limits=${data.limits} asked=${manifest?.limits ?? {}} used=${now.data?.used ?? data.used} recent=${recent} today=${today.data?.output_tokens} /></div><//>
   </div>`;
 }
 

@@ -7,6 +7,7 @@ import { html, useEffect, useState } from '../lib/html.js';
 import { paths } from '../lib/router.js';
 import { Button, Copy, Empty, ErrorNote, Figure, JsonTree, Note, Page, Section, Skeleton, StateBadge, Time } from '../parts/index.js';
 import { LogView } from '../parts/log-view.js';
+import { TurnLimits } from '../parts/limits.js';
 import { TokenBar } from '../parts/message.js';
 import { Live, SessionName } from '../parts/paged.js';
 import { cancelTurn, openApproval, stateOf, TurnOutput, useTurnFeed } from '../parts/turn-feed.js';
@@ -47,6 +48,7 @@ export default function TurnPage({ params: { agent, session, turn }, caller }) {
       <${Section} title="Timeline" actions=${running && html`<${Live} status=${feed.status} />`}>
         ${timeline.data ? html`<${Waterfall} timeline=${timeline.data} running=${running} />` : timeline.error ? html`<${ErrorNote} error=${timeline.error} onRetry=${timeline.reload} />` : html`<${Skeleton} lines=${6} />`}
       <//>
+      ${timeline.data?.limits?.length > 0 && html`<${Section} title="Limits" about=${running ? 'What the turn has used of each so far.' : 'What the turn used of each.'}><${TurnLimits} limits=${timeline.data.limits} /><//>`}
       <div class="turn-columns">
         <div class="stack wide-gap">
         ${said && html`<${Section} title="Message">${said.text && html`<p class="pre">${said.text}</p>`}${said.data !== null && said.data !== undefined && html`<${JsonTree} value=${said.data} label="Data of the message" />`}<//>`}
@@ -74,7 +76,7 @@ function Figures({ timeline, status, feed, running }) {
     <${Figure} label=${running ? 'So far' : 'Duration'} value=${ended ? duration(Math.max(0, ended - source.accepted_at_ms)) : '–'} hint="From the acceptance of the message to the end" />
     <${Figure} label="Waited" value=${timeline ? duration(rowsOf(timeline, now)[0].to) : '–'} hint="Before the turn began" />
     <${Figure} label="First token" value=${first === null ? '–' : duration(first)} hint="From the beginning of the turn" />
-    <${Figure} label="Host calls" value=${timeline ? number(timeline.calls.length + timeline.left_out) : '–'} />
+    <${Figure} label="Timed calls" value=${timeline ? number(timeline.calls.length + timeline.left_out) : '–'} hint="The calls of the timeline. Others, such as reads of the state, count among the calls of the host." />
     <${Figure} label="From the cache" value=${cachedShare(total)} hint="Share of the prompt tokens" />
     <div class="figure turn-tokens"><span class="figure-label">Tokens</span><${TokenBar} prompt=${total.prompt} cached=${total.cached} completion=${total.completion} /></div>
   </div>`;

@@ -127,12 +127,12 @@ export const Figure = ({ label, value, unit, hint, tone }) => html`<div class=${
   <span class="figure-label">${label}</span><span class="figure-value">${value}${unit && html`<span class="figure-unit"> ${unit}</span>`}</span>
 </div>`;
 
-/** A share of a limit as a bar with words. */
-export function Meter({ label, used, limit, format = String }) {
+/** A share of a limit as a bar with words; `note` stands behind the label. */
+export function Meter({ label, note, used, limit, format = String }) {
   const share = limit > 0 ? Math.min(used / limit, 1) : 0;
   const tone = share >= 0.95 ? 'bad' : share >= 0.8 ? 'warn' : '';
   return html`<div class="meter">
-    <div class="meter-words"><span>${label}</span><span class="num">${format(used)} of ${format(limit)}</span></div>
+    <div class="meter-words"><span>${label}${note && html` <span class="muted small">${note}</span>`}</span><span class="num">${format(used)} of ${format(limit)}</span></div>
     <div class="meter-track" role="meter" aria-label=${label} aria-valuemin="0" aria-valuemax=${limit} aria-valuenow=${used}
       aria-valuetext=${`${format(used)} of ${format(limit)}`}><div class=${cx('meter-fill', tone)} style=${{ width: `${share * 100}%` }}></div></div>
   </div>`;

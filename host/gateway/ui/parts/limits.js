@@ -1,4 +1,4 @@
-// Limits with what is used of them: those of an agent, of a tenant and of the host.
+// Limits with what is used of them: those of an agent, of a turn, of a tenant and of the host.
 import { api } from '../lib/api.js';
 import { may } from '../lib/caller.js';
 import { bytes, duration, money, number } from '../lib/format.js';
@@ -11,13 +11,13 @@ import { Choice } from './paged.js';
 
 const POLL_MS = 3000;
 
-/** The limits of an agent, by what each is counted for. Only those over all sessions have a use that is not that of one turn or session. */
+/** The limits of an agent, by what each is counted for. The use of a session is shown on its page. */
 const OF_AGENT = [
   ['All sessions together', { tokens_per_day: 'Tokens today (UTC)', concurrent_turns: 'Turns that run or wait' }],
   ['Each session', { state_kb: 'State', session_kb: 'Stored in all', schedules: 'Schedules' }],
   ['Each turn', {
-    tokens_per_turn: 'Tokens', turn_ms: 'Duration', cpu_ms: 'CPU time', approval_ms: 'Wait for a person', host_calls: 'Calls of the host', host_call_kb: 'What these pass',
-    fetches: 'HTTP requests', fetch_kb: 'What these pass', log_kb: 'Log', events: 'Events',
+    tokens_per_turn: 'Tokens', turn_ms: 'Duration', cpu_ms: 'CPU time', approval_ms: 'Wait for a person', host_calls: 'Calls of the host', host_call_kb: 'Data of these calls',
+    fetches: 'HTTP requests', fetch_kb: 'Data of these requests', log_kb: 'Log', events: 'Events',
   }],
   ['Each instance', { memory_mb: 'Memory', tables: 'Tables', table_elements: 'Entries of a table', instances: 'Core instances' }],
 ];
@@ -29,20 +29,34 @@ function quantity(name, value) {
   return name.endsWith('_kb') ? bytes(value * 2 ** 10) : number(value);
 }
 
-/** `asked` is what the manifest asks for; a limit below it is the host's. `used` is what the host tells an admin, and `today` the tokens that the caller's tenant used. */
-export function AgentLimits({ limits, asked, used, today }) {
+/**
+ * `asked` is what the manifest asks for; a limit below it is the host's. `used` is what the host tells an admin, `today` the tokens that the caller's tenant used, and
+ * `recent` what the latest turns used, if the caller may know it.
+ */
+export function AgentLimits({ limits, asked, used, today, recent }) {
   const rest = Object.keys(limits).filter((name) => !KNOWN.has(name));
   const groups = rest.length ? [...OF_AGENT, ['Others', Object.fromEntries(rest.map((name) => [name, name]))]] : OF_AGENT;
   const ofHost = (name) => asked[name] > limits[name] && html` <${Badge} tone="warn" title=${`agent.toml asks for ${quantity(name, asked[name])}`}>the host’s<//>`;
   const row = (name, words) => {
+    const highest = recent?.highest[name];
+    if (highest !== undefined) {
+      const last = `last ${quantity(name, recent.latest[name])}`;
+      return html`<div key=${name} class="limit metered" title=${name}><${Meter} label=${words} note=${last} used=${highest} limit=${limits[name]} format=${(value) => quantity(name, value)} />${ofHost(name)}</div>`;
+    }
     const taken = used?.[name] ?? (name === 'tokens_per_day' ? today : undefined);
     if (taken === undefined) return html`<div key=${name} class="limit" title=${name}><span>${words}</span><span class="num">${quantity(name, limits[name])}${ofHost(name)}</span></div>`;
     const label = used || name !== 'tokens_per_day' ? words : `${words}, of your tenant`;
     return html`<div key=${name} class="limit metered" title=${name}><${Meter} label=${label} used=${taken} limit=${limits[name]} format=${(value) => quantity(name, value)} />${ofHost(name)}</div>`;
   };
-  return html`${groups.map(([title, words]) => html`<section key=${title} class="limit-group" aria-label=${title}><h3>${title}</h3>
+  return html`${groups.map(([title, words]) => html`<section key=${title} class="limit-group" aria-label=${title}><h3>${title}${recent && Object.keys(words).some((name) => recent.highest[name] !== undefined) && html`<span class="limit-about">, the highest use of ${recent.turns === 1 ? 'the last turn' : `the last ${number(recent.turns)} turns`}</span>`}</h3>
     ${Object.entries(words).map(([name, text]) => limits[name] !== undefined && row(name, text))}</section>`)}`;
 }
+
+/** The limits of a turn with what it has used of each; of a turn that runs, so far. */
+export const TurnLimits = ({ limits }) => html`<div class="limit-meters turn-limits">${limits.map(({ name, used, limit }) => html`<div key=${name} title=${name}>
+  <${Meter} label=${ofTurn(name)} used=${used} limit=${limit} format=${(value) => quantity(name, value)} /></div>`)}</div>`;
+
+const ofTurn = (name) => OF_AGENT.map(([, words]) => words[name]).find(Boolean) ?? name;
 
 const WORDS = {
   requests_per_minute: 'Requests a minute', request_burst: 'Requests at once', tokens_per_minute: 'Tokens a minute', tokens_per_day: 'Tokens today (UTC)', max_waiting_bytes_per_tenant: 'Messages that wait',

@@ -60,6 +60,7 @@ use crate::{
     event::Outbox,
     feed::LiveTurns,
     guest::{Instances, WasmEngine},
+    limits::RecentUse,
     models::GrantedModels,
     options::Rules,
     requests::Askers,
@@ -225,6 +226,7 @@ impl AgentHost {
                 deployments,
                 instances,
                 live,
+                recent_use: RecentUse::default(),
                 reach,
                 resuming: ResumePermits::default(),
                 changes: SessionChanges::default(),
@@ -331,6 +333,7 @@ impl AgentHost {
             return Err(host.deployments.not_found(name));
         }
         self.inner.forget_agent(name).await;
+        host.recent_use.forget(name);
         host.store.delete_agent(name).await?;
         host.outbox.router.set_agent(name, &[]);
         tracing::info!(agent = name, "deleted");

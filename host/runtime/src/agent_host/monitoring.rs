@@ -1,7 +1,7 @@
 //! The state of the host, for monitoring.
 
 use super::AgentHost;
-use crate::{Amount, BatchOptions, Money, RuntimeError, Tenant, event::MAX_WAITING_DELIVERIES};
+use crate::{Amount, BatchOptions, Money, RecentTurns, RuntimeError, Tenant, event::MAX_WAITING_DELIVERIES};
 use skep_store::{DataPlace, DiskUse, KeptSizes, OpenWork, QueuedWork};
 use std::time::Duration;
 use tokio::time::timeout;
@@ -73,6 +73,12 @@ impl AgentHost {
             ("concurrent_turns", self.inner.dispatch.admission.open_turns_of(agent) as u64),
             ("tokens_per_day", self.host().reach.tokens.used_by_agent(agent)),
         ]
+    }
+
+    /// Returns what the latest turns of an agent used of the limits of a turn, or `None` if none has ended on this host since it
+    /// started.
+    pub fn recent_turns(&self, agent: &str) -> Option<RecentTurns> {
+        self.host().recent_use.of(agent)
     }
 
     /// Returns the work of all tenants, and how far the limits of the host are used.

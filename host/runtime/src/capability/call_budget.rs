@@ -3,27 +3,35 @@
 //! A call costs the host more than the guest: asking for all messages of a conversation a million times is cheap for the
 //! guest. Arguments and results both count.
 
-use crate::{Limits, capability::TurnContext, limits::LimitTrap};
+use crate::{
+    Limits,
+    capability::TurnContext,
+    limits::{Counted, LimitTrap, TurnUse},
+};
+use std::sync::Arc;
 
 /// The remaining calls and bytes of a turn.
 #[derive(Debug)]
 pub(crate) struct CallBudget {
     calls: u32,
     bytes: usize,
+    used: Arc<TurnUse>,
 }
 
 impl CallBudget {
-    pub(crate) fn new(limits: &Limits) -> Self {
-        CallBudget { calls: limits.host_calls, bytes: limits.host_call_kb as usize * 1024 }
+    pub(crate) fn new(limits: &Limits, used: Arc<TurnUse>) -> Self {
+        CallBudget { calls: limits.host_calls, bytes: limits.host_call_kb as usize * 1024, used }
     }
 
     fn call(&mut self) -> Result<(), LimitTrap> {
         self.calls = self.calls.checked_sub(1).ok_or(LimitTrap::HOST_CALLS)?;
+        self.used.add(Counted::HostCalls, 1);
         Ok(())
     }
 
     fn pass(&mut self, bytes: usize) -> Result<(), LimitTrap> {
         self.bytes = self.bytes.checked_sub(bytes).ok_or(LimitTrap::HOST_CALL_BYTES)?;
+        self.used.add(Counted::HostCallBytes, bytes as u64);
         Ok(())
     }
 }
@@ -47,7 +55,8 @@ mod tests {
 
     #[test]
     fn the_last_call_and_the_last_byte_are_still_allowed() {
-        let mut budget = CallBudget::new(&Limits { host_calls: 2, host_call_kb: 1, ..Limits::default() });
+        let limits = Limits { host_calls: 2, host_call_kb: 1, ..Limits::default() };
+        let mut budget = CallBudget::new(&limits, Arc::default());
         budget.call().expect("one of two");
         budget.call().expect("two of two");
         assert_eq!(budget.call().expect_err("three of two"), LimitTrap::HOST_CALLS);

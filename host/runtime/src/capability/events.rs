@@ -5,6 +5,7 @@ use crate::{
     bindings::events::{EmitError, Host},
     capability::TurnContext,
     event::{AGENT_SOURCE, MAX_HOPS, Outbox, check_data, topic},
+    limits::Counted,
 };
 use skep_store::NewEvent;
 
@@ -38,7 +39,11 @@ impl Host for TurnContext {
             let message = "events can be emitted only in a turn, not while the agent describes itself";
             return Ok(Err(EmitError::Denied(message.to_owned())));
         };
-        Ok(events.emit(topic, data))
+        let emitted = events.emit(topic, data);
+        if emitted.is_ok() {
+            self.used().add(Counted::Events, 1);
+        }
+        Ok(emitted)
     }
 }
 

@@ -7,9 +7,11 @@ use crate::{
     bindings::log::{Host, Level},
     capability::TurnContext,
     for_terminal,
+    limits::{Counted, TurnUse},
     text::cut,
 };
 use skep_store::LogEntry;
+use std::sync::Arc;
 
 pub(crate) const MAX_LINES: usize = 200;
 pub(crate) const MAX_LINE_BYTES: usize = 4 << 10;
@@ -25,6 +27,7 @@ pub(crate) struct TurnLog {
     bytes_left: usize,
     limit_kb: u32,
     dropped: u64,
+    used: Arc<TurnUse>,
 }
 
 impl Host for TurnContext {
@@ -47,9 +50,9 @@ impl TurnLog {
         TurnLog { clock, agent, session, turn, ..TurnLog::default() }
     }
 
-    /// Limits the total text to `limit_kb` KiB.
-    pub(crate) fn within(self, limit_kb: u32) -> Self {
-        TurnLog { bytes_left: limit_kb as usize * 1024, limit_kb, ..self }
+    /// Limits the total text to `limit_kb` KiB, which count as `used`.
+    pub(crate) fn within(self, limit_kb: u32, used: Arc<TurnUse>) -> Self {
+        TurnLog { bytes_left: limit_kb as usize * 1024, limit_kb, used, ..self }
     }
 
     /// Writes a line. Returns whether it was kept.
@@ -60,6 +63,7 @@ impl TurnLog {
             return false;
         }
         self.bytes_left -= message.len();
+        self.used.add(Counted::LogBytes, message.len() as u64);
         let (agent, session, turn) = (&*self.agent, &*self.session, self.turn);
         // Only the shown line is sanitized; the stored line is not changed.
         let shown = for_terminal(message);
@@ -112,7 +116,7 @@ mod tests {
 
     #[test]
     fn long_lines_are_truncated_and_excess_lines_counted() {
-        let mut log = TurnLog::new(&Clock::default(), "a", "s", 1).within(256);
+        let mut log = TurnLog::new(&Clock::default(), "a", "s", 1).within(256, Arc::default());
         log.write(Level::Error, &"é".repeat(MAX_LINE_BYTES));
         for _ in 0..MAX_LINES + 4 {
             log.write(Level::Info, "again");
@@ -126,7 +130,7 @@ mod tests {
 
     #[test]
     fn total_bytes_are_bounded_and_a_shorter_line_may_still_fit() {
-        let mut log = TurnLog::new(&Clock::default(), "a", "s", 1).within(1);
+        let mut log = TurnLog::new(&Clock::default(), "a", "s", 1).within(1, Arc::default());
         log.write(Level::Info, &"x".repeat(1_000));
         log.write(Level::Info, &"y".repeat(100));
         log.write(Level::Info, "last words");

@@ -28,7 +28,10 @@ pub(crate) use inference::{
 pub(crate) use session_quota::{SessionQuota, check_size};
 pub(crate) use turn::{Reach, Turn};
 
-use crate::{Limits, bindings, limits::InstanceLimiter};
+use crate::{
+    Limits, bindings,
+    limits::{InstanceLimiter, TurnUse},
+};
 use call_budget::CallBudget;
 use events::TurnEvents;
 use log::TurnLog;
@@ -71,8 +74,10 @@ impl TurnContext {
         let mut table = ResourceTable::new();
         table.set_max_capacity(MAX_RESOURCES);
         let (wasi, streams) = (Wasi::default(), JoinSet::new());
-        let (limiter, calls) = (InstanceLimiter::new(limits), CallBudget::new(limits));
-        let log = log.within(limits.log_kb);
+        let used = used_by(turn.as_deref());
+        let limiter = InstanceLimiter::new(limits, used.clone());
+        let calls = CallBudget::new(limits, used.clone());
+        let log = log.within(limits.log_kb, used);
         TurnContext {
             turn,
             state,
@@ -86,6 +91,11 @@ impl TurnContext {
             wasi,
             streams,
         }
+    }
+
+    /// Returns the counts of what the turn uses. Those of an agent that describes itself are thrown away.
+    pub(crate) fn used(&self) -> Arc<TurnUse> {
+        used_by(self.turn.as_deref())
     }
 
     /// Makes the guest a command: `input` is its standard input, and its standard output does not go to the log.
@@ -108,6 +118,10 @@ impl TurnContext {
         self.streams.abort_all();
         self.wasi.drain_into(&mut self.log);
     }
+}
+
+fn used_by(turn: Option<&Turn>) -> Arc<TurnUse> {
+    turn.map(|turn| turn.journal.turn_use().clone()).unwrap_or_default()
 }
 
 /// The marker type by which wasmtime finds the context in a store.

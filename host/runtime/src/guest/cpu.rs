@@ -3,6 +3,7 @@
 //! Time counts only while the instance is being polled, and is the CPU time of the polling thread: waiting for the
 //! model, for other turns or for the operating system's scheduler costs a guest nothing.
 
+use crate::limits::{Counted, TurnUse};
 use std::{
     pin::Pin,
     sync::{
@@ -18,6 +19,7 @@ pub(super) struct CpuMeter {
     limit_ns: u64,
     spent_ns: AtomicU64,
     polled_at_ns: AtomicU64,
+    used: Arc<TurnUse>,
 }
 
 /// A future whose polls are metered.
@@ -27,11 +29,12 @@ pub(super) struct Metered<F> {
 }
 
 impl CpuMeter {
-    pub(super) fn new(limit_ms: u32) -> Self {
+    pub(super) fn new(limit_ms: u32, used: Arc<TurnUse>) -> Self {
         CpuMeter {
             limit_ns: u64::from(limit_ms) * 1_000_000,
             spent_ns: AtomicU64::new(0),
             polled_at_ns: AtomicU64::new(0),
+            used,
         }
     }
 
@@ -55,7 +58,9 @@ impl<F: Future> Future for Metered<F> {
         let start = thread_cpu_ns();
         self.meter.polled_at_ns.store(start, Ordering::Relaxed);
         let poll = self.run.as_mut().poll(cx);
-        self.meter.spent_ns.fetch_add(thread_cpu_ns().saturating_sub(start), Ordering::Relaxed);
+        let took = thread_cpu_ns().saturating_sub(start);
+        self.meter.spent_ns.fetch_add(took, Ordering::Relaxed);
+        self.meter.used.add(Counted::CpuNs, took);
         poll
     }
 }

@@ -191,7 +191,7 @@ async fn bounded<R: Send + 'static, S>(
 }
 
 fn bounded_store(code: Code<'_>, context: TurnContext) -> (Store<TurnContext>, Arc<CpuMeter>) {
-    let meter = Arc::new(CpuMeter::new(code.limits.cpu_ms));
+    let meter = Arc::new(CpuMeter::new(code.limits.cpu_ms, context.used()));
     let mut store = Store::new(&code.wasm.engine, context);
     store.limiter(|context| &mut context.limiter);
     store.set_hostcall_fuel(MAX_CALL_BYTES);

@@ -33,7 +33,7 @@ pub(crate) use reads::{NextRead, Reads};
 pub(crate) use record::{Identity, NO_PROGRESS, SUMMARISE};
 pub(crate) use replay::{Attempt, LeftGeneration, ReplayPosition, left_generations};
 
-use crate::{Clock, Json, RunEvent, RuntimeError, feed::Feed, turn_timeline::Stage};
+use crate::{Clock, Json, RunEvent, RuntimeError, feed::Feed, limits::TurnUse, turn_timeline::Stage};
 use flight::Flight;
 use record::{Record, first_u64};
 use replay::{Recorded, Replay, ReplayOrder};
@@ -256,6 +256,11 @@ impl Journal {
 
     pub(crate) fn seed(&self) -> Vec<u8> {
         self.seed.clone()
+    }
+
+    /// Returns the counts of what the turn uses.
+    pub(crate) fn turn_use(&self) -> &Arc<TurnUse> {
+        self.feed.timeline().used()
     }
 
     /// Says in the turn's timeline what a call is about.

@@ -1,6 +1,7 @@
 //! Limits on the resources of an instance: linear memory over all its memories, tables and their entries, core instances.
 
-use super::{Limits, MEMORIES_PER_AGENT};
+use super::{Counted, Limits, MEMORIES_PER_AGENT, TurnUse};
+use std::sync::Arc;
 use wasmtime::{ResourceLimiter, Result};
 
 /// Refuses growth beyond the limits, and remembers that it did, because a guest that runs out of memory traps somewhere
@@ -14,6 +15,7 @@ pub(crate) struct InstanceLimiter {
     /// Bytes of linear memory in use, over all memories.
     taken_bytes: usize,
     refused: Option<Refused>,
+    used: Arc<TurnUse>,
 }
 
 /// The resource whose growth was refused.
@@ -24,7 +26,7 @@ pub(crate) enum Refused {
 }
 
 impl InstanceLimiter {
-    pub(crate) fn new(limits: &Limits) -> Self {
+    pub(crate) fn new(limits: &Limits, used: Arc<TurnUse>) -> Self {
         InstanceLimiter {
             memory_bytes: (limits.memory_mb as usize) << 20,
             tables: limits.tables as usize,
@@ -32,6 +34,7 @@ impl InstanceLimiter {
             instances: limits.instances as usize,
             taken_bytes: 0,
             refused: None,
+            used,
         }
     }
 
@@ -49,6 +52,7 @@ impl ResourceLimiter for InstanceLimiter {
             return Ok(false);
         }
         self.taken_bytes = bytes;
+        self.used.set(Counted::MemoryBytes, bytes as u64);
         Ok(true)
     }
 
@@ -79,7 +83,9 @@ mod tests {
 
     #[test]
     fn the_memory_limit_covers_all_memories_together() {
-        let mut limiter = InstanceLimiter::new(&Limits { memory_mb: 1, ..Limits::default() });
+        let used = Arc::<TurnUse>::default();
+        let limits = Limits { memory_mb: 1, ..Limits::default() };
+        let mut limiter = InstanceLimiter::new(&limits, used);
         assert!(limiter.memory_growing(0, 600 << 10, None).expect("no fault"));
         assert!(limiter.memory_growing(0, 400 << 10, None).expect("no fault"));
         assert_eq!(limiter.refused(), None);
@@ -89,7 +95,8 @@ mod tests {
 
     #[test]
     fn a_table_over_its_limit_is_refused() {
-        let mut limiter = InstanceLimiter::new(&Limits { table_elements: 10, ..Limits::default() });
+        let limits = Limits { table_elements: 10, ..Limits::default() };
+        let mut limiter = InstanceLimiter::new(&limits, Arc::default());
         assert!(limiter.table_growing(0, 10, None).expect("no fault"));
         assert!(!limiter.table_growing(10, 11, None).expect("no fault"));
         assert_eq!(limiter.refused(), Some(Refused::Table));

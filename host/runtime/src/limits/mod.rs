@@ -5,10 +5,16 @@
 //! not set it, and the absolute bounds on both. `tests/limits.rs` has a guest that exceeds each line of the table.
 
 mod limiter;
+mod recent_use;
 mod trap;
+mod turn_use;
 
 pub(crate) use limiter::{InstanceLimiter, Refused};
+pub use recent_use::RecentTurns;
+pub(crate) use recent_use::RecentUse;
 pub(crate) use trap::LimitTrap;
+pub use turn_use::TurnLimit;
+pub(crate) use turn_use::{Counted, TurnUse};
 
 use serde::{Deserialize, Serialize};
 

@@ -2,7 +2,8 @@
 
 use crate::{
     Clock, agent_log::AgentLog, capability::Reach, cluster::Cluster, deployment::Deployments, event::Outbox,
-    feed::LiveTurns, guest::Instances, session_changes::SessionChanges, shutdown::Shutdown,
+    feed::LiveTurns, guest::Instances, limits::RecentUse, session_changes::SessionChanges,
+    shutdown::Shutdown,
 };
 use skep_store::Store;
 use std::sync::Arc;
@@ -20,6 +21,7 @@ pub(crate) struct TurnHost {
     pub(crate) deployments: Arc<Deployments>,
     pub(crate) instances: Instances,
     pub(crate) live: Arc<LiveTurns>,
+    pub(crate) recent_use: RecentUse,
     pub(crate) reach: Reach,
     pub(crate) resuming: ResumePermits,
     pub(crate) changes: SessionChanges,

@@ -1,7 +1,10 @@
 //! Limits on the number of HTTP requests of a turn and on their bytes.
 
-use crate::Limits;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use crate::{
+    Limits,
+    limits::{Counted, TurnUse},
+};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 const MAX_AT_ONCE: u32 = 16;
 /// Maximum size of one response. It becomes a record of the turn's journal, and records are bounded.
@@ -14,6 +17,7 @@ pub(in crate::capability) struct FetchBudget {
     bytes: usize,
     limit_kb: u32,
     spent: Mutex<Spent>,
+    used: Arc<TurnUse>,
 }
 
 #[derive(Debug, Default)]
@@ -33,9 +37,9 @@ pub(in crate::capability) struct FetchReservation<'a> {
 }
 
 impl FetchBudget {
-    pub(in crate::capability) fn new(limits: &Limits) -> Self {
+    pub(in crate::capability) fn new(limits: &Limits, used: Arc<TurnUse>) -> Self {
         let Limits { fetches, fetch_kb: limit_kb, .. } = *limits;
-        FetchBudget { fetches, bytes: limit_kb as usize * 1024, limit_kb, spent: Mutex::default() }
+        FetchBudget { fetches, bytes: limit_kb as usize * 1024, limit_kb, spent: Mutex::default(), used }
     }
 
     /// Reserves the budget for a request of `request_bytes`. The error names the setting that would allow it.
@@ -63,6 +67,8 @@ impl FetchBudget {
         spent.fetches += 1;
         spent.running += 1;
         spent.bytes += request_bytes + response_bytes;
+        self.used.add(Counted::Fetches, 1);
+        self.used.add(Counted::FetchBytes, request_bytes as u64);
         Ok(FetchReservation { budget: self, response_bytes, received: 0 })
     }
 
@@ -83,6 +89,7 @@ impl Drop for FetchReservation<'_> {
         let mut spent = self.budget.lock();
         spent.running -= 1;
         spent.bytes -= self.response_bytes - self.received;
+        self.budget.used.add(Counted::FetchBytes, self.received as u64);
     }
 }
 
@@ -91,7 +98,7 @@ mod tests {
     use super::*;
 
     fn budget(fetches: u32, fetch_kb: u32) -> FetchBudget {
-        FetchBudget::new(&Limits { fetches, fetch_kb, ..Limits::default() })
+        FetchBudget::new(&Limits { fetches, fetch_kb, ..Limits::default() }, Arc::default())
     }
 
     #[test]

@@ -171,7 +171,7 @@ impl Turn {
             models: reach.models.pinned(tools.rules.clone()),
             compute: reach.compute.clone(),
             egress: reach.egress.clone(),
-            fetches: FetchBudget::new(&agent.limits),
+            fetches: FetchBudget::new(&agent.limits, journal.turn_use().clone()),
             approvals: TurnApprovals::new(desk, journal.clone(), turn_id, agent.limits.approval_ms),
             agent,
             affinity,

@@ -6,6 +6,7 @@
 use super::{AskedTokens, GenerationStart, Turn};
 use crate::{
     bindings::types::Error,
+    limits::Counted,
     usage::{Amount, ModelUse, RequestUse, ReservedCost},
 };
 use skep_engine::{Unreported, UnreportedUse, Usage};
@@ -80,6 +81,7 @@ impl Reservation {
         let tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
         let mut spent = self.turn.lock();
         spent.produced = spent.produced - u64::from(self.produced) + u64::from(tokens);
+        self.turn.journal.turn_use().set(Counted::Tokens, spent.produced);
         drop(spent);
         self.produced = tokens;
     }

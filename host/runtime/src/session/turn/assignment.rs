@@ -39,6 +39,11 @@ impl TurnTime {
         TurnTime { started, asked_deadline }
     }
 
+    /// Returns the time at which the turn would have started without its pauses.
+    pub(super) fn started(&self) -> Instant {
+        self.started
+    }
+
     /// Excludes a pause of this length.
     pub(super) fn paused(&mut self, pause: Duration) {
         self.started += pause;

@@ -63,7 +63,7 @@ impl Committing {
             session_kb: agent.limits.session_kb,
             idempotency_key: invocation.idempotency_key,
             spend: spend.clone(),
-            timeline: run.end.feed().timeline().encode(),
+            timeline: run.close_timeline(),
         };
         let began = Instant::now();
         match run.actor.commit(uncommitted, &ending).await {

@@ -62,7 +62,7 @@ impl Failing {
             events,
             token_use: spend.as_ref().and_then(TokenSpend::row),
             usage: spend.as_ref().map(TokenSpend::usage).unwrap_or_default(),
-            timeline: run.end.feed().timeline().encode(),
+            timeline: run.close_timeline(),
         };
         Settlement { failure, spend, _live: run.live.clone() }.write(host).await;
         Ended::Failed(error).into()

@@ -86,6 +86,16 @@ impl State {
 }
 
 impl Run<'_> {
+    /// Ends the count of what the turn used, adds it to that of the agent's latest turns, and returns the stored form of the
+    /// timeline.
+    fn close_timeline(&self) -> Vec<u8> {
+        let timeline = self.end.feed().timeline();
+        if let Some(used) = timeline.used().end() {
+            self.actor.host.recent_use.add(&self.actor.key.agent, used);
+        }
+        timeline.encode()
+    }
+
     /// Runs the turn of `message` until it ends.
     async fn drive(mut self, message: Message, started: Instant) -> Ended {
         let run = &mut self;

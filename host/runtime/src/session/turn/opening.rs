@@ -212,8 +212,9 @@ fn turn_of(run: &Run<'_>, assignment: &Assignment, agent: &Arc<Deployed>, journa
     let turn_id = run.end.feed().turn_id().to_owned();
     let tools = TurnTools::new(host.reach.tools.clone(), turn_id, &invocation.origin);
     let deadline = time.deadline(agent.limits.turn_ms);
-    Turn::new(agent.agent.clone(), affinity, deadline, journal.clone(), tools, &host.reach)
-        .with_priority(invocation.priority)
+    let turn = Turn::new(agent.agent.clone(), affinity, deadline, journal.clone(), tools, &host.reach);
+    journal.turn_use().start(agent.limits, time.started(), turn.deadline.clone());
+    turn.with_priority(invocation.priority)
         .sent_with(invocation.key.clone())
         .logged_in(&host.reach.requests, Surface::of(&invocation.origin))
 }

@@ -47,6 +47,7 @@ impl Running {
         let answer = match left {
             CallEnd::Stopped(Stop::OnlyWaits) => {
                 drop(context);
+                run.end.feed().timeline().used().pause();
                 // Earlier questions to the person at the client do not count, either.
                 let since = Instant::now() - opened.turn.deadline.paused();
                 return State::Suspended(Suspended { opened, since });
