@@ -4,6 +4,8 @@ import { readFileSync, mkdirSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { chromium } from 'playwright-core';
 
+/** What does not happen within this time does not happen, however busy the machine is. */
+export const PATIENCE_MS = 180_000;
 export const url = process.env.CONSOLE_URL;
 const shots = process.env.CONSOLE_SHOTS;
 const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
@@ -40,7 +42,7 @@ export async function open({ theme = 'light', width = 1280, height = 840, zone, 
     page.problems.push(`a dialog: ${dialog.message()}`);
     dialog.dismiss();
   });
-  page.setDefaultTimeout(60_000);
+  page.setDefaultTimeout(PATIENCE_MS);
   return page;
 }
 
@@ -50,14 +52,39 @@ export async function visit(page, path) {
   await page.getByRole('heading', { level: 1 }).first().waitFor();
 }
 
-/** Waits until a page has loaded what it shows. Its streams stay open. */
+/** Waits until a page has loaded what it shows, and what it loads because of that. Its streams stay open. */
 export async function settled(page) {
-  await page.locator('[aria-busy=true], .skeleton').first().waitFor({ state: 'detached' });
-  await page.waitForTimeout(150);
+  const busy = page.locator('[aria-busy=true], .skeleton');
+  do {
+    await busy.first().waitFor({ state: 'detached' });
+    await painted(page);
+  } while (await busy.count() > 0);
 }
+
+/** Waits until a page is painted as it stays: some frames have passed, and no color changes in a transition any more. */
+export async function painted(page) {
+  await page.evaluate(async () => {
+    const frame = () => new Promise((done) => { requestAnimationFrame(done); });
+    const changing = () => document.getAnimations().filter((each) => each instanceof CSSTransition);
+    do {
+      for (let n = 0; n < 3; n += 1) await frame();
+      await Promise.allSettled(changing().map(({ finished }) => finished));
+    } while (changing().length > 0);
+  });
+}
+
+/** Returns a promise of a toast with a text. It is asked for before the toast comes, which goes by itself while a busy machine looks elsewhere. */
+export const toasted = (page, text) => page.evaluate(([wanted, patience]) => new Promise((done, fails) => {
+  const place = document.querySelector('.toasts');
+  const look = () => { if (place.innerText.includes(wanted)) done(); };
+  new MutationObserver(look).observe(place, { childList: true, subtree: true, characterData: true });
+  setTimeout(() => fails(new Error(`no toast says “${wanted}”`)), patience);
+  look();
+}), [text, PATIENCE_MS]);
 
 /** Checks accessibility, and that nothing is wider than the window; keeps a screenshot. */
 export async function inspect(page, name) {
+  await painted(page);
   await page.evaluate(axe);
   const found = await page.evaluate(() => window.axe.run(document, { resultTypes: ['violations'] }));
   const serious = found.violations.filter((one) => ['serious', 'critical'].includes(one.impact));

@@ -4,7 +4,7 @@ use super::Browser;
 use crate::{
     config_host::{Up, skep},
     durability::{Process, tiny_model, tiny_model_of},
-    harness::{Host, client, guest},
+    harness::{Host, client, example, guest},
     scripted_upstream::{ScriptedUpstream, answered},
     upstreams::options,
 };
@@ -30,12 +30,23 @@ async fn blocking<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -
     tokio::task::spawn_blocking(run).await.unwrap()
 }
 
+/// Deploys an example whose turns may take ten minutes, as they do on a machine that runs other tests at the same time.
+async fn deploy_patient(host: &Host, folder: &str) {
+    let source = example(folder).await;
+    let lines = source.manifest_toml.lines();
+    let manifest: Vec<&str> =
+        lines.map(|line| if line.starts_with("turn_ms") { "turn_ms = 600000" } else { line }).collect();
+    let (status, deployed) = host.deploy(&manifest.join("\n"), source.component).await;
+    assert_eq!(status, 201, "{deployed}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn every_page_is_accessible_in_both_themes_and_on_a_phone() {
     let Some(browser) = blocking(Browser::install).await else { return };
     let host = Host::start_with(options("[requests]\nlog = \"full\"\n"));
-    host.deploy_example("room-service").await;
-    host.deploy_example("approval").await;
+    for folder in ["room-service", "approval"] {
+        deploy_patient(&host, folder).await;
+    }
     assert_eq!(host.message("room-service", "guest-7", "I would like to order a tea.").await.0, 200);
     // A name without a place where a line could break.
     let long = "northern_hives_".repeat(8);
@@ -43,6 +54,18 @@ async fn every_page_is_accessible_in_both_themes_and_on_a_phone() {
     assert_eq!(host.message("echo", &long, "1").await.0, 200);
     let url = host.url.clone();
     blocking(move || browser.run("pages", &url, &[("LONG", &long)], |_| String::new())).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_first_paint_waits_for_the_document_and_its_styles_alone() {
+    let Some(browser) = blocking(Browser::install).await else { return };
+    let model = tempfile::tempdir().unwrap();
+    tiny_model(model.path());
+    let mut options = Host::options(None);
+    options.model = model.path().to_str().unwrap().to_owned();
+    let host = Host::start_with(options);
+    let url = host.url.clone();
+    blocking(move || browser.run("paint", &url, &[], |_| String::new())).await;
 }
 
 /// A receiver of webhooks that is gone for good until it is mended.
