@@ -76,13 +76,13 @@ pub struct AgentDetail {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub used: Option<BTreeMap<String, u64>>,
-    /// What the latest turns used of the limits of a turn. Only an admin gets it, and only after a turn has ended.
+    /// The use of the limits of a turn by the latest turns. Only an admin gets it, and only after a turn has ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub recent_turns: Option<RecentTurns>,
 }
 
-/// What the latest turns of an agent used, at most 20 that ended on the host that answers since it started. The amounts are by the
+/// The use of the latest turns of an agent, at most 20 that ended on the host that answers since it started. The amounts are by the
 /// names of `limits`, in the units of these names and rounded up.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct RecentTurns {

@@ -1,4 +1,4 @@
-//! What the latest turns of each agent used of the limits of a turn. It is kept in memory and informs people only.
+//! Keeps what the latest turns of each agent used of the limits of a turn, in memory, to inform people.
 
 use super::turn_use::UsedAmounts;
 use std::{
@@ -9,7 +9,7 @@ use std::{
 /// Number of ended turns of an agent whose use is kept.
 const TURNS: usize = 20;
 
-/// What the latest turns of an agent used, by the names under `[limits]` in agent.toml and in their units.
+/// The use of the latest turns of an agent, by the names under `[limits]` in agent.toml and in their units.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecentTurns {
     /// Number of the turns.

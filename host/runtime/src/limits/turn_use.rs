@@ -1,4 +1,4 @@
-//! How much of its limits a turn uses.
+//! Counts how much of its limits a turn uses.
 //!
 //! The code that enforces a limit also counts here, so that people can see what a running turn has used. These counts decide
 //! nothing. A turn that is rerun after an approval or a restart starts counting again, as its limits do.
@@ -30,7 +30,7 @@ const LIMITS: [(&str, u64); COUNTS] = [
 ];
 const COUNTS: usize = 10;
 
-/// How much of one limit a turn has used.
+/// One limit of a turn with the amount that the turn has used.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TurnLimit {
     /// The name of the limit under `[limits]` in agent.toml.
@@ -60,7 +60,7 @@ pub(crate) enum Counted {
     Events,
 }
 
-/// What a turn has used so far.
+/// Counts what a turn has used so far.
 #[derive(Debug, Default)]
 pub(crate) struct TurnUse {
     counts: [AtomicU64; COUNTS],
