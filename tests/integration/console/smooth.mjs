@@ -74,6 +74,18 @@ function tell(what, { steps, most, stepMs, longestMs, tasks, perSecond }) {
   if (LONGEST_TASK_MS) check(longest <= Number(LONGEST_TASK_MS), `${what}: a task took ${longest} ms`);
 }
 
+/** Each filter begins at the top and loads more at its end, also if the filter before had as many rows there. */
+async function filtered(page, box) {
+  const counted = (text) => page.locator('.filter-count').getByText(text, { exact: true }).waitFor();
+  for (const search of ['s-1', 's-2']) {
+    await page.getByLabel('Search by id').fill(search);
+    await counted('200+ sessions');
+    await page.getByRole('link', { name: new RegExp(`^${search}`) }).first().waitFor();
+    await page.locator(box).evaluate((element) => { element.scrollTop = element.scrollHeight; });
+    await counted('400+ sessions');
+  }
+}
+
 async function sessions() {
   const page = await open();
   await watch(page);
@@ -96,6 +108,7 @@ async function sessions() {
   const up = await scroll(page, { name: box, rows: `${box} tbody tr`, delta: -6000, isDone: () => page.evaluate(() => document.querySelector('.table-box').scrollTop === 0) });
   tell(`${SESSIONS} sessions, up`, up);
   for (const { most } of [slow, down, up]) check(most > 20 && most < 100, `${most} rows of sessions are in the document`);
+  await filtered(page, box);
   healthy(page);
   await page.context().close();
 }

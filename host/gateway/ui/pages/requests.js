@@ -92,7 +92,7 @@ function Log({ query, caller }) {
       <span class="filter-count muted small" role="status">${rows && `${number(rows.length)}${hasMore ? '+' : ''} ${rows.length === 1 ? 'request' : 'requests'}`}</span>
     </div>
     <${ErrorNote} error=${error} onRetry=${list.retry} />
-    ${rows ? html`<div class="card flush"><${Table} label="Requests" columns=${COLUMNS} rows=${rows} rowKey=${({ id }) => id} hrefOf=${hrefOf} onEnd=${hasMore ? list.more : undefined} max="max(320px, calc(100dvh - 190px))"
+    ${rows ? html`<div class="card flush"><${Table} key=${shape} label="Requests" columns=${COLUMNS} rows=${rows} rowKey=${({ id }) => id} hrefOf=${hrefOf} onEnd=${hasMore ? list.more : undefined} max="max(320px, calc(100dvh - 190px))"
         empty=${isFiltered ? html`<${Empty} icon="search" title="No request matches">Requests that match show up here as they end.<//>`
           : isOff ? html`<${Empty} icon="requests" title="The log is off">Once it is on, requests show up here as they end.<//>`
           : html`<${Empty} icon="requests" title="No requests yet">${isAdmin ? 'Requests to models show up here as they end.' : html`Requests to models show up here as they end, if the operator has switched the log on: <code>log</code> under <code>[requests]</code> in skep.toml.`}<//>`} />

@@ -90,7 +90,7 @@ export default function Sessions({ caller, query }) {
       <span class="filter-count muted small" role="status">${loading && isSearch ? 'Searching…' : rows && `${number(rows.length)}${hasMore ? '+' : ''} ${rows.length === 1 ? 'session' : 'sessions'}`}</span>
     </div>
     <${ErrorNote} error=${error} onRetry=${sessions.retry} />
-    ${rows ? html`<div class="card flush"><${Table} label="Sessions" columns=${columns} rows=${rows} rowKey=${keyOf} hrefOf=${hrefOf} onEnd=${hasMore && !isSearch ? sessions.more : undefined} max="max(320px, calc(100dvh - 190px))"
+    ${rows ? html`<div class="card flush"><${Table} key=${JSON.stringify(filter)} label="Sessions" columns=${columns} rows=${rows} rowKey=${keyOf} hrefOf=${hrefOf} onEnd=${hasMore && !isSearch ? sessions.more : undefined} max="max(320px, calc(100dvh - 190px))"
         empty=${isSearch ? html`<${Empty} icon="search" title=${loading ? 'Searching…' : hasMore ? 'Nothing found in the newer sessions' : 'No session has these words'} action=${!loading && (hasMore ? older : all)}>One message has to have all of the words, in upper or lower case. Messages of people, models and tools are searched.<//>`
           : isFiltered ? html`<${Empty} icon="search" title="No session matches" action=${all}>The search looks for a part of the session’s id.<//>`
           : html`<${Empty} icon="sessions" title="No sessions yet" action=${html`<${Button} href=${paths.agents()}>Go to the agents<//>`}>A session begins with the first message to an agent.<//>`} />

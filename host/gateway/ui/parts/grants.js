@@ -1,4 +1,4 @@
-// The limits that an agent asks for, and those that apply: the smaller of its `agent.toml` and the host's `skep.toml`.
+// The grants that an agent asks for in its `agent.toml`, and which of them the host's `skep.toml` and its secrets allow.
 import { html } from '../lib/html.js';
 import { Badge, Empty } from './basics.js';
 import { readValue } from './toml.js';

@@ -19,7 +19,7 @@ export function Table(props) {
   const isVirtual = rows.length >= VIRTUAL_FROM;
   const [from, to] = useWindow(box, rows.length, height, isVirtual);
   const drawn = useDrawn(props);
-  useEnd(box, onEnd, isVirtual && to >= rows.length - 1, rows.length);
+  useEnd(onEnd, isVirtual && to >= rows.length - 1, rows.length && `${rows.length} ${rowKey?.(rows.at(-1))}`);
   if (!rows.length && empty) return empty;
   const shown = isVirtual ? rows.slice(from, to) : rows;
   const first = isVirtual ? from : 0;
@@ -97,13 +97,14 @@ function useWindow(box, count, height, isOn) {
   return [Math.min(range[0], count), Math.min(range[1], count)];
 }
 
-function useEnd(box, onEnd, atEnd, count) {
-  const reported = useRef(-1);
+/** Reports each end of the rows once. Rows of another filter may be as many, but they end with another row. */
+function useEnd(onEnd, atEnd, end) {
+  const reported = useRef(null);
   useEffect(() => {
-    if (!onEnd || !atEnd || reported.current === count) return;
-    reported.current = count;
+    if (!onEnd || !atEnd || reported.current === end) return;
+    reported.current = end;
     onEnd();
-  }, [onEnd, atEnd, count]);
+  }, [onEnd, atEnd, end]);
 }
 
 /**
@@ -144,6 +145,11 @@ export function VirtualList({ items, itemKey, render, estimate = 96, label, foll
       const key = keys[Number(child.dataset.index)];
       const height = child.offsetHeight;
       if (heights.current.get(key) !== height) { heights.current.set(key, height); changed = true; }
+    }
+    // A list that stays open for long does not keep the heights of what has left it.
+    if (heights.current.size > 2 * items.length + 500) {
+      const known = new Set(keys);
+      for (const key of heights.current.keys()) if (!known.has(key)) heights.current.delete(key);
     }
     if (changed) remeasured((n) => n + 1);
     if (follow && atEnd.current) box.current.scrollTop = box.current.scrollHeight;
