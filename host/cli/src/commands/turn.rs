@@ -6,7 +6,7 @@ use skep_api::{LimitStatus, TurnState};
 use super::{HostArgs, out, turn_printer};
 use crate::style;
 
-/// Show the state of a turn and what it used of its limits, or follow it to its end
+/// Show a turn and what it used of its limits, or follow it to its end
 ///
 /// A turn that was started with `skep invoke --detach`, or that lost its client, continues without a client;
 /// this command finds it again.
