@@ -35,6 +35,7 @@ pub struct Timeline {
     /// it has used so far; the list is empty before a turn starts. A turn that continues after an approval counts from zero, except
     /// for `turn_ms`.
     #[serde(default)]
+    #[schema(required)]
     pub limits: Vec<LimitStatus>,
     /// Number of calls that are left out, because there were too many.
     pub left_out: u32,
