@@ -4,7 +4,7 @@ import { readFileSync, mkdirSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { chromium } from 'playwright-core';
 
-/** What does not happen within this time does not happen, however busy the machine is. */
+/** A wait that takes longer fails. Even a busy machine does not need as much. */
 export const PATIENCE_MS = 180_000;
 export const url = process.env.CONSOLE_URL;
 const shots = process.env.CONSOLE_SHOTS;
