@@ -32,6 +32,17 @@ impl AgentHost {
         self.inner.dispatch.follow(agent, session, turn).await
     }
 
+    /// Follows the turn of a session that has this idempotency key, as [`AgentHost::follow`] does. Fails with
+    /// [`RuntimeError::TurnNotFound`] if neither a turn nor the outcome of one is stored under the key.
+    pub async fn follow_keyed(
+        &self,
+        agent: &str,
+        session: &str,
+        key: &str,
+    ) -> Result<RunHandle, RuntimeError> {
+        self.inner.dispatch.follow_keyed(agent, session, key).await
+    }
+
     /// Returns the state of a turn.
     pub async fn turn(&self, agent: &str, session: &str, turn: &str) -> Result<TurnDetail, RuntimeError> {
         self.inner.dispatch.turn(agent, session, turn).await

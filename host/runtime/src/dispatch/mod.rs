@@ -4,6 +4,7 @@
 pub(crate) mod adoption;
 mod forwarding;
 mod held;
+mod keyed;
 mod place;
 mod pump;
 mod release;
