@@ -159,7 +159,10 @@ struct Gateway {
 
 impl Gateway {
     fn new(host: AgentHost, options: GatewayOptions) -> Self {
-        let mcp = Arc::new(mcp::Mcp::new(host.clone(), &options.mcp, options.max_body_bytes));
+        // The hosts of a cluster continue the streams of each other's MCP sessions.
+        let tickets = options.cluster.as_ref().map(|cluster| cluster.key.derived(mcp::TICKETS));
+        let mcp = mcp::Mcp::new(host.clone(), &options.mcp, options.max_body_bytes, tickets);
+        let mcp = Arc::new(mcp);
         let cluster = options.cluster.clone();
         let cluster = cluster.map(|options| cluster::Cluster::new(options, Arc::new(host.clone())));
         Gateway {

@@ -1,6 +1,9 @@
-//! Sessions of MCP clients: any host answers, and a session continues when its host is killed or ends.
+//! Sessions of MCP clients: any host answers, and a session continues when its host is killed or ends, with its streams.
 
-use super::nodes::{Node, Site, answered_by, until};
+use super::{
+    gate::Gate,
+    nodes::{Node, Site, answered_by, until},
+};
 use reqwest::{Method, Response};
 use serde_json::{Value, json};
 
@@ -15,6 +18,8 @@ struct Client {
 struct Messages {
     response: Response,
     text: String,
+    /// The id of the last event.
+    last_id: String,
 }
 
 impl Client {
@@ -63,6 +68,24 @@ impl Client {
         answered_by(&agreed)
     }
 
+    /// Opens the session's own stream, or continues one after an event.
+    async fn listen(&self, node: &Node, last_event_id: Option<&str>) -> Messages {
+        loop {
+            let request = node.request(Method::GET, "/mcp").header("accept", "text/event-stream");
+            let request =
+                request.header("mcp-session-id", &self.session).header("mcp-protocol-version", REVISION);
+            let request = match last_event_id {
+                Some(last) => request.header("last-event-id", last),
+                None => request,
+            };
+            let response = request.send().await.unwrap();
+            if response.status() != 503 {
+                assert_eq!(response.status(), 200);
+                return Messages::of(response);
+            }
+        }
+    }
+
     async fn status(&self, node: &Node) -> u16 {
         self.send(node, json!({"id": 2, "method": "tools/list"})).await.status().as_u16()
     }
@@ -80,19 +103,29 @@ async fn sent(node: &Node, session: Option<&str>, mut message: Value) -> Respons
 
 impl Messages {
     fn of(response: Response) -> Messages {
-        Messages { response, text: String::new() }
+        Messages { response, text: String::new(), last_id: String::new() }
     }
 
     /// Returns the next message; `None` when the stream has ended.
     async fn next(&mut self) -> Option<Value> {
         loop {
+            if let Some(message) = self.event().await? {
+                return Some(message);
+            }
+        }
+    }
+
+    /// Returns the message of the next event, if it has one.
+    async fn event(&mut self) -> Option<Option<Value>> {
+        loop {
             if let Some(end) = self.text.find("\n\n") {
                 let event: String = self.text.drain(..end + 2).collect();
-                let data = event.lines().find_map(|line| line.strip_prefix("data:"));
-                if let Some(message) = data.and_then(|data| serde_json::from_str(data.trim()).ok()) {
-                    return Some(message);
+                let field =
+                    |name: &str| event.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+                if let Some(id) = field("id:") {
+                    self.last_id = id.to_owned();
                 }
-                continue;
+                return Some(field("data:").and_then(|data| serde_json::from_str(data).ok()));
             }
             let part = self.response.chunk().await.ok().flatten()?;
             self.text.push_str(&String::from_utf8_lossy(&part));
@@ -182,4 +215,68 @@ async fn a_session_of_an_mcp_client_is_used_through_any_host_and_outlives_its_ow
     assert_eq!(status, Some(0), "{log}");
     until(async || client.status(&b).await == 200).await;
     assert_eq!(client.tools(&b).await.1, b.number);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_streams_of_an_mcp_client_continue_at_another_host_when_their_own_is_killed() {
+    let Some(site) = Site::start(false).await else { return };
+    let [a, b, c] = site.nodes().await;
+    a.deploy("gate", "gate", "[grants]\nhosts = [\"*\"]").await;
+    for node in [&b, &c] {
+        node.knows(&["gate"]).await;
+    }
+    let client = Client::begin(&a).await;
+    assert_eq!(client.send(&b, json!({"method": "notifications/initialized"})).await.status(), 202);
+    let mut news = client.listen(&b, None).await;
+    assert_eq!(news.event().await, Some(None), "the first event only has an id");
+    let (mut listed, _) = client.ask(&b, &json!({"id": 6, "method": "tools/list"})).await;
+    assert_eq!(listed.event().await, Some(None));
+    let list_began = listed.last_id.clone();
+    listed.answer(6).await;
+
+    // A call without a key is in the middle of its turn when its host is killed.
+    let gate = Gate::start().await;
+    let arguments = json!({"text": gate.url, "session": "held"});
+    let call = json!({"name": "gate", "arguments": arguments});
+    let (mut calling, host) = client.ask(&b, &json!({"id": 7, "method": "tools/call", "params": call})).await;
+    assert_eq!(host, a.number);
+    assert_eq!(calling.event().await, Some(None));
+    let began = calling.last_id.clone();
+    gate.has(1).await;
+    while calling.last_id == began {
+        assert_eq!(calling.event().await, Some(None), "an event tells the turn of the call");
+    }
+    a.kill();
+    while calling.next().await.is_some() {}
+    let mut resumed = client.listen(&b, Some(&calling.last_id)).await;
+    gate.has(2).await;
+    gate.open();
+    let answer = resumed.answer(7).await;
+    assert_eq!(answer["isError"], false, "{answer}");
+    assert_eq!(
+        (&answer["structuredContent"]["session"], &answer["structuredContent"]["turn"]),
+        (&json!("held"), &json!(1))
+    );
+    assert_eq!(resumed.next().await, None, "the stream ends with the answer");
+    let held = c.ok(Method::GET, "/v1/agents/gate/sessions/held", Value::Null).await;
+    assert_eq!((&held["turns"], gate.arrived()), (&json!(1), 2), "{held}");
+
+    // A client that has not seen the answer gets it again from any host, and one that has gets nothing.
+    assert_eq!(client.listen(&c, Some(&calling.last_id)).await.answer(7).await, answer);
+    assert_eq!(client.listen(&c, Some(&resumed.last_id)).await.next().await, None);
+    assert_eq!(client.listen(&c, Some(&listed.last_id)).await.next().await, None);
+    // Other answers are lost, and the client is told.
+    let lost = client.listen(&c, Some(&list_began)).await.next().await.unwrap();
+    assert_eq!(
+        (&lost["id"], &lost["error"]["data"]["skep.dev/code"]),
+        (&json!(6), &json!("answer_lost")),
+        "{lost}"
+    );
+    // What may have changed meanwhile is said in the session's own stream.
+    while news.event().await.is_some() {}
+    let mut news = client.listen(&c, Some(&news.last_id)).await;
+    for list in ["tools", "prompts", "resources"] {
+        let changed = news.next().await.unwrap();
+        assert_eq!(changed["method"], format!("notifications/{list}/list_changed"));
+    }
 }

@@ -55,7 +55,8 @@ pub(super) struct Follower<'a> {
     pub(super) patience: Option<Duration>,
     /// Set if the client may decide about calls and can be asked.
     pub(super) approver: Option<Approver<'a>>,
-    pub(super) link: &'a Link,
+    /// The connection over which the turn itself sends messages to the client.
+    pub(super) link: Option<&'a Link>,
 }
 
 /// Follows a turn to its end, or until an approval has been pending for too long.
@@ -68,7 +69,7 @@ pub(super) async fn follow(mut run: RunHandle, client: Follower<'_>) -> Result<C
         let event = match run.next().now_or_never() {
             Some(event) => event,
             None => {
-                if let Some(notifier) = progress.as_mut().filter(|_| !link.has_reported())
+                if let Some(notifier) = progress.as_mut().filter(|_| !link.is_some_and(Link::has_reported))
                     && notifier.notify().await.is_err()
                 {
                     progress = None;
@@ -205,6 +206,17 @@ pub(super) fn not_yet(
 pub(super) fn refusal(error: &RuntimeError) -> CallToolResult {
     let mut result = CallToolResult::error(vec![ContentBlock::text(error.to_string())]);
     result.meta = meta_object(json!({ CODE: error.code() }));
+    result
+}
+
+/// Returns the error result of a call that nothing is stored about.
+pub(super) fn unknown_outcome() -> CallToolResult {
+    let text = format!(
+        "it is not known whether this call was made: the host that had it is gone, and nothing is stored about the call. Make it \
+         again if making it twice does no harm; calls with the same {KEY:?} in their `_meta` are made once"
+    );
+    let mut result = CallToolResult::error(vec![ContentBlock::text(text)]);
+    result.meta = meta_object(json!({ CODE: "outcome_unknown" }));
     result
 }
 

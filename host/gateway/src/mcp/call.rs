@@ -15,6 +15,7 @@ use super::{
     durable::{DurableCalls, DurableTurn},
     link::{self, ClientChannel, LeastLevel, Link},
     scope::Scope,
+    tickets::CallTicket,
 };
 use crate::{caller::Caller, metrics::MCP_CALLS};
 use axum::http::request::Parts;
@@ -48,9 +49,9 @@ pub(super) struct Client<'a> {
 }
 
 /// Properties of the called tool.
-struct Shape {
-    form: Form,
-    needs_approval: bool,
+pub(super) struct Shape {
+    pub(super) form: Form,
+    pub(super) needs_approval: bool,
 }
 
 /// The arguments of a message to an agent.
@@ -173,7 +174,7 @@ impl Turn {
         let progress = token.map(|token| Progress::new(token, context.peer.clone()));
         let decides = caller.is_admin() && link.can_elicit();
         let approver = decides.then_some(Approver { host: client.host, caller, peer: &context.peer });
-        let follower = Follower { progress, patience, approver, link: &link };
+        let follower = Follower { progress, patience, approver, link: Some(&link) };
         line.carry(answer::follow(run, follower)).await
     }
 }
@@ -188,12 +189,19 @@ async fn make(
 ) -> Result<CallToolResult, RuntimeError> {
     let meta = |key| named(&context.meta.0.0, key);
     let mut invocation = invocation(caller, target, meta(SESSION)?.unwrap_or(client.session), arguments)?;
-    let minted = || uuid::Uuid::now_v7().simple().to_string();
+    let ticket = context.extensions.get::<CallTicket>();
+    let minted = || match ticket {
+        Some(ticket) => ticket.spare_key.clone(),
+        None => uuid::Uuid::now_v7().simple().to_string(),
+    };
     let key = meta(KEY)?.map(str::to_owned).or_else(|| shape.needs_approval.then(minted));
     invocation.idempotency_key = key.clone();
     let place = invocation.session.clone();
     let session = plain_session(&place).to_owned();
     let turn = Turn::start(client, target, invocation, context).await?;
+    if let Some(ticket) = ticket {
+        ticket.tell_turn(turn.run.turn_id());
+    }
     let again = key.map(|key| RetryKey { key, turn_id: turn.run.turn_id().to_owned() });
     let answered = match &again {
         None => turn.follow(client, caller, context, None).await?,
@@ -228,7 +236,7 @@ fn named<'a>(meta: &'a JsonObject, key: &str) -> Result<Option<&'a str>, Runtime
     }
 }
 
-fn shape(host: &AgentHost, target: &Target<'_>) -> Result<Shape, RuntimeError> {
+pub(super) fn shape(host: &AgentHost, target: &Target<'_>) -> Result<Shape, RuntimeError> {
     match target.tool {
         None => host.agent(target.agent).map(|_| Shape { form: Form::Reply, needs_approval: false }),
         Some(tool) => host
@@ -247,7 +255,7 @@ fn form(tool: &ToolDefinition) -> Form {
     }
 }
 
-fn unknown(name: &str, error: &dyn Display) -> ErrorData {
+pub(super) fn unknown(name: &str, error: &dyn Display) -> ErrorData {
     let name: String = name.chars().take(160).collect();
     ErrorData::invalid_params(
         format!("unknown tool {name:?}: {error}; tools/list lists the available tools"),

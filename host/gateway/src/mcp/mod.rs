@@ -15,14 +15,18 @@ mod completion;
 mod content;
 mod durable;
 mod link;
+mod marking;
 mod marks;
+mod missed;
 mod prompts;
 mod records;
 mod resources;
+mod resumed;
 mod scope;
 mod server;
 mod sessions;
 mod subscriptions;
+mod tickets;
 
 use crate::{
     ApiError, Gateway,
@@ -44,12 +48,13 @@ use rmcp::{
         streamable_http_server::{SessionManager, session::SessionStore},
     },
 };
-use scope::PathAgent;
+use scope::{PathAgent, Scope};
 use server::AgentServer;
 use sessions::BoundedSessions;
 use skep_engine::Cancel;
 use skep_runtime::AgentHost;
 use std::{sync::Arc, time::Duration};
+use tickets::TicketKey;
 use tokio::sync::watch;
 use tracing::Span;
 
@@ -76,11 +81,17 @@ impl Default for McpOptions {
     }
 }
 
+/// The purpose of the secret of [`Mcp::new`], which the hosts of a cluster derive from their key.
+pub(crate) const TICKETS: &str = "tickets of MCP streams 1";
+
 /// The service behind the route. Dropping it terminates every session.
 pub(crate) struct Mcp {
+    host: AgentHost,
+    approval_wait: Duration,
     service: StreamableHttpService<AgentServer, BoundedSessions>,
     sessions: Arc<BoundedSessions>,
     records: Arc<Records>,
+    tickets: Arc<TicketKey>,
     /// Makes requests for sessions that continue here wait for each other, so that each session continues once.
     continuing: tokio::sync::Mutex<()>,
     closing: watch::Sender<bool>,
@@ -91,7 +102,13 @@ pub(crate) struct Mcp {
 struct RequestSpan(Span);
 
 impl Mcp {
-    pub(crate) fn new(host: AgentHost, options: &McpOptions, max_body_bytes: usize) -> Self {
+    /// Hosts with the same `ticket_secret` continue each other's streams. Without one, a host continues only its own.
+    pub(crate) fn new(
+        host: AgentHost,
+        options: &McpOptions,
+        max_body_bytes: usize,
+        ticket_secret: Option<[u8; 32]>,
+    ) -> Self {
         let closing = watch::Sender::new(false);
         let mut config = StreamableHttpServerConfig::default()
             // `access::guard` checks both for all routes.
@@ -103,13 +120,16 @@ impl Mcp {
             let store: Arc<dyn SessionStore> = records.clone();
             config.session_store = Some(store);
         }
-        let sessions = BoundedSessions::new(options.max_sessions, options.session_idle, records.clone());
-        let sessions = Arc::new(sessions);
+        let tickets = Arc::new(TicketKey::new(ticket_secret));
+        let (max, idle) = (options.max_sessions, options.session_idle);
+        let sessions = Arc::new(BoundedSessions::new(max, idle, records.clone(), tickets.clone()));
         let (ending, approval_wait, recorded) = (closing.subscribe(), options.approval_wait, records.clone());
+        let served = host.clone();
         let server =
-            move || Ok(AgentServer::new(host.clone(), recorded.clone(), ending.clone(), approval_wait));
+            move || Ok(AgentServer::new(served.clone(), recorded.clone(), ending.clone(), approval_wait));
         let service = StreamableHttpService::new(server, sessions.clone(), config);
-        Mcp { service, sessions, records, continuing: tokio::sync::Mutex::default(), closing }
+        let continuing = tokio::sync::Mutex::default();
+        Mcp { host, approval_wait, service, sessions, records, tickets, continuing, closing }
     }
 
     /// Terminates the streams that only wait for notifications, so that shutdown does not wait for them. Other hosts continue the
@@ -288,6 +308,14 @@ async fn serve(
         mcp.records.touch(id);
     }
     let is_stream_of_news = request.method() == Method::GET;
+    if let (true, Some(id), Some(last)) =
+        (is_stream_of_news, &named, resumed::last_event_id(request.headers()))
+    {
+        let scope = Scope { caller: caller.clone(), agent: agent.as_ref().map(|agent| agent.0.clone()) };
+        if let Some(response) = mcp.resume(id, &last, scope).await {
+            return Ok(mcp.until_closed(response));
+        }
+    }
     let (mut parts, body) = request.into_parts();
     parts.extensions.insert(RequestSpan(Span::current()));
     if let Some(agent) = &agent {

@@ -110,7 +110,7 @@ fn session_id(extensions: &Extensions) -> Option<&str> {
 
 /// Returns the name of the agent session of a client's calls. It follows from the id of the client's session, so it is the same at
 /// each host, and does not tell the id.
-fn agent_session(client: Option<&str>) -> String {
+pub(super) fn agent_session(client: Option<&str>) -> String {
     let Some(id) = client else { return format!("mcp-{}", uuid::Uuid::now_v7().simple()) };
     let digest = digest::digest(&digest::SHA256, id.as_bytes());
     let (half, _) = digest.as_ref().split_first_chunk::<16>().expect("SHA-256 has 32 bytes");

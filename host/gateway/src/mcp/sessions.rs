@@ -6,12 +6,15 @@
 //! reason.
 
 use super::{
+    marking::Marking,
     marks::{self, Resumption},
+    missed,
     records::Records,
     scope::PathAgent,
+    tickets::{Ticket, TicketKey},
 };
 use crate::{caller::Requester, metrics::MCP_SESSIONS};
-use futures::{Stream, StreamExt};
+use futures::{Stream, StreamExt, stream};
 use rmcp::{
     model::{ClientJsonRpcMessage, ServerJsonRpcMessage},
     transport::streamable_http_server::session::{
@@ -23,6 +26,7 @@ use rmcp::{
 };
 use std::{
     collections::HashMap,
+    future::{Ready, ready},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -31,6 +35,7 @@ pub(super) struct BoundedSessions {
     inner: LocalSessionManager,
     uses: Mutex<Uses>,
     records: Arc<Records>,
+    tickets: Arc<TicketKey>,
     max: usize,
 }
 
@@ -50,12 +55,12 @@ struct Use {
 }
 
 impl BoundedSessions {
-    pub(super) fn new(max: usize, idle: Duration, records: Arc<Records>) -> Self {
+    pub(super) fn new(max: usize, idle: Duration, records: Arc<Records>, tickets: Arc<TicketKey>) -> Self {
         let mut config = SessionConfig::default();
         config.keep_alive = Some(idle);
         let mut inner = LocalSessionManager::default();
         inner.session_config = config;
-        BoundedSessions { inner, uses: Mutex::default(), records, max: max.max(1) }
+        BoundedSessions { inner, uses: Mutex::default(), records, tickets, max: max.max(1) }
     }
 
     /// Returns whether this host has a session.
@@ -85,6 +90,20 @@ impl BoundedSessions {
         let uses = self.uses();
         let used = uses.sessions.get(id);
         used.is_some_and(|used| used.owner.as_ref() == Some(requester) && used.agent.as_ref() == agent)
+    }
+
+    /// Continues the stream of a request that this host answers, after one of its events. Fails if the request was answered
+    /// meanwhile, because the protocol crate does not keep the answer.
+    pub(super) async fn resume_request(
+        &self,
+        id: &SessionId,
+        event: &str,
+        ticket: String,
+    ) -> Result<impl Stream<Item = ServerSseMessage> + Send + 'static, LocalSessionManagerError> {
+        self.uses().of(id);
+        let epoch = self.records.epoch(id);
+        let stream = self.inner.resume(id, event.to_owned()).await?.filter(after(marks::index(event)));
+        Ok(stream.map(move |event| marks::mark(event, epoch, Some(&ticket))))
     }
 
     fn uses(&self) -> MutexGuard<'_, Uses> {
@@ -182,11 +201,11 @@ impl SessionManager for BoundedSessions {
     async fn create_stream(
         &self,
         id: &SessionId,
-        message: ClientJsonRpcMessage,
+        mut message: ClientJsonRpcMessage,
     ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error> {
-        let epoch = self.records.epoch(id);
+        let (epoch, issued) = (self.records.epoch(id), Ticket::issue(&mut message));
         let stream = self.inner.create_stream(id, message).await?;
-        Ok(stream.map(move |event| marks::mark(event, epoch)))
+        Ok(Marking::new(stream, epoch, issued, self.tickets.of_session(id)).events())
     }
 
     /// Accepts a message without an answer. The answer to a question of another host is ignored, as any that comes too late.
@@ -206,21 +225,43 @@ impl SessionManager for BoundedSessions {
     ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error> {
         let epoch = self.records.epoch(id);
         let stream = self.inner.create_standalone_stream(id).await?;
-        Ok(stream.map(move |event| marks::mark(event, epoch)))
+        Ok(stream.map(move |event| marks::mark(event, epoch, None)))
     }
 
+    /// Continues the session's own stream. At another host than before, the client hears first what may have changed meanwhile.
     async fn resume(
         &self,
         id: &SessionId,
         last_event_id: String,
     ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error> {
         let epoch = self.records.epoch(id);
-        let stream = match marks::resumption(last_event_id, epoch) {
-            Resumption::Here(event) => self.inner.resume(id, event).await?.left_stream(),
-            Resumption::News => self.inner.create_standalone_stream(id).await?.right_stream(),
-            Resumption::Lost => return Err(SessionError::InvalidEventId.into()),
+        let stream = match marks::resumption(&last_event_id, epoch) {
+            Resumption::NewsHere(event) => {
+                let stream = self.inner.resume(id, event.clone()).await?;
+                // Without a mark, the id 0 is that of the first event, and of what a new stream begins with.
+                let seen = marks::index(&event).filter(|seen| *seen > 0 || epoch.is_some());
+                stream.filter(after(seen)).left_stream()
+            }
+            Resumption::News => {
+                let missed = missed::while_away(self.records.kept(id));
+                let stream = self.inner.create_standalone_stream(id).await?;
+                stream::iter(missed).chain(stream).right_stream()
+            }
+            // Streams of requests are continued by `resumed`.
+            Resumption::Here(..) | Resumption::Lost(_) | Resumption::Answered => {
+                return Err(SessionError::InvalidEventId.into());
+            }
         };
-        Ok(stream.map(move |event| marks::mark(event, epoch)))
+        Ok(stream.map(move |event| marks::mark(event, epoch, None)))
+    }
+}
+
+/// Returns a filter of the events that follow the one at this position. The protocol crate repeats the last event that the client
+/// has seen.
+fn after(last: Option<u64>) -> impl FnMut(&ServerSseMessage) -> Ready<bool> + Send + Sync + 'static {
+    move |event| {
+        let index = event.event_id.as_deref().and_then(marks::index);
+        ready(index.is_none() || index > last)
     }
 }
 

@@ -233,7 +233,7 @@ async fn a_listening_client_does_not_delay_shutdown() {
 }
 
 /// Builds a request as clients of the revisions with sessions send it.
-fn post(body: &Value, headers: &[(&str, &str)]) -> Request<Body> {
+pub(super) fn post(body: &Value, headers: &[(&str, &str)]) -> Request<Body> {
     raw(body.to_string(), headers)
 }
 
@@ -252,7 +252,7 @@ fn raw(body: String, headers: &[(&str, &str)]) -> Request<Body> {
     request.body(Body::from(body)).unwrap()
 }
 
-fn initialize() -> Value {
+pub(super) fn initialize() -> Value {
     json!({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {
         "protocolVersion": "2025-06-18",
         "capabilities": {},

@@ -19,6 +19,7 @@ pub(crate) mod fixture;
 mod heavy;
 mod local_reasoning;
 mod mcp;
+mod mcp_resumed;
 mod mcp_servers;
 mod model_changes;
 mod model_grants;
