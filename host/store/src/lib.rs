@@ -86,6 +86,8 @@ mod snapshot;
 mod sql;
 mod sqlite;
 #[cfg(test)]
+mod statement_tests;
+#[cfg(test)]
 mod table_rows;
 mod tenants;
 #[cfg(test)]
