@@ -352,21 +352,23 @@ async fn begin(
     maker: HostNumber,
 ) -> Result<i64, StoreError> {
     let SessionRow { session: _, turns, created_at_ms, updated_at_ms } = row;
-    query_scalar(
-        "INSERT INTO sessions (agent, session, turns, created_at_ms, updated_at_ms, maker) VALUES (?, NULL, ?, ?, ?, ?)
-         RETURNING key",
+    let missing = || StoreError::AgentMissing { name: agent.to_owned() };
+    let begun = query_scalar(
+        "INSERT INTO sessions (agent, session, turns, created_at_ms, updated_at_ms, maker)
+         SELECT ?1, NULL, ?2, ?3, ?4, ?5 WHERE EXISTS (SELECT 1 FROM agents WHERE name = ?1) RETURNING key",
     )
     .bind(agent)
     .bind(*turns as i64)
     .bind(*created_at_ms as i64)
     .bind(*updated_at_ms as i64)
     .bind(maker)
-    .fetch_one(connection)
+    .fetch_optional(connection)
     .await
     .map_err(|error| match is_foreign_key(&error) {
-        true => StoreError::AgentMissing { name: agent.to_owned() },
+        true => missing(),
         false => StoreError::while_it("wrote a session")(error),
-    })
+    })?;
+    begun.ok_or_else(missing)
 }
 
 async fn exists(connection: &mut Connection, agent: &str, session: &str) -> Result<bool, StoreError> {

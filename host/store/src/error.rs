@@ -86,6 +86,9 @@ pub enum StoreError {
     /// The turn was finished or removed in the meantime. Nothing was written.
     #[error("turn {key} is no longer open; nothing was written")]
     TurnNotOpen { key: i64 },
+    /// The turn was finished or removed by somebody else between two statements of the write. Nothing was written.
+    #[error("turn {key} was ended while more of it was written; nothing was written")]
+    TurnEndedMeanwhile { key: i64 },
     #[error("{what} has {bytes} bytes; a row can have at most {limit}; nothing was written")]
     RowTooLarge { what: &'static str, bytes: usize, limit: usize },
     #[error("the database was closed; nothing was written")]
@@ -115,10 +118,16 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    /// Returns whether the error is a refusal: the statement that found it wrote nothing, so the transaction
-    /// can continue with other turns.
+    /// Returns whether the error is a refusal: the write that it ends wrote nothing, so the transaction can continue with
+    /// other writes.
     pub(crate) fn is_refusal(&self) -> bool {
-        matches!(self, Self::TurnConflict { .. } | Self::AgentMissing { .. } | Self::TooManyApiKeys { .. })
+        matches!(
+            self,
+            Self::TurnConflict { .. }
+                | Self::TurnNotOpen { .. }
+                | Self::AgentMissing { .. }
+                | Self::TooManyApiKeys { .. }
+        )
     }
 
     /// Returns the error for a file that cannot be opened.

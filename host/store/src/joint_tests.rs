@@ -2,6 +2,10 @@
 //! alone.
 
 use crate::{host_tests::agent, *};
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
 
 const TURNS: u64 = 200;
 
@@ -212,4 +216,113 @@ async fn records_and_commits_that_wait_together_are_written_once_and_in_order() 
     let requests: u64 = usage.iter().map(|sum| sum.counts.requests).sum();
     assert_eq!((tokens, requests, usage.len() as u64), (turns, turns, SESSIONS));
     assert_eq!(store.writer.retries(), 0);
+}
+
+/// Counts how often the writer begins a transaction and makes a write.
+fn counted(store: &Store) -> (Arc<AtomicU64>, Arc<AtomicU64>) {
+    let (transactions, writes) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let counters = (transactions.clone(), writes.clone());
+    store.faults().choose(move |moment| {
+        match moment {
+            Moment::Begin => _ = transactions.fetch_add(1, Ordering::Relaxed),
+            Moment::Write => _ = writes.fetch_add(1, Ordering::Relaxed),
+            Moment::Commit | Moment::Committed => {}
+        }
+        None
+    });
+    counters
+}
+
+#[tokio::test]
+async fn a_refusal_does_not_repeat_the_writes_beside_it() {
+    const TURNS: u64 = 100;
+    let store = with_agent().await;
+    let accepted = together((0..TURNS).map(|number| {
+        let store = store.clone();
+        async move { store.accept_turn(message(number)).await.unwrap() }
+    }));
+    let keys: Vec<TurnKey> = accepted
+        .await
+        .into_iter()
+        .map(|accepted| match accepted {
+            Acceptance::New(key) => key,
+            Acceptance::Known(key) => panic!("{key:?} is known"),
+        })
+        .collect();
+    for number in (1..TURNS).step_by(10) {
+        let failure = failure(keys[number as usize], &format!("s{number}"), 1);
+        store.fail_turn(failure).await.unwrap();
+    }
+    for turn in 1..=2 {
+        let (transactions, writes) = counted(&store);
+        let ended = together((0..TURNS).map(|number| {
+            let (store, key) = (store.clone(), keys[number as usize]);
+            async move {
+                if turn == 2 && number % 10 > 2 {
+                    let second =
+                        NewTurn { id: format!("second {number}"), number: Some(2), ..message(number) };
+                    let Acceptance::New(key) = store.accept_turn(second).await.unwrap() else { panic!() };
+                    return store.commit_turn(commit(key, &format!("s{number}"), 2)).await;
+                }
+                let mut commit = commit(key, &format!("s{number}"), 1);
+                match number % 10 {
+                    0 => commit.turn = 9,
+                    2 => commit.agent = "nobody".into(),
+                    _ => {}
+                }
+                store.commit_turn(commit).await
+            }
+        }))
+        .await;
+        for (number, ended) in (0..TURNS).zip(ended) {
+            match number % 10 {
+                0 => assert!(matches!(ended, Err(StoreError::TurnConflict { .. })), "{number}: {ended:?}"),
+                1 => assert!(matches!(ended, Err(StoreError::TurnNotOpen { .. })), "{number}: {ended:?}"),
+                2 => assert!(matches!(ended, Err(StoreError::AgentMissing { .. })), "{number}: {ended:?}"),
+                _ => ended.unwrap(),
+            }
+        }
+        let (transactions, writes) = (transactions.load(Ordering::Relaxed), writes.load(Ordering::Relaxed));
+        let expected = if turn == 1 { TURNS } else { TURNS + 70 };
+        assert_eq!(writes, expected, "each write was made once");
+        assert!(transactions < TURNS, "{transactions} transactions for {writes} writes");
+    }
+    store.faults().end();
+    for number in 0..TURNS {
+        let session = store.session("a", &format!("s{number}")).await.unwrap();
+        let turns = session.map_or(0, |session| session.row.turns);
+        assert_eq!(turns, if number % 10 > 2 { 2 } else { 0 }, "session {number}");
+    }
+    assert_eq!(store.turn_by_key(keys[0]).await.unwrap().map(|row| row.is_open()), Some(true));
+    let tokens: u64 = store.token_use(7).await.unwrap().iter().map(|used| used.tokens).sum();
+    assert_eq!(tokens, 140, "nothing of the others was counted");
+    assert_eq!(store.writer.retries(), 0);
+}
+
+#[tokio::test]
+async fn records_of_a_turn_that_has_ended_are_refused_beside_others() {
+    let store = with_agent().await;
+    let mut keys = Vec::new();
+    for number in 0..20 {
+        let Acceptance::New(key) = store.accept_turn(message(number)).await.unwrap() else { panic!() };
+        keys.push(key);
+        if number % 2 == 0 {
+            store.fail_turn(failure(key, &format!("s{number}"), 1)).await.unwrap();
+        }
+    }
+    let (_, writes) = counted(&store);
+    let appended = together(keys.iter().map(|key| {
+        let (store, key) = (store.clone(), *key);
+        async move { store.append_records(key, vec![record(1, true)]).await }
+    }))
+    .await;
+    for (number, appended) in appended.into_iter().enumerate() {
+        match number % 2 {
+            0 => assert!(matches!(appended, Err(StoreError::TurnNotOpen { .. })), "{appended:?}"),
+            _ => appended.unwrap(),
+        }
+        let records = store.records(keys[number]).await.unwrap();
+        assert_eq!(records.len(), number % 2);
+    }
+    assert_eq!(writes.load(Ordering::Relaxed), 20, "each write was made once");
 }

@@ -111,7 +111,7 @@ async fn append_all(
     // Another host may have ended a turn between two statements, and then none of the records stays.
     let is_partial = |turn: &&i64| missing[*turn] > 0 && missing[*turn] < given[*turn];
     if let Some(turn) = given.keys().find(is_partial) {
-        return Err(StoreError::TurnNotOpen { key: *turn });
+        return Err(StoreError::TurnEndedMeanwhile { key: *turn });
     }
     let is_appended =
         |(turn, _): &(TurnKey, &[Record])| missing.get(&turn.0).is_none_or(|left| *left == 0).then_some(());

@@ -98,7 +98,7 @@ impl Settlement {
             Ok(()) => {}
             // The turn was ended before, perhaps by a write that succeeded but could not be
             // confirmed, or it was deleted with its agent.
-            Err(StoreError::TurnNotOpen { .. }) => return Ok(()),
+            Err(StoreError::TurnNotOpen { .. } | StoreError::TurnEndedMeanwhile { .. }) => return Ok(()),
             Err(error) => return Err(error),
         }
         if let Some(spend) = &spend {

@@ -7,10 +7,13 @@ use crate::{
     events, logs,
     row_groups::bounded,
     schedules,
-    sql::{Connection, GivenRows, query_scalar},
+    sql::{Connection, GivenRows, Row, query, query_scalar},
     token_use, turns, usage,
 };
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
 
 /// A commit whose session has advanced to it.
 struct Advanced<'c> {
@@ -24,14 +27,13 @@ pub(super) async fn commit_turn(
     connection: &mut Connection,
     commit: &Arc<TurnCommit>,
 ) -> Result<(), StoreError> {
-    let Some(session) = advance(connection, commit).await? else {
-        let TurnCommit { agent, session, turn, .. } = &**commit;
-        return Err(StoreError::TurnConflict { agent: agent.clone(), session: session.clone(), turn: *turn });
-    };
-    write(connection, &[Advanced { session, commit }]).await
+    match advance(connection, commit).await? {
+        Some(session) => write(connection, &[Advanced { session, commit }]).await,
+        None => Err(refusal(connection, commit).await?),
+    }
 }
 
-/// Commits the turns that are the next ones of sessions that exist, and leaves the others.
+/// Commits the turns that are open and the next ones of sessions that exist, and leaves the others.
 pub(super) async fn commit_turns(
     connection: &mut Connection,
     commits: &[&Arc<TurnCommit>],
@@ -46,7 +48,7 @@ pub(super) async fn commit_turns(
     Ok(sessions.into_iter().map(|session| session.map(drop)).collect())
 }
 
-/// Makes these the last turns of their sessions, if they are the next ones, and returns the keys of these sessions.
+/// Makes these the last turns of their sessions, if they are open and the next ones, and returns the keys of these sessions.
 async fn advance_all(
     connection: &mut Connection,
     commits: &[&Arc<TurnCommit>],
@@ -55,51 +57,72 @@ async fn advance_all(
         .column("agent", commits.iter().map(|commit| &commit.agent))
         .column("session", commits.iter().map(|commit| &commit.session))
         .column("turn", commits.iter().map(|commit| commit.turn as i64))
-        .column("at_ms", commits.iter().map(|commit| commit.at_ms as i64));
+        .column("at_ms", commits.iter().map(|commit| commit.at_ms as i64))
+        .column("own", commits.iter().map(|commit| commit.key.map(|key| key.0)));
+    // Nothing is written for a commit that is refused, so it costs the others nothing.
     let advance = rows.query(
         connection.dialect(),
         "UPDATE sessions SET turns = new.turn, updated_at_ms = new.at_ms FROM",
         "WHERE sessions.agent = new.agent AND sessions.session = new.session AND sessions.turns = new.turn - 1
-         RETURNING place, key",
+             AND (new.own IS NULL OR EXISTS (SELECT 1 FROM turns WHERE turns.key = new.own AND turns.ended_at_ms IS NULL))
+         RETURNING sessions.agent, sessions.session, sessions.turns, sessions.key",
     );
     let advanced = advance.fetch_all(connection).await.map_err(StoreError::while_it("committed turns"))?;
-    let mut keys = vec![None; commits.len()];
-    for row in &advanced {
-        keys[row.get::<i64>(0) as usize - 1] = Some(row.get(1));
-    }
-    Ok(keys)
+    let read =
+        |row: &Row| ((row.get::<String>(0), row.get::<String>(1), row.get::<i64>(2)), row.get::<i64>(3));
+    let mut keys: HashMap<_, i64> = advanced.iter().map(read).collect();
+    let mut key_of = |commit: &TurnCommit| {
+        // Of two commits of the same turn, one has made it.
+        keys.remove(&(commit.agent.clone(), commit.session.clone(), commit.turn as i64))
+    };
+    Ok(commits.iter().map(|commit| key_of(commit)).collect())
 }
 
-/// Makes this the session's last turn, if it is the next one, and returns the session's key.
-async fn advance(connection: &mut Connection, commit: &TurnCommit) -> Result<Option<i64>, StoreError> {
-    let failed = || StoreError::while_it("committed a turn");
-    let TurnCommit { agent, session, turn, at_ms, .. } = commit;
-    let advanced = query_scalar(
-        "UPDATE sessions SET turns = ?3, updated_at_ms = ?4
-         WHERE agent = ?1 AND session = ?2 AND turns = ?3 - 1 RETURNING key",
-    )
-    .bind(agent)
-    .bind(session)
-    .bind(*turn as i64)
-    .bind(*at_ms as i64)
-    .fetch_optional(&mut *connection)
-    .await
-    .map_err(failed())?;
+/// Makes this the session's last turn, if it is open and the next one, and returns the session's key.
+async fn advance(connection: &mut Connection, commit: &Arc<TurnCommit>) -> Result<Option<i64>, StoreError> {
+    let advanced = advance_all(connection, &[commit]).await?.pop().flatten();
+    let TurnCommit { agent, session, turn, at_ms, key, .. } = &**commit;
     if advanced.is_some() || *turn != 1 {
         return Ok(advanced);
     }
     query_scalar(
-        "INSERT INTO sessions (agent, session, turns, created_at_ms, updated_at_ms) VALUES (?1, ?2, 1, ?3, ?3)
+        "INSERT INTO sessions (agent, session, turns, created_at_ms, updated_at_ms)
+         SELECT ?1, ?2, 1, ?3, ?3 WHERE EXISTS (SELECT 1 FROM agents WHERE name = ?1)
+             AND (?4 IS NULL OR EXISTS (SELECT 1 FROM turns WHERE key = ?4 AND ended_at_ms IS NULL))
          ON CONFLICT DO NOTHING RETURNING key",
     )
     .bind(agent)
     .bind(session)
     .bind(*at_ms as i64)
+    .bind(key.map(|key| key.0))
     .fetch_optional(connection)
     .await
     .map_err(|error| match is_foreign_key(&error) {
         true => StoreError::AgentMissing { name: agent.clone() },
-        false => failed()(error),
+        false => StoreError::while_it("committed a turn")(error),
+    })
+}
+
+/// Returns why a commit was refused.
+async fn refusal(connection: &mut Connection, commit: &TurnCommit) -> Result<StoreError, StoreError> {
+    let TurnCommit { agent, session, turn, key, .. } = commit;
+    let found = query(
+        "SELECT EXISTS (SELECT 1 FROM agents WHERE name = ?1),
+             EXISTS (SELECT 1 FROM turns WHERE key = ?3 AND ended_at_ms IS NULL),
+             COALESCE((SELECT turns FROM sessions WHERE agent = ?1 AND session = ?2), 0)",
+    )
+    .bind(agent)
+    .bind(session)
+    .bind(key.map(|key| key.0))
+    .fetch_one(connection)
+    .await
+    .map_err(StoreError::while_it("committed a turn"))?;
+    let (is_agent_known, is_open, turns): (bool, bool, i64) = (found.get(0), found.get(1), found.get(2));
+    let is_next = turns + 1 == *turn as i64;
+    Ok(match key {
+        _ if is_next && !is_agent_known => StoreError::AgentMissing { name: agent.clone() },
+        Some(key) if is_next && !is_open => StoreError::TurnNotOpen { key: key.0 },
+        _ => StoreError::TurnConflict { agent: agent.clone(), session: session.clone(), turn: *turn },
     })
 }
 

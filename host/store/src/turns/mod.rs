@@ -292,27 +292,8 @@ async fn accept_all(
 }
 
 async fn accept(connection: &mut Connection, turn: &NewTurn) -> Result<Acceptance, StoreError> {
-    let failed = || StoreError::while_it("accepted a turn");
-    let inserted = query(
-        "INSERT INTO turns (id, agent, session, idempotency_key, digest, input, seed, accepted_at_ms, state, number)
-         SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10 WHERE EXISTS (SELECT 1 FROM agents WHERE name = ?2 AND NOT deleted)
-         ON CONFLICT DO NOTHING RETURNING key",
-    )
-    .bind(&turn.id)
-    .bind(&turn.agent)
-    .bind(&turn.session)
-    .bind(&turn.idempotency_key)
-    .bind(&turn.digest)
-    .bind(&turn.input)
-    .bind(&turn.seed)
-    .bind(turn.accepted_at_ms as i64)
-    .bind(turn.first_state())
-    .bind(turn.number.map(|number| number as i64))
-    .fetch_optional(&mut *connection)
-    .await
-    .map_err(failed())?;
-    if let Some(row) = inserted {
-        return Ok(Acceptance::New(TurnKey(row.get(0))));
+    if let Some(accepted) = accept_all(connection, &[turn]).await?.pop().flatten() {
+        return Ok(accepted);
     }
     let known = query("SELECT key FROM turns WHERE agent = ? AND session = ? AND idempotency_key = ?")
         .bind(&turn.agent)
@@ -320,7 +301,7 @@ async fn accept(connection: &mut Connection, turn: &NewTurn) -> Result<Acceptanc
         .bind(&turn.idempotency_key)
         .fetch_optional(connection)
         .await
-        .map_err(failed())?;
+        .map_err(StoreError::while_it("accepted a turn"))?;
     let known = known.ok_or_else(|| StoreError::AgentMissing { name: turn.agent.clone() })?;
     Ok(Acceptance::Known(TurnKey(known.get(0))))
 }
@@ -391,7 +372,8 @@ pub(crate) async fn finish(connection: &mut Connection, turns: &[EndedTurn<'_>])
             update.fetch_all(&mut *connection).await.map_err(StoreError::while_it("finished a turn"))?;
         let ended: HashSet<i64> = ended.iter().map(|row| row.get(0)).collect();
         if let Some(turn) = turns.iter().find(|turn| !ended.contains(&turn.key.0)) {
-            return Err(StoreError::TurnNotOpen { key: turn.key.0 });
+            // Its session has already advanced, and all of it is taken back.
+            return Err(StoreError::TurnEndedMeanwhile { key: turn.key.0 });
         }
         journal::close(connection, turns.iter().map(|turn| turn.key)).await?;
     }

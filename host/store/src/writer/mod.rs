@@ -2,8 +2,9 @@
 //! while a transaction runs go into the next one together, so that many writes share the cost of one commit.
 //!
 //! Invariant: writes are made in the order of their requests, except joint ones (below), and no caller learns that a write is
-//! done before its transaction is committed. A write that is refused (a turn that is not the next one) does not
-//! affect other writes. No transaction accepts another write once it has lasted [`HOLD`]. A write that may
+//! done before its transaction is committed. A write that is refused (a turn that is not the next one) has written nothing, so the
+//! others of its transaction are committed without it. After an error of the database, each is made again in a transaction of its
+//! own, so nobody gets the error of another. No transaction accepts another write once it has lasted [`HOLD`]. A write that may
 //! take long is split into several (see `chunks`).
 //!
 //! Each statement of PostgreSQL is a round trip, so what most turns write, one statement writes for many: the *joint* writes that
@@ -166,7 +167,7 @@ struct Task {
 /// The outcome of a transaction.
 enum TransactionEnd {
     Committed,
-    /// The only write of the transaction was refused and rolled back.
+    /// All writes of the transaction were refused, and it was rolled back.
     Refused,
     /// The transaction could not start.
     NotStarted(StoreError),
@@ -397,22 +398,20 @@ async fn fill(
         let is_joint = is_shared && write.joint_kind().is_some() && !faults.are_writes_separate();
         let mut writes = if is_joint { with_followers(write, waiting) } else { vec![write] };
         let made = make(faults, connection, &mut writes).await;
-        let is_refused = made.is_ok() && writes.iter().any(|write| write.is_refused());
         taken.append(&mut writes);
         if let Err(error) = made {
             roll_back(connection).await;
             return TransactionEnd::RolledBack(error);
         }
-        if is_refused && connection.dialect() == Dialect::Postgres {
-            roll_back(connection).await;
-            return match taken.len() {
-                1 => TransactionEnd::Refused,
-                _ => TransactionEnd::RolledBack(StoreError::Panicked),
-            };
-        }
         if began.elapsed() >= HOLD || faults.are_writes_separate() {
             break;
         }
+    }
+    // PostgreSQL ends a transaction in which a statement failed, such as one that referred to a row that was removed meanwhile. Then
+    // the next statement fails as well, at the latest the one before the commit.
+    if taken.iter().all(|write| write.is_refused()) {
+        roll_back(connection).await;
+        return TransactionEnd::Refused;
     }
     for count in connection.take_counts() {
         if let Err(error) = count.execute(&mut *connection).await {
