@@ -160,7 +160,7 @@ fn hosts_that_fail_at_random_under_mixed_load_lose_and_double_nothing() {
     let Some(server) = Server::start() else { return };
     let model = tempfile::tempdir().unwrap();
     tiny_model(model.path());
-    let seconds: f64 = std::env::var("SKEP_CLUSTER_SECONDS").map_or(25.0, |seconds| seconds.parse().unwrap());
+    let seconds: f64 = std::env::var("SKEP_CLUSTER_SECONDS").map_or(60.0, |seconds| seconds.parse().unwrap());
     let mut command = Command::new(env!("CARGO_BIN_EXE_skep"));
     command.args(["bench", "cluster", "--json", "--hosts", "3", "--pairs", "4", "--measure-s", "1"]);
     command.args(["--seed", "2026", "--minutes", &(seconds / 60.0).to_string()]);
