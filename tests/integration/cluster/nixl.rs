@@ -3,6 +3,7 @@
 use super::{
     nodes::{Node, Site, until},
     pages::{chat, kv, long_text, prompt_tokens, written},
+    split,
 };
 use crate::clients::{installed, made};
 use reqwest::Method;
@@ -116,4 +117,61 @@ async fn pages_are_read_in_the_memory_of_another_host_and_over_http_without_its_
     let theirs = a.process_with("kv-agent").expect("the helper runs");
     a.kill();
     until(async || !Path::new(&format!("/proc/{theirs}")).exists()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pages_that_a_prefill_host_computes_are_read_in_its_memory_and_over_http_without_its_helper() {
+    let Some(library) = tokio::task::spawn_blocking(library).await.unwrap() else { return };
+    let Some(site) = split::site().await else { return };
+    let folder = site.path("nixl");
+    std::os::unix::fs::symlink(library, &folder).unwrap();
+    let settings = "transfer = \"nixl\"\nnixl_dir = \"nixl\"\nnixl_devices = \"lo\"\nnixl_mb = 32\n";
+    let mut file = OpenOptions::new().append(true).open(site.path("skep.toml")).unwrap();
+    file.write_all(settings.as_bytes()).unwrap();
+    let tcp = ("UCX_TLS", "tcp");
+    let decode = site.node_as_with("decode", &[], tcp).await;
+    // One host computes all of them while there is no other.
+    let mut expected = Vec::new();
+    for number in 0..3 {
+        expected.push(split::chat(&decode, number).await.0);
+    }
+    decode.ok(Method::DELETE, "/v1/kv", serde_json::Value::Null).await;
+    let prefill = site.node_as_with("prefill", &["--kv-disk-gb", "0"], tcp).await;
+    split::knows(&decode, &prefill, "prefill").await;
+    for node in [&decode, &prefill] {
+        until(async || kv(node).await["peers"]["lane"] == "nixl").await;
+    }
+    let ordered = async |number: usize| {
+        let (text, usage) = split::chat(&decode, number).await;
+        assert_eq!(text, expected[number], "{usage}");
+        let (prompt, prefilled, _) = split::prompt_tokens(&usage);
+        assert_eq!(prefilled, (prompt - 1) / 16 * 16, "{usage}");
+    };
+    ordered(0).await;
+    let (bytes, others) = (lane_bytes(&decode, "nixl").await, lane_bytes(&decode, "http").await);
+    let fetched = kv(&decode).await;
+    assert!(bytes > 0, "{fetched}");
+    assert_eq!(Some(bytes + others), fetched["peers"]["fetched_bytes"].as_u64(), "{fetched}");
+
+    // It stops before pages are read, and is killed while a READ waits for it. The pages are still there for the other lane.
+    let theirs = prefill.process_with("kv-agent").expect("the helper runs");
+    signal(theirs, "-STOP");
+    let accepted =
+        async || split::metric(&prefill, "skep_cluster_prefills_served_total{", "outcome=\"accepted\"").await;
+    let before = accepted().await;
+    tokio::join!(ordered(1), async {
+        until(async || accepted().await > before).await;
+        signal(theirs, "-KILL");
+    });
+
+    // A helper that cannot be started any more leaves the pages to HTTP.
+    until(async || prefill.process_with("kv-agent").is_some_and(|process| process != theirs)).await;
+    until(async || kv(&prefill).await["peers"]["lane"] == "nixl").await;
+    std::fs::remove_file(folder).unwrap();
+    signal(prefill.process_with("kv-agent").expect("the helper runs"), "-KILL");
+    until(async || kv(&prefill).await["peers"]["lane"] == "http").await;
+    let before = lane_bytes(&decode, "http").await;
+    ordered(2).await;
+    assert!(lane_bytes(&decode, "http").await > before, "{}", kv(&decode).await);
+    assert_eq!(split::used(&decode).await, 3);
 }

@@ -125,6 +125,17 @@ impl Site {
 
     /// Starts a host with this role and these further arguments. Unless it is a balancer, it has the model, or one of another folder.
     pub async fn node_as(&self, role: &str, model: Option<&Path>, arguments: &[&str]) -> Node {
+        self.joined(self.command_as(role, model, arguments), &self.path("cluster.key")).await
+    }
+
+    /// Does the same with this variable in its environment.
+    pub async fn node_as_with(&self, role: &str, arguments: &[&str], (name, value): (&str, &str)) -> Node {
+        let mut command = self.command_as(role, None, arguments);
+        command.env(name, value);
+        self.joined(command, &self.path("cluster.key")).await
+    }
+
+    fn command_as(&self, role: &str, model: Option<&Path>, arguments: &[&str]) -> Command {
         let mut command = self.command_without_model();
         match (role, model) {
             ("balancer", _) => {}
@@ -132,7 +143,7 @@ impl Site {
             (_, None) => drop(command.arg("--model").arg(self.model())),
         }
         command.args(["--role", role]).args(arguments);
-        self.joined(command, &self.path("cluster.key")).await
+        command
     }
 
     /// Starts a host of the cluster.

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 /// Prepares hosts that have prompts of 64 tokens and more computed elsewhere. The pages of a prompt are taken in any case, because other
 /// work may make this machine slower at one of the two.
-async fn site() -> Option<Site> {
+pub async fn site() -> Option<Site> {
     let site = Site::start(false).await?;
     let path = site.path("skep.toml");
     let settings = std::fs::read_to_string(&path).unwrap();
@@ -28,7 +28,7 @@ fn question(number: usize) -> Value {
 }
 
 /// Asks a question, and returns the text and the usage of the answer.
-async fn chat(node: &Node, number: usize) -> (String, Value) {
+pub async fn chat(node: &Node, number: usize) -> (String, Value) {
     let mut answer = node.ok(Method::POST, "/v1/chat/completions", question(number)).await;
     let text = answer["choices"][0]["message"]["content"].as_str().unwrap_or_default().to_owned();
     (text, answer["usage"].take())
@@ -54,25 +54,25 @@ async fn streamed(node: &Node, number: usize) -> (String, Value, u64) {
 }
 
 /// Returns the tokens of the prompt, how many a prefill host has computed, and how many were cached.
-fn prompt_tokens(usage: &Value) -> (u64, u64, u64) {
+pub fn prompt_tokens(usage: &Value) -> (u64, u64, u64) {
     let details = &usage["prompt_tokens_details"];
     let count = |value: &Value| value.as_u64().unwrap_or_default();
     (count(&usage["prompt_tokens"]), count(&details["prefilled_tokens"]), count(&details["cached_tokens"]))
 }
 
 /// Returns the sum of a metric over the series with this label.
-async fn metric(node: &Node, name: &str, label: &str) -> u64 {
+pub async fn metric(node: &Node, name: &str, label: &str) -> u64 {
     let text = node.request(Method::GET, "/metrics").send().await.unwrap().text().await.unwrap();
     let series = text.lines().filter(|line| line.starts_with(name) && line.contains(label));
     series.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum::<f64>() as u64
 }
 
-async fn used(node: &Node) -> u64 {
+pub async fn used(node: &Node) -> u64 {
     metric(node, "skep_cluster_prefills_total{", "outcome=\"used\"").await
 }
 
 /// Waits until a host knows another one that has started.
-async fn knows(node: &Node, other: &Node, role: &str) {
+pub async fn knows(node: &Node, other: &Node, role: &str) {
     until(async || {
         let listed = node.get("/v1/cluster").await.1;
         let hosts = listed["hosts"].as_array().cloned().unwrap_or_default();

@@ -4,7 +4,7 @@ use super::{
     Cluster, ClusterPages, generation,
     key::{Signed, SignedBody},
     lines,
-    pages::{PrefillOrderBody, TransferName},
+    pages::{PrefillOrderBody, TransferName, TransferPart},
     peers::{BYTES, JSON},
 };
 use crate::{ApiError, Gateway};
@@ -37,9 +37,11 @@ pub(super) const PAGES_RETURN: &str = "/cluster/v1/pages/return";
 pub(super) const PREFILL: &str = "/cluster/v1/prefill";
 /// The pages of such an order, as they become ready.
 pub(super) const PREFILL_PAGES: &str = "/cluster/v1/prefill/pages";
+/// Lends the pages of such an order that are ready, and answers where in the memory of the host they can be read.
+pub(super) const PREFILL_LEND: &str = "/cluster/v1/prefill/lend";
 /// The end of such an order, whose pages nobody fetches any more.
 pub(super) const PREFILL_END: &str = "/cluster/v1/prefill/end";
-pub(super) const ROUTES: [&str; 12] = [
+pub(super) const ROUTES: [&str; 13] = [
     INVOKE,
     FOLLOW,
     CANCEL,
@@ -51,6 +53,7 @@ pub(super) const ROUTES: [&str; 12] = [
     PAGES_RETURN,
     PREFILL,
     PREFILL_PAGES,
+    PREFILL_LEND,
     PREFILL_END,
 ];
 /// The code of the error that a session is owned by another host.
@@ -134,8 +137,12 @@ async fn act(gateway: &Gateway, cluster: &Cluster, path: &str, body: &[u8]) -> R
             pages(cluster)?.order(host.models(), order)
         }
         PREFILL_PAGES => {
-            let name: TransferName = parse(body)?;
-            Ok(([(header::CONTENT_TYPE, BYTES)], pages(cluster)?.transfer(&name)?).into_response())
+            let part: TransferPart = parse(body)?;
+            Ok(([(header::CONTENT_TYPE, BYTES)], pages(cluster)?.transfer(&part)?).into_response())
+        }
+        PREFILL_LEND => {
+            let part: TransferPart = parse(body)?;
+            Ok(Json(pages(cluster)?.lend_transfer(&part).await?).into_response())
         }
         PREFILL_END => {
             pages(cluster)?.end_transfer(&parse::<TransferName>(body)?)?;

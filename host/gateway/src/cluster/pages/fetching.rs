@@ -6,6 +6,7 @@
 use super::{
     super::{peers, routes},
     ClusterPages, Count, Shared,
+    direct::Place,
     figures::Lane,
 };
 use axum::body::{Body, BodyDataStream, Bytes, to_bytes};
@@ -175,15 +176,13 @@ impl Shared {
         mut question: PageQuestion,
         pages: &SyncSender<Vec<u8>>,
     ) -> FetchEnding {
-        let (handed, ended) = self.read_directly(host, &question, pages).await;
+        let (handed, ended) = self.read_directly(host, (Place::Disk, &question), pages).await;
         if let Some(ending) = ended {
             return ending;
         }
         question.names.drain(..handed);
         let ending = self.read_answer(host, question, pages).await;
-        if matches!(ending, FetchEnding::Late | FetchEnding::Broken | FetchEnding::Rejected) {
-            Lane::Http.record_error();
-        }
+        Lane::Http.record_ending(ending);
         ending
     }
 
@@ -289,10 +288,10 @@ impl Images {
         Images { body, left, arriving: Duration::ZERO, bytes: 0, patience }
     }
 
-    /// Returns the bytes of the images that have arrived, and the time that they took from their beginning to their end, if that
-    /// says something about the network.
-    pub(super) fn moved(&self) -> Option<(u64, Duration)> {
-        (self.bytes > 0 && !self.arriving.is_zero()).then_some((self.bytes, self.arriving))
+    /// Returns the bytes of the images that have arrived, and the time that they took from their beginning to their end, which is zero if
+    /// each came at once.
+    pub(super) fn moved(&self) -> (u64, Duration) {
+        (self.bytes, self.arriving)
     }
 
     /// Returns the next image, which has this many bytes, or `None` if the answer ends before.

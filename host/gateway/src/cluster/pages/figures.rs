@@ -48,6 +48,13 @@ impl Lane {
         metrics::histogram!(KV_LANE_TIME, "lane" => self.as_str()).record(took.as_secs_f64());
     }
 
+    /// Counts a transfer that has failed, if this ending is a failure.
+    pub(super) fn record_ending(self, ending: FetchEnding) {
+        if matches!(ending, FetchEnding::Late | FetchEnding::Broken | FetchEnding::Rejected) {
+            self.record_error();
+        }
+    }
+
     /// Counts a transfer that failed.
     pub(super) fn record_error(self) {
         metrics::counter!(KV_LANE_ERRORS, "lane" => self.as_str()).increment(1);

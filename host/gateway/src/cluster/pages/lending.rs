@@ -1,10 +1,11 @@
 //! Lends pages to another host, which reads them in the memory that this one shares with its helper.
 //!
-//! Invariant: a page is lent only while it is on the disk, and for [`LEASE`] at most. What is lent is sealed as every page that
-//! travels, because whoever reaches the helper can read it.
+//! Invariant: a page is lent only while it is on the disk or in a transfer (`split`), and for [`LEASE`] at most. What is lent is sealed as
+//! every page that travels, because whoever reaches the helper can read it.
 
 use super::{
     Shared,
+    direct::Direct,
     fetching::{Images, PAGE_TIME},
     giving,
 };
@@ -61,32 +62,50 @@ impl Loans {
 
 /// Lends the pages that are here, from the first on, as far as there is room.
 pub(super) async fn lend(shared: &Arc<Shared>, mut question: PageQuestion) -> Result<Offer, ApiError> {
-    let Some(direct) = shared.direct.get() else {
-        let message =
-            "this host lends no KV pages: `transfer` under [kv] is \"http\", or there is no NIXL library";
-        return Err(ApiError::new(StatusCode::NOT_FOUND, "transfer_off", message));
-    };
-    question.names.truncate(MAX_LENT);
-    let (wanted, image_bytes) = (question.names.len().max(1), question.image_bytes());
-    let Some(mut loan) = direct.agent().lend(wanted, image_bytes) else {
-        let message =
-            "the memory for lent KV pages is in use, or its helper is starting; they can be read over HTTP";
-        return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "pages_busy", message));
-    };
+    let image_bytes = question.image_bytes();
+    let mut loan = room(shared, question.names.len(), image_bytes)?;
     question.names.truncate(loan.images());
     let wanted = question.names.len();
     let mut images = Images::of(giving::give(shared, question)?, PAGE_TIME);
     let mut written = 0;
     while written < wanted {
         let Ok(Ok(Some(image))) = timeout(PAGE_TIME, images.next(image_bytes)).await else { break };
-        let writing = tokio::task::spawn_blocking(move || loan.write(written, &image).map(|()| loan));
-        loan = match writing.await {
-            Ok(Ok(loan)) => loan,
-            Ok(Err(error)) => return Err(unwritten(&error.to_string())),
-            Err(error) => return Err(unwritten(&error.to_string())),
-        };
+        loan = write(loan, written, image).await?;
         written += 1;
     }
+    Ok(offer(shared, loan, written))
+}
+
+/// Takes memory for at most this many images, and for one at least.
+pub(super) fn room(shared: &Shared, images: usize, image_bytes: usize) -> Result<Loan, ApiError> {
+    direct(shared)?.agent().lend(images.clamp(1, MAX_LENT), image_bytes).ok_or_else(|| {
+        let message =
+            "the memory for lent KV pages is in use, or its helper is starting; they can be read over HTTP";
+        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "pages_busy", message)
+    })
+}
+
+/// Returns the memory that this host lends.
+pub(super) fn direct(shared: &Shared) -> Result<&Direct, ApiError> {
+    shared.direct.get().ok_or_else(|| {
+        let message =
+            "this host lends no KV pages: `transfer` under [kv] is \"http\", or there is no NIXL library";
+        ApiError::new(StatusCode::NOT_FOUND, "transfer_off", message)
+    })
+}
+
+/// Writes an image into the memory of a loan.
+pub(super) async fn write(loan: Loan, at: usize, image: Vec<u8>) -> Result<Loan, ApiError> {
+    let writing = tokio::task::spawn_blocking(move || loan.write(at, &image).map(|()| loan));
+    match writing.await {
+        Ok(Ok(loan)) => Ok(loan),
+        Ok(Err(error)) => Err(unwritten(&error.to_string())),
+        Err(error) => Err(unwritten(&error.to_string())),
+    }
+}
+
+/// Begins a loan of the images that were written, and says where they are. It ends with its lease at the latest.
+pub(super) fn offer(shared: &Arc<Shared>, mut loan: Loan, written: usize) -> Offer {
     loan.truncate(written);
     let id = Uuid::now_v7().to_string();
     let offer = Offer { loan: id.clone(), peer: loan.peer().clone(), addresses: loan.addresses() };
@@ -100,7 +119,7 @@ pub(super) async fn lend(shared: &Arc<Shared>, mut question: PageQuestion) -> Re
             }
         });
     }
-    Ok(offer)
+    offer
 }
 
 fn unwritten(why: &str) -> ApiError {

@@ -17,7 +17,7 @@ mod lending;
 mod split;
 
 pub use figures::PageFigures;
-pub(super) use split::{PrefillOrderBody, TransferName};
+pub(super) use split::{PrefillOrderBody, TransferName, TransferOffer, TransferPart};
 
 use super::{key::ClusterKey, link::Link};
 use crate::ApiError;
@@ -210,8 +210,13 @@ impl ClusterPages {
     }
 
     /// Returns the images of an order's pages, as they become ready.
-    pub(super) fn transfer(&self, name: &TransferName) -> Result<Body, ApiError> {
-        self.desk()?.pages(&self.shared, name.as_str())
+    pub(super) fn transfer(&self, part: &TransferPart) -> Result<Body, ApiError> {
+        self.desk()?.pages(&self.shared, part)
+    }
+
+    /// Answers with the addresses at which an order's next pages can be read for a while, once some are ready.
+    pub(super) async fn lend_transfer(&self, part: &TransferPart) -> Result<TransferOffer, ApiError> {
+        self.desk()?.lend(&self.shared, part).await
     }
 
     /// Drops the pages of an order that were not fetched.

@@ -21,6 +21,7 @@ use skep_engine::{
     Priority,
 };
 use skep_runtime::{HostRole, Member, NewApiKey, Role, Tenant, TokensInFlight, WorkingHost};
+use skep_transfer::{AgentOptions, TransferAgent};
 use std::{
     convert::Infallible,
     sync::{Arc, Mutex},
@@ -153,6 +154,40 @@ async fn the_pages_of_an_order_are_those_that_the_engine_computes() {
     assert!(found.len() == PAGES - 5 && found[0] == expected[5], "{} pages", found.len());
     // The notice ends the lease long before its time.
     holds_nothing(&there.pages).await;
+}
+
+/// Returns the memory that a host shares with a helper that cannot start.
+fn without_a_library(name: &str) -> TransferAgent {
+    TransferAgent::start(AgentOptions {
+        name: name.to_owned(),
+        library: "/nowhere/libnixl_capi.so".into(),
+        program: "/nowhere/skep".into(),
+        arguments: Vec::new(),
+        environment: Vec::new(),
+        ring_bytes: 1 << 20,
+    })
+    .unwrap()
+}
+
+#[tokio::test]
+async fn the_pages_of_an_order_come_over_http_while_a_host_has_no_helper() {
+    let there = prefill_host().await;
+    let (member, _stop) = serve(there.routes.clone()).await;
+    let all = order(&there.server.engine, 0, PATIENCE);
+    let expected = computed(&there.server.engine, all.tokens.clone()).await;
+    for has_helper in [false, true] {
+        if has_helper {
+            there.pages.transfer_by(without_a_library("there/1"));
+        }
+        let here = decode_host(&member);
+        here.transfer_by(without_a_library("here/1"));
+        let found = fetch(&here, order(&there.server.engine, 0, PATIENCE)).await;
+        assert!(found == expected, "{} pages", found.len());
+        holds_nothing(&there.pages).await;
+    }
+    // Nothing is lent of a transfer that has ended.
+    let part = serde_json::from_value(json!({ "transfer": "gone", "from": 3, "held": 3 })).unwrap();
+    assert_eq!(there.pages.lend_transfer(&part).await.unwrap_err().code, "transfer_not_found");
 }
 
 #[tokio::test]

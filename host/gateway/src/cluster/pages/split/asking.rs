@@ -6,12 +6,14 @@
 use super::{
     super::{
         Shared,
+        direct::{Place, TransferPlace},
         fetching::{self, Images},
+        figures::Lane,
     },
     choice::Known,
     figures::{self, Outcome},
     lane,
-    messages::{Line, PrefillOrderBody, TransferName},
+    messages::{Line, PrefillOrderBody, TransferName, TransferPart},
 };
 use crate::cluster::{lines::Reader, peers, routes};
 use axum::http::StatusCode;
@@ -225,12 +227,9 @@ impl Shared {
             Err(ending) => return self.gone_wrong(&taken.host, ending),
         };
         report.set_reused(reused);
-        let opened =
-            timeout(ANSWER_TIME, lane::fetch(self, &taken.host, &taken.transfer, order.within)).await;
-        let Ok(Ok(mut images)) = opened else { return self.gone_wrong(&taken.host, FetchEnding::Broken) };
         let began = Instant::now();
         let (ending, done) = {
-            let reading = self.read_order(&taken.host, order, &mut images, (pages, report));
+            let reading = self.read_order((&taken.host, taken.transfer.as_str()), order, (pages, report));
             tokio::pin!(reading);
             let mut done = None;
             let ending = loop {
@@ -251,9 +250,6 @@ impl Shared {
             };
             (ending, done)
         };
-        if let Some((bytes, time)) = images.moved() {
-            self.rate.record(bytes, time, Instant::now());
-        }
         if ending != FetchEnding::Fetched {
             return self.gone_wrong(&taken.host, ending);
         }
@@ -270,22 +266,56 @@ impl Shared {
         Outcome::Used
     }
 
-    /// Takes all pages of an order, and reports for how long it has waited for those that came.
+    /// Takes all pages of an order, and reports for how long it has waited for those that came. It reads them in the memory of the host as
+    /// far as that works, and the others come over HTTP.
     async fn read_order(
         self: &Arc<Self>,
-        host: &Member,
+        (host, transfer): (&Member, &str),
         order: &PrefillOrder,
-        images: &mut Images,
         (pages, report): (&SyncSender<Vec<u8>>, &PrefillReport),
     ) -> FetchEnding {
-        let began = Instant::now();
-        for number in 0..order.question.names.len() {
-            if let Err(ending) = self.take(host, (&order.question, number), images, pages).await {
-                return ending;
+        let (began, first) = (Instant::now(), order.first);
+        let place = Place::Transfer(TransferPlace { name: transfer, first, report, began });
+        let (handed, ended) = self.read_directly(host, (place, &order.question), pages).await;
+        if let Some(ending) = ended {
+            return ending;
+        }
+        let held = first + handed;
+        let part = TransferPart { transfer: transfer.to_owned(), from: Some(held), held };
+        let opened = timeout(ANSWER_TIME, lane::fetch(self, host, &part, order.within)).await;
+        let ending = match opened {
+            Ok(Ok(images)) => self.read_images(host, (order, handed), images, (pages, (report, began))).await,
+            Ok(Err(_)) | Err(_) => FetchEnding::Broken,
+        };
+        Lane::Http.record_ending(ending);
+        ending
+    }
+
+    /// Takes the pages of an order from this one on in the answer that has them.
+    async fn read_images(
+        self: &Arc<Self>,
+        host: &Member,
+        (order, from): (&PrefillOrder, usize),
+        mut images: Images,
+        (pages, (report, began)): (&SyncSender<Vec<u8>>, (&PrefillReport, Instant)),
+    ) -> FetchEnding {
+        let mut ending = FetchEnding::Fetched;
+        for number in from..order.question.names.len() {
+            if let Err(why) = self.take(host, (&order.question, number), &mut images, pages).await {
+                ending = why;
+                break;
             }
             report.set_spent(began.elapsed());
         }
-        FetchEnding::Fetched
+        let (bytes, time) = images.moved();
+        if bytes > 0 {
+            Lane::Http.record(bytes, time);
+        }
+        // Pages that have waited before they were sent say nothing about the network.
+        if !time.is_zero() {
+            self.rate.record(bytes, time, Instant::now());
+        }
+        ending
     }
 
     /// Returns the outcome of an order that a host did not fulfil, and does not ask that host again for a while if it is to blame.

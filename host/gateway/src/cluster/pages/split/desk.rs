@@ -3,8 +3,8 @@
 use super::{
     super::Shared,
     figures, lane,
-    messages::{Line, PrefillOrderBody},
-    transfers::{LEASE, Transfer, Transfers},
+    messages::{Line, PrefillOrderBody, TransferOffer, TransferPart},
+    transfers::{LEASE, Reader, Transfer, Transfers},
 };
 use crate::{ApiError, cluster::routes::LINES};
 use axum::{
@@ -156,13 +156,26 @@ impl PrefillDesk {
         Ok(Work { tokens, lease, _in_flight: in_flight })
     }
 
-    /// Returns the pages of a transfer, as they become ready.
+    /// Returns the pages of a part of a transfer, as they become ready.
     pub(in crate::cluster::pages) fn pages(
         &self,
         shared: &Arc<Shared>,
-        transfer: &str,
+        part: &TransferPart,
     ) -> Result<Body, ApiError> {
-        Ok(lane::give(shared.clone(), self.transfers.fetch(transfer)?))
+        Ok(lane::give(shared.clone(), self.read(part)?))
+    }
+
+    /// Lends the first pages of a part of a transfer, once they are ready.
+    pub(in crate::cluster::pages) async fn lend(
+        &self,
+        shared: &Arc<Shared>,
+        part: &TransferPart,
+    ) -> Result<TransferOffer, ApiError> {
+        lane::lend(shared, self.read(part)?).await
+    }
+
+    fn read(&self, part: &TransferPart) -> Result<Reader, ApiError> {
+        self.transfers.read(&part.transfer, part.from, part.held)
     }
 
     /// Drops the pages of a transfer that were not fetched.

@@ -1,5 +1,6 @@
 //! The messages between a decode host and a prefill host, as JSON.
 
+use super::super::lending::Offer;
 use serde::{Deserialize, Serialize};
 use skep_engine::{Affinity, Digest, PrefillOrder, Priority};
 use std::time::Duration;
@@ -26,10 +27,33 @@ pub(in crate::cluster) struct PrefillOrderBody {
     pub(super) within_ms: u64,
 }
 
-/// The name of a transfer, to fetch its pages or to end it.
+/// The name of a transfer, to end it.
 #[derive(Debug, Serialize, Deserialize)]
 pub(in crate::cluster) struct TransferName {
     pub(super) transfer: String,
+}
+
+/// The part of a transfer's pages that the host that has ordered them wants next.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(in crate::cluster) struct TransferPart {
+    pub(in crate::cluster::pages) transfer: String,
+    /// The number of the first page in the prompt. Hosts of earlier versions do not say it, and want all pages.
+    pub(in crate::cluster::pages) from: Option<usize>,
+    /// All pages before this number have arrived, and were those that were ordered.
+    #[serde(default)]
+    pub(in crate::cluster::pages) held: usize,
+}
+
+/// The answer to a host that wants to read the next pages of a transfer in the memory of this one.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(in crate::cluster) enum TransferOffer {
+    /// These pages are ready.
+    Pages(Offer),
+    /// The next page is still being computed.
+    NotYet {},
+    /// No further page comes.
+    Over {},
 }
 
 /// A line of the answer to an order. A reader skips lines that it does not know.

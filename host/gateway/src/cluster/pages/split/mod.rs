@@ -4,9 +4,10 @@
 //! them as they become ready (`lane`). The prefill host computes the prompt as any other request (`desk`), and keeps copies of its
 //! pages under the name of the transfer until they are fetched, or until the lease of the transfer ends (`transfers`).
 //!
-//! Two requests make a transfer. The first one orders it, and its answer has a line for each thing that happens (`messages`): it is the
-//! control, and closing it ends the work. The second one fetches the images of the pages, and is the only part that knows how
-//! bytes move. A third one gives up what was not fetched.
+//! The first request of a transfer orders it, and its answer has a line for each thing that happens (`messages`): it is the
+//! control, and closing it ends the work. Further ones fetch the images of the pages: one for each loan of pages that the decode host reads
+//! in the memory of the prefill host, where both can, and one for all pages that are left over HTTP. The last one gives up what was not
+//! fetched.
 //!
 //! Invariant: a page is used only if its image is the one that was asked for, as everywhere in `pages`. Whatever fails, the
 //! decode host computes the rest of the prompt itself, and it waits no longer than its order said.
@@ -22,4 +23,4 @@ mod transfers;
 pub(super) use asking::PrefillOrders;
 pub(super) use desk::PrefillDesk;
 pub(super) use figures::begin;
-pub(in crate::cluster) use messages::{PrefillOrderBody, TransferName};
+pub(in crate::cluster) use messages::{PrefillOrderBody, TransferName, TransferOffer, TransferPart};
