@@ -1,6 +1,7 @@
 //! Moves KV pages to the disk tier and back, and gets pages from other hosts.
 //!
-//! When a sequence ends, its whole pages are copied out of the executor between steps and queued for the disk. When a request
+//! When a sequence gives back its pages, which may be evicted from then on, they are copied out of the executor between steps and
+//! queued for the disk: for half a millisecond, or as many as keep ahead of what steps evict. When a request
 //! arrives whose prefix is on disk and not in memory, and reading is expected to take less time than computing, the request
 //! waits while its pages are read into the prefix tree, where admission finds them. A caller may have the pages of a
 //! conversation read before a request needs them. What is neither in memory nor on disk may be on another host of a cluster,
@@ -40,6 +41,8 @@ pub(crate) use warming::Warming;
 const MAX_SPILLS: usize = 1024;
 /// Time that copying may take between two steps.
 pub(crate) const COPY_TIME: Duration = Duration::from_micros(500);
+/// Number of pages that are copied for each one that steps compute or may evict, so that copies that are behind catch up.
+const AHEAD: usize = 2;
 /// Prefixes of fewer pages are computed instead of read.
 const MIN_READ_PAGES: usize = 2;
 /// Time that a read may take if prefixes are read in any case.
@@ -121,6 +124,8 @@ pub(crate) struct DiskPages {
     layout_name: Digest,
     page_bytes: usize,
     spills: VecDeque<Spill>,
+    /// Number of pages that the last step has computed.
+    step_pages: usize,
     promotions: Vec<Promotion>,
     /// Requests whose prefix another request is reading; they look it up again afterwards.
     waiting_for_other_read: Vec<SequenceId>,
@@ -168,6 +173,7 @@ impl DiskPages {
             layout_name,
             page_bytes: form.bytes,
             spills: VecDeque::new(),
+            step_pages: 0,
             promotions: Vec::new(),
             waiting_for_other_read: Vec::new(),
             short: Vec::new(),
@@ -200,9 +206,10 @@ impl DiskPages {
     /// Records how fast a step was.
     pub fn record_step(&mut self, tokens: usize, took: Duration) {
         self.speed.record_step(tokens, took);
+        self.step_pages = tokens.div_ceil(PAGE_TOKENS);
     }
 
-    /// Queues the pages of sequences that have ended.
+    /// Queues the pages of prefixes that may be evicted from now on.
     pub fn take_ended(&mut self, scheduler: &mut Scheduler) {
         let Some(disk) = &self.disk else { return };
         for ended in scheduler.take_ended() {
@@ -222,18 +229,22 @@ impl DiskPages {
         !self.spills.is_empty()
     }
 
-    /// Copies pages to the queue of the disk for at most `time`. Returns false if the queue is full.
+    /// Copies pages to the queue of the disk for `time`, and longer only until it is ahead of what steps compute and evict: a page
+    /// that is evicted before it was copied is lost. Returns false if the queue is full.
     pub fn copy_some(
         &mut self,
         scheduler: &mut Scheduler,
         executor: &mut dyn Executor,
         time: Duration,
     ) -> bool {
-        let Some(Disk { tier, layout }) = &self.disk else { return true };
-        let started = Instant::now();
+        let Some(Disk { tier, layout }) = self.disk.as_ref().filter(|_| !self.spills.is_empty()) else {
+            return true;
+        };
+        let due = AHEAD * std::mem::take(&mut self.step_pages).max(scheduler.evictable_by_next_step());
+        let (started, mut copied) = (Instant::now(), 0);
         while let Some(spill) = self.spills.front_mut() {
             match spill.copy_next((tier, *layout, self.page_bytes), scheduler, executor) {
-                Copied::Page => {}
+                Copied::Page => copied += 1,
                 Copied::Done => {
                     let done = self.spills.pop_front();
                     if let Some((peers, spill)) = self.peers.as_ref().zip(done) {
@@ -242,7 +253,7 @@ impl DiskPages {
                 }
                 Copied::Later => return false,
             }
-            if started.elapsed() >= time {
+            if copied >= due && started.elapsed() >= time {
                 break;
             }
         }

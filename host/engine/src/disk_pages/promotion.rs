@@ -186,17 +186,18 @@ impl Promotion {
     fn release(self, scheduler: &mut Scheduler, is_forgotten: bool) {
         let pages = self.held.pages().len();
         let held = (self.held, &self.tokens[..pages * PAGE_TOKENS]);
+        let is_given = self.reading.source == Source::Peers && pages > self.found;
         match self.reader {
             Reader::Request(id) => {
                 if let Some(report) = &self.reading.report {
                     let tokens = self.found * PAGE_TOKENS..pages * PAGE_TOKENS;
                     scheduler.record_prefilled(id, report.of(tokens));
                 }
-                scheduler.release_held(id, &self.affinity, held);
+                scheduler.release_held(id, &self.affinity, held, is_given);
                 scheduler.release_hold(id);
             }
             Reader::Warming { found, done } => {
-                scheduler.release_warmed(&self.affinity, held, is_forgotten);
+                scheduler.release_warmed(&self.affinity, held, (is_given, is_forgotten));
                 // A caller that no longer waits does not need the answer.
                 let _ = done.send(Warmed { read: pages.saturating_sub(found.in_memory), ..found });
             }

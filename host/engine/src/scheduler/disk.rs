@@ -1,12 +1,12 @@
-//! The scheduler's part of the way of pages to the disk and back: it remembers the sequences that ended, holds back
-//! those whose prefix is being read, and keeps the pages of reads. It also forgets the pages of deleted sessions.
+//! The scheduler's part of the way of pages to the disk and back: it remembers the sequences that gave back their pages, holds
+//! back those whose prefix is being read, and keeps the pages of reads. It also forgets the pages of deleted sessions.
 //!
 //! Invariant: a sequence of a client whose pages were forgotten while it ran or waited leaves no page behind, in memory or
 //! for the disk.
 
 use std::collections::{HashMap, HashSet};
 
-use skep_model::PageId;
+use skep_model::{PAGE_TOKENS, PageId};
 
 use super::Scheduler;
 use crate::kv::{PrefixOwner, SequencePages};
@@ -21,7 +21,7 @@ const KEPT_PAGES: usize = 8;
 /// The sequences that matter to the disk.
 #[derive(Default)]
 pub(super) struct DiskView {
-    /// Whether ended sequences are recorded.
+    /// Whether prefixes are recorded whose pages sequences give back.
     is_on: bool,
     /// Waiting sequences whose prefix is being read.
     pub held: HashSet<SequenceId>,
@@ -32,31 +32,48 @@ pub(super) struct DiskView {
     ended: Vec<EndedPrefix>,
 }
 
-/// The computed tokens of a sequence that has ended, whose pages are in the prefix tree.
+/// Tokens whose pages are in the prefix tree, where they may be evicted: those of a sequence that has ended or was preempted, or
+/// those of pages that another host has given.
 pub(crate) struct EndedPrefix {
     pub affinity: Affinity,
     pub tokens: Vec<u32>,
 }
 
 impl DiskView {
-    /// Records the computed tokens of a sequence that ends, if the disk is in use and its client was not forgotten.
+    /// Records the computed tokens of a sequence that ends or is preempted, if the disk is in use and its client was not
+    /// forgotten.
     pub fn record_end(&mut self, sequence: &Sequence) {
-        if self.is_on && !self.forgotten.contains(&sequence.id) {
-            let tokens = sequence.tokens[..sequence.settled()].to_vec();
-            self.ended.push(EndedPrefix { affinity: sequence.request.affinity.clone(), tokens });
+        if !self.forgotten.contains(&sequence.id) {
+            self.record(&sequence.request.affinity, &sequence.tokens[..sequence.settled()]);
+        }
+    }
+
+    /// Records tokens whose pages may be evicted from now on, if the disk is in use.
+    fn record(&mut self, affinity: &Affinity, tokens: &[u32]) {
+        if self.is_on {
+            self.ended.push(EndedPrefix { affinity: affinity.clone(), tokens: tokens.to_vec() });
         }
     }
 }
 
 impl Scheduler {
-    /// Begins to record sequences that end.
+    /// Begins to record prefixes whose pages sequences give back.
     pub fn record_ended(&mut self) {
         self.disk.is_on = true;
     }
 
-    /// Returns the sequences that have ended since the last call.
+    /// Returns the prefixes that were recorded since the last call.
     pub fn take_ended(&mut self) -> Vec<EndedPrefix> {
         std::mem::take(&mut self.disk.ended)
+    }
+
+    /// Returns the number of cached pages that the next step may evict at most.
+    pub fn evictable_by_next_step(&self) -> usize {
+        let tokens = match self.waiting.len() {
+            0 => self.running.iter().map(Sequence::pending).sum::<usize>().min(self.limits.tokens),
+            _ => self.limits.tokens,
+        };
+        (tokens.div_ceil(PAGE_TOKENS) + self.running.len()).saturating_sub(self.kv.free_pages())
     }
 
     /// Frees the cached pages that only the matching clients have. Their sequences that run or wait leave none behind.
@@ -151,29 +168,38 @@ impl Scheduler {
         self.kv.share(tenant, held, tokens, tokens.len());
     }
 
-    /// Ends the ownership of a read for a waiting sequence; what it has read, which is `tokens`, stays cached.
+    /// Ends the ownership of a read for a waiting sequence; what it has read, which is `tokens`, stays cached. The disk lacks what
+    /// another host has given.
     pub fn release_held(
         &mut self,
         id: SequenceId,
         affinity: &Affinity,
         (held, tokens): (SequencePages, &[u32]),
+        is_given: bool,
     ) {
         self.kv.release(&affinity.tenant, held, &[]);
         self.settle_owner(id, affinity, tokens);
+        if is_given && !self.disk.forgotten.contains(&id) {
+            self.disk.record(affinity, tokens);
+        }
     }
 
     /// Ends the ownership of a read that no sequence waits for. What it has read, which is `tokens`, stays cached, unless
-    /// the pages of its client were forgotten.
+    /// the pages of its client were forgotten. The disk lacks what another host has given.
     pub fn release_warmed(
         &mut self,
         affinity: &Affinity,
         (held, tokens): (SequencePages, &[u32]),
-        is_forgotten: bool,
+        (is_given, is_forgotten): (bool, bool),
     ) {
         self.kv.release(&affinity.tenant, held, &[]);
-        match is_forgotten {
-            true => self.kv.drop_unowned(&affinity.tenant, tokens),
-            false => self.kv.own(&PrefixOwner::of(affinity), tokens),
+        if is_forgotten {
+            self.kv.drop_unowned(&affinity.tenant, tokens);
+            return;
+        }
+        self.kv.own(&PrefixOwner::of(affinity), tokens);
+        if is_given {
+            self.disk.record(affinity, tokens);
         }
     }
 }

@@ -430,6 +430,7 @@ impl Scheduler {
         let mut sequence = self.running.remove(at);
         tracing::debug!(sequence = sequence.id.0, tokens = sequence.tokens.len(), "preempted");
         sequence.record_preemption();
+        self.disk.record_end(&sequence);
         self.release_pages(&mut sequence);
         self.waiting.push_preempted(sequence);
     }

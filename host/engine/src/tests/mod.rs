@@ -7,6 +7,7 @@ mod constrained;
 pub(crate) mod dice;
 mod disk_pages;
 pub(crate) mod draws;
+mod evicted_pages;
 mod executors;
 mod faults;
 pub(crate) mod fixture;

@@ -251,6 +251,18 @@ async fn pages_of_another_host_are_read_ahead_of_a_turn() {
     assert_eq!(other.questions(), 1);
 }
 
+/// The other host may be gone when the turn comes, and the pages may be evicted before.
+#[tokio::test]
+async fn pages_that_were_fetched_ahead_of_a_turn_are_written_without_one() {
+    let hosts = hosts().await;
+    let tier = open(hosts.own.path());
+    let engine = engine(&tier, Some(&Other::new(&hosts.there, Manner::Gives)), "weights");
+    let next = second_turn(&hosts.first);
+    let pages = first_tokens(&hosts.first) / 16;
+    engine.warm(&next.affinity, next.prompt[..pages * 16].to_vec()).await;
+    written(&engine, &tier, pages as u64).await;
+}
+
 /// Pages from another host are written to the own disk when their request ends, and belong to its session.
 #[tokio::test]
 async fn fetched_pages_belong_to_the_session_that_uses_them() {

@@ -1,0 +1,100 @@
+//! Tests that pages are on their way to the disk before memory is short of them.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use skep_cache::{DiskTier, TierOptions};
+use skep_model::{
+    Batch, CpuExecutor, Executor, ExecutorLimits, LogitRow, MemoryPlan, ModelError, PageForm, PageId,
+    RowOutput,
+};
+
+use super::disk_pages::{cached, engine_of, open, options, written};
+use super::fixture::{collect, executor_options, first_token, generate, greedy, ids_together, model};
+use crate::{Engine, EngineOptions, GenerateRequest};
+
+/// Takes longer to copy a page than copying may take between two steps.
+struct SlowCopies(CpuExecutor);
+
+impl Executor for SlowCopies {
+    fn limits(&self) -> &ExecutorLimits {
+        self.0.limits()
+    }
+
+    fn forward(&mut self, batch: &Batch) -> Result<(), ModelError> {
+        self.0.forward(batch)
+    }
+
+    fn logits(&self, row: usize) -> Result<&[f32], ModelError> {
+        self.0.logits(row)
+    }
+
+    fn sample(&mut self, rows: &[LogitRow<'_>]) -> Result<Vec<RowOutput>, ModelError> {
+        self.0.sample(rows)
+    }
+
+    fn plan(&self) -> &MemoryPlan {
+        self.0.plan()
+    }
+
+    fn page_form(&self) -> Option<&PageForm> {
+        self.0.page_form()
+    }
+
+    fn read_pages(&mut self, pages: &[PageId], out: &mut [u8]) -> Result<(), ModelError> {
+        std::thread::sleep(Duration::from_millis(1));
+        self.0.read_pages(pages, out)
+    }
+
+    fn write_pages(&mut self, pages: &[PageId], bytes: &[u8]) -> Result<(), ModelError> {
+        self.0.write_pages(pages, bytes)
+    }
+}
+
+#[tokio::test]
+async fn pages_are_copied_for_the_disk_before_steps_evict_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let tier = open(folder.path());
+    // Forty pages of memory, and six prompts of 20 pages without a pause between them.
+    let options = EngineOptions { disk: Some(tier.clone()), ..EngineOptions::default() };
+    let engine = Engine::start(model(640, |executor| Box::new(SlowCopies(executor))), options).unwrap();
+    let requests: Vec<GenerateRequest> = (0..6)
+        .map(|number| greedy(&format!("conversation {number}: {}", "words that stand there. ".repeat(13)), 4))
+        .collect();
+    ids_together(&engine, &requests).await;
+    let dropped = tier.status().dropped_pages;
+    assert_eq!(dropped, 0, "{:?}", tier.status());
+    let pages: usize = requests.iter().map(|request| (request.prompt.len() + 3) / 16).sum();
+    written(&engine, &tier, pages as u64).await;
+}
+
+/// Its request is given up while it waits, so it never ends as one that runs.
+#[tokio::test]
+async fn the_pages_of_a_preempted_sequence_are_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let always = TierOptions { reads_always: true, ..options(folder.path()) };
+    let tier = Arc::new(DiskTier::open(always).unwrap());
+    // Sixteen pages, of which both would need more together.
+    let engine = engine_of(Some(&tier), executor_options(256), "weights");
+    let older = "the older one ".repeat(3);
+    let old = engine.generate(greedy(&older, 180)).unwrap();
+    let prompt = "the younger one ".repeat(4);
+    let mut young = engine.generate(greedy(&prompt, 180)).unwrap();
+    first_token(&mut young).await;
+    let begun = Instant::now();
+    while engine.stats().preemptions == 0 {
+        assert!(
+            begun.elapsed() < Duration::from_secs(60),
+            "the pool is too large for the test to mean anything"
+        );
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    drop(young);
+    let old = collect(old).await.unwrap();
+    let pages_of_old = (older.len() + old.ids.len() - 1) / 16;
+    written(&engine, &tier, pages_of_old as u64 + 2).await;
+    drop(engine);
+    let after = engine_of(Some(&tier), executor_options(4096), "weights");
+    let again = generate(&after, greedy(&prompt, 4)).await.unwrap();
+    assert!(cached(&again) >= 32, "{} tokens were cached: {:?}", cached(&again), tier.status());
+}
