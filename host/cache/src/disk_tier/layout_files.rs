@@ -6,10 +6,11 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind};
+use std::num::NonZeroU64;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FallocateFlags, fallocate};
+use rustix::fs::{Advice, FallocateFlags, fadvise, fallocate};
 
 use super::record::{EMPTY, Head, RECORD_BYTES, Record};
 use crate::image::HEADER_BYTES;
@@ -82,6 +83,13 @@ impl LayoutFiles {
     /// Returns the number of bytes of a slot.
     pub fn slot_bytes(&self) -> u64 {
         slot_bytes(self.head.payload_bytes)
+    }
+
+    /// Has the system begin to read a slot, for which nobody waits.
+    pub fn read_ahead(&self, slot: u32) {
+        let at = u64::from(slot) * self.slot_bytes();
+        // A system that does not want to leaves the whole read to `read_page`.
+        let _ = fadvise(&self.pages, at, NonZeroU64::new(self.slot_bytes()), Advice::WillNeed);
     }
 
     /// Reads the header and the payload of a slot.

@@ -1,5 +1,6 @@
 //! The thread that reads pages. Jobs take turns with their pages, and a job whose reader does not take its pages lets the
-//! others go first. A job ends early when nobody waits for it.
+//! others go first. A job ends early when nobody waits for it. While the thread checks a page, the system reads the next ones of its
+//! job.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
@@ -14,6 +15,8 @@ use crate::{Digest, metric};
 
 /// Number of read pages that wait for their reader.
 const READ_AHEAD: usize = 16;
+/// Number of pages of a job that the system reads while the ones before are checked.
+const SYSTEM_READ_AHEAD: usize = 16;
 /// Time after which jobs whose readers have no room are tried again.
 const FULL_WAIT: Duration = Duration::from_millis(1);
 
@@ -83,6 +86,8 @@ impl PageStream {
 struct RunningJob {
     layout: LayoutId,
     prefixes: std::vec::IntoIter<Digest>,
+    /// Number of the next pages that the system was asked to read.
+    asked: usize,
     payload_bytes: u64,
     pages: SyncSender<Vec<u8>>,
     /// A page that the reader had no room for.
@@ -114,7 +119,8 @@ pub(super) fn run(shared: &Shared, jobs: &Receiver<ReadJob>, damaged: &SyncSende
         match next {
             Ok(ReadJob { layout, prefixes, payload_bytes, pages }) => {
                 let prefixes = prefixes.into_iter();
-                running.push_back(RunningJob { layout, prefixes, payload_bytes, pages, kept: None });
+                let (asked, kept) = (0, None);
+                running.push_back(RunningJob { layout, prefixes, asked, payload_bytes, pages, kept });
             }
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) if running.is_empty() => return,
@@ -144,12 +150,29 @@ pub(super) fn run(shared: &Shared, jobs: &Receiver<ReadJob>, damaged: &SyncSende
 }
 
 impl RunningJob {
+    /// Has the system begin to read the next pages.
+    fn read_ahead(&mut self, shared: &Shared) {
+        let next = self.prefixes.as_slice();
+        let next = &next[..next.len().min(SYSTEM_READ_AHEAD)];
+        let Some(new) = next.get(self.asked..) else { return };
+        let (files, slots) = {
+            let state = shared.state();
+            let Some(layout) = state.layouts.get(self.layout.0) else { return };
+            let slot = |prefix: &Digest| state.index.slot(&PageKey { layout: self.layout, prefix: *prefix });
+            (layout.files.clone(), new.iter().filter_map(slot).collect::<Vec<u32>>())
+        };
+        slots.into_iter().for_each(|slot| files.read_ahead(slot));
+        self.asked = next.len();
+    }
+
     /// Reads the next page, if the reader has room for it.
     fn turn(&mut self, shared: &Shared, damaged: &SyncSender<Command>) -> Turn {
         let page = match self.kept.take() {
             Some(page) => page,
             None => {
+                self.read_ahead(shared);
                 let Some(prefix) = self.prefixes.next() else { return Turn::Ended };
+                self.asked = self.asked.saturating_sub(1);
                 let key = PageKey { layout: self.layout, prefix };
                 let started = Instant::now();
                 let page = read(shared, key, damaged);
