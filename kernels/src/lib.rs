@@ -35,6 +35,7 @@ pub mod rms_norm;
 pub mod rope;
 #[cfg(test)]
 mod same_bits;
+mod shared_prefix;
 pub mod softmax;
 pub mod swiglu;
 pub mod turns;

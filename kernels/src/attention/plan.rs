@@ -3,9 +3,9 @@
 use std::ops::Range;
 use std::sync::atomic::AtomicUsize;
 
-use super::sharing::SharedRange;
 use super::{AttentionBatch, AttentionSequence, PAGE_TOKENS, Strides};
 use crate::cpu::attention::{BLOCK, EXACT_ROWS, MAX_ROWS, QueryRow, State};
+use crate::shared_prefix::SharedRange;
 
 /// Number of tasks per thread into which long ranges are divided to balance the load.
 pub(super) const TASKS_PER_THREAD: usize = 6;

@@ -1,11 +1,10 @@
-//! The ranges of positions that sequences of a step have in common, because they share pages.
+//! The sequences of a step, and the ranges of positions that they share.
 //!
-//! Sequences that begin with the same pages form a tree. Each of its edges is a range that some of the sequences share;
-//! their queries read the keys and values of the range together. Invariant: ranges are whole blocks before the first
-//! query of each member, and together with the rest of each sequence they cover every position once, in order.
+//! Invariant: blocks of shared ranges are those of [`crate::cpu::attention`], so that sharing changes no bits.
 
-use super::{AttentionSequence, BLOCK_PAGES};
-use crate::cpu::attention::{BLOCK, MAX_ROWS};
+use super::{AttentionSequence, BLOCK_PAGES, PAGE_TOKENS};
+use crate::cpu::attention::MAX_ROWS;
+use crate::shared_prefix::{Reader, Rules, SharedRange, shared_ranges};
 
 /// Number of blocks from which on a common range is worth a task of its own.
 const MIN_BLOCKS: usize = 2;
@@ -19,19 +18,18 @@ pub struct AttentionBatch {
     ranges: Vec<SharedRange>,
 }
 
-/// A range of positions that some sequences share.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct SharedRange {
-    /// Indices of the sequences, at least two.
-    pub(crate) members: Vec<usize>,
-    pub(crate) from: usize,
-    pub(crate) to: usize,
-}
-
 impl AttentionBatch {
     /// Finds the shared ranges of sequences whose tokens each have `queries_per_token` queries for a KV head.
     pub fn new(sequences: Vec<AttentionSequence>, queries_per_token: usize) -> Self {
-        let ranges = shared_ranges(&sequences, queries_per_token);
+        let readers: Vec<Reader<'_>> = sequences
+            .iter()
+            .map(|sequence| Reader {
+                pages: past_pages(sequence),
+                queries: sequence.tokens.saturating_mul(queries_per_token),
+            })
+            .collect();
+        let rules = Rules { block_pages: BLOCK_PAGES, min_blocks: MIN_BLOCKS, max_queries: MAX_ROWS };
+        let ranges = shared_ranges(&readers, rules);
         AttentionBatch { sequences, queries_per_token, ranges }
     }
 
@@ -46,83 +44,15 @@ impl AttentionBatch {
     }
 }
 
-fn shared_ranges(sequences: &[AttentionSequence], queries_per_token: usize) -> Vec<SharedRange> {
-    let queries = |index: usize| sequences[index].tokens.saturating_mul(queries_per_token);
-    // Sequences with many queries make good use of each read already.
-    let few = |index: &usize| (1..=MAX_ROWS / 2).contains(&queries(*index));
-    let mut order: Vec<usize> = (0..sequences.len()).filter(few).collect();
-    let mut found = Vec::new();
-    if order.len() > 1 {
-        order.sort_by(|a, b| past_pages(&sequences[*a]).cmp(past_pages(&sequences[*b])));
-        Search { sequences, queries: &queries, found: &mut found }.search(&order, 0);
-    }
-    found
-}
-
-struct Search<'a> {
-    sequences: &'a [AttentionSequence],
-    queries: &'a dyn Fn(usize) -> usize,
-    found: &'a mut Vec<SharedRange>,
-}
-
-impl Search<'_> {
-    /// Finds the ranges of sequences in the order of their pages, which have the first `depth` blocks in common.
-    fn search(&mut self, order: &[usize], depth: usize) {
-        let [first, .., last] = order else { return };
-        let common = common_blocks(&self.sequences[*first], &self.sequences[*last]);
-        let queries: usize = order.iter().map(|index| (self.queries)(*index)).sum();
-        if common >= depth + MIN_BLOCKS {
-            if queries > MAX_ROWS {
-                return self.search_chunks(order, depth, queries);
-            }
-            let members = order.to_vec();
-            self.found.push(SharedRange { members, from: depth * BLOCK, to: common * BLOCK });
-        }
-        let depth = if common >= depth + MIN_BLOCKS { common } else { depth };
-        // Sequences that continue with the same blocks are adjacent.
-        let continues_with = |index: &usize| {
-            let pages = past_pages(&self.sequences[*index]);
-            let next = depth * BLOCK_PAGES..(depth + MIN_BLOCKS) * BLOCK_PAGES;
-            pages.get(next)
-        };
-        let runs: Vec<&[usize]> = order
-            .chunk_by(|a, b| continues_with(a).is_some() && continues_with(a) == continues_with(b))
-            .filter(|run| run.len() > 1)
-            .collect();
-        for run in runs {
-            self.search(run, depth);
-        }
-    }
-
-    /// Divides sequences that share a range but have too many queries for it, as evenly as possible.
-    fn search_chunks(&mut self, order: &[usize], depth: usize, queries: usize) {
-        let share = queries.div_ceil(queries.div_ceil(MAX_ROWS));
-        let (mut start, mut taken) = (0, 0);
-        for (at, index) in order.iter().enumerate() {
-            let own = (self.queries)(*index);
-            if taken > 0 && (taken + own > MAX_ROWS || taken >= share) {
-                self.search(&order[start..at], depth);
-                (start, taken) = (at, 0);
-            }
-            taken += own;
-        }
-        self.search(&order[start..], depth);
-    }
-}
-
-/// Returns the pages of the whole blocks before a sequence's first query.
+/// Returns the pages before a sequence's first query.
 fn past_pages(sequence: &AttentionSequence) -> &[u32] {
-    &sequence.pages[..sequence.start / BLOCK * BLOCK_PAGES]
-}
-
-fn common_blocks(a: &AttentionSequence, b: &AttentionSequence) -> usize {
-    let pairs = past_pages(a).iter().zip(past_pages(b));
-    pairs.take_while(|(a, b)| a == b).count() / BLOCK_PAGES
+    &sequence.pages[..sequence.start / PAGE_TOKENS]
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cpu::attention::BLOCK;
 
     /// Returns sequences of one token each, from the letters of their blocks. The last block is not a whole one.
     fn find(blocks: &[&str], queries_per_token: usize) -> Vec<(Vec<usize>, usize, usize)> {
