@@ -38,6 +38,7 @@ const HEADERS: &[Source] = sources![
     "numbers.cuh",
     "rms_norm.cuh",
     "qkv.cuh",
+    "attention_splits.cuh",
     "attention_tiles.cuh",
     "matmul.cuh",
     "gemv.cuh",

@@ -1,18 +1,23 @@
 //! Attention of up to sixteen rows per sequence over its paged keys and values, split along the context.
 
 mod plan;
+mod shared;
+#[cfg(test)]
+mod shared_tests;
 
 use super::{Activation, Address, Launch, WARP, WIDE_HEAD};
 use crate::KernelError;
 use crate::device_constants::device_constant;
+pub use crate::shared_prefix::SharedRange;
 pub use plan::{Blocks, Plan, Rows, Split};
+pub use shared::{SharedRow, shared_ranges};
 
 /// Maximum number of rows of a sequence that are planned with splits. More rows have enough blocks without them.
 pub const MAX_ROWS: u32 = 16;
 /// Number of pairs of a row and a query head per block.
-const PACKED_ROWS: u32 = device_constant!("attention_decode.cu", "PACKED_ROWS");
+const PACKED_ROWS: u32 = device_constant!("attention_splits.cuh", "PACKED_ROWS");
 /// Number of warps per block; half as many if heads are wide.
-const MAX_WARPS: u32 = device_constant!("attention_decode.cu", "MAX_DECODE_WARPS");
+const MAX_WARPS: u32 = device_constant!("attention_splits.cuh", "MAX_DECODE_WARPS");
 const STAGES: u32 = device_constant!("attention_decode.cu", "DECODE_STAGES");
 const PAD: u32 = device_constant!("attention_decode.cu", "DECODE_PAD");
 const OP: &str = "attention_decode";
@@ -34,6 +39,8 @@ pub struct AttentionDecodeParams {
     pub page_tables: Address,
     /// An array of [`Split`].
     pub splits: Address,
+    /// An array of [`SharedRow`].
+    pub shared_rows: Address,
     /// f32 `[states, heads, head_size]`.
     pub sums: Address,
     /// f32 `[states, heads, 2]`.
@@ -59,6 +66,14 @@ pub fn blocks_per_split(heads: u32, kv_heads: u32) -> u32 {
 /// head than a tile has rows.
 pub fn rows_per_split(heads: u32, kv_heads: u32) -> u32 {
     (PACKED_ROWS / (heads / kv_heads.max(1)).max(1)).max(1)
+}
+
+/// Returns the number of rows of any sequences that may read a shared split together: as many as fill a tile for each warp,
+/// or one tile if heads are wide.
+pub fn rows_per_shared_split(heads: u32, kv_heads: u32, head_size: u32) -> u32 {
+    let tiles = if head_size > WIDE_HEAD { 1 } else { MAX_WARPS };
+    let heads_of_block = (heads / kv_heads.max(1)).clamp(1, PACKED_ROWS);
+    tiles * PACKED_ROWS / heads_of_block
 }
 
 /// Returns the launch for this number of splits. Fails for head sizes, ratios of heads and strides that no kernel
@@ -114,26 +129,27 @@ mod tests {
 
     /// The shape of a test.
     #[derive(Clone, Copy, Debug)]
-    struct Shape {
-        heads: usize,
-        kv_heads: usize,
-        head_size: usize,
-        window: u32,
+    pub(super) struct Shape {
+        pub(super) heads: usize,
+        pub(super) kv_heads: usize,
+        pub(super) head_size: usize,
+        pub(super) window: u32,
         /// Number of blocks that the device runs at once.
-        blocks: u32,
+        pub(super) blocks: u32,
     }
 
     impl Shape {
-        fn new(heads: usize, kv_heads: usize, head_size: usize) -> Self {
+        pub(super) fn new(heads: usize, kv_heads: usize, head_size: usize) -> Self {
             Shape { heads, kv_heads, head_size, window: 0, blocks: 60 }
         }
 
-        fn blocks(&self) -> Blocks {
+        pub(super) fn blocks(&self) -> Blocks {
             let (heads, kv_heads) = (self.heads as u32, self.kv_heads as u32);
             Blocks {
                 at_once: self.blocks,
                 per_split: blocks_per_split(heads, kv_heads),
                 rows: rows_per_split(heads, kv_heads),
+                shared_rows: rows_per_shared_split(heads, kv_heads, self.head_size as u32),
             }
         }
 
@@ -143,19 +159,19 @@ mod tests {
     }
 
     /// The rows of a test, and what they see.
-    struct Case {
-        activation: Activation,
+    pub(super) struct Case {
+        pub(super) activation: Activation,
         shape: Shape,
-        paged: Context,
+        pub(super) paged: Context,
         q: Buffer,
         q_stride: usize,
-        rows: Vec<Rows>,
+        pub(super) rows: Vec<Rows>,
         count: usize,
     }
 
     impl Case {
         /// Creates sequences with these contexts, each with the number of rows at its end that attend.
-        fn new(activation: Activation, shape: Shape, sequences: &[(u32, u32)]) -> Self {
+        pub(super) fn new(activation: Activation, shape: Shape, sequences: &[(u32, u32)]) -> Self {
             let mut random = Random::fresh();
             let Shape { heads, kv_heads, head_size, .. } = shape;
             let contexts: Vec<u32> = sequences.iter().map(|(context, _)| *context).collect();
@@ -172,13 +188,14 @@ mod tests {
             Case { activation, shape, paged, q, q_stride, rows, count }
         }
 
-        fn attended(&self, plan: &Plan) -> Vec<u16> {
+        pub(super) fn attended(&self, plan: &Plan) -> Vec<u16> {
             let Shape { heads, kv_heads, head_size, window, .. } = self.shape;
             // All values of the states are NaN at first.
             let nans = |count: usize| Buffer::new(vec![0xffff; 2 * count]);
             let states = plan.states as usize * heads;
             let (sums, weights) = (nans(states * head_size), nans(states * 2));
-            let mut arrivals = Buffer::new(vec![0; 2 * self.shape.blocks().max_arrivals() as usize]);
+            let max_arrivals = self.shape.blocks().max_arrivals(self.count as u32) as usize;
+            let mut arrivals = Buffer::new(vec![0; 2 * max_arrivals]);
             let mut out = self.activation.zeros(self.count * heads * head_size);
             let params = AttentionDecodeParams {
                 q: self.q.address(),
@@ -187,6 +204,7 @@ mod tests {
                 out: out.address(),
                 page_tables: host::address(&self.paged.page_tables),
                 splits: host::address(&plan.splits),
+                shared_rows: host::address(&plan.shared_rows),
                 sums: sums.address(),
                 weights: weights.address(),
                 arrivals: arrivals.address(),
@@ -204,7 +222,7 @@ mod tests {
             out.values().to_vec()
         }
 
-        fn expected(&self) -> Vec<f64> {
+        pub(super) fn expected(&self) -> Vec<f64> {
             let Shape { heads, kv_heads, head_size, window, .. } = self.shape;
             let each = |rows: &Rows| (0..rows.count).map(|row| (*rows, row)).collect::<Vec<_>>();
             let attend = |(rows, row): (Rows, u32), head: usize| {
@@ -223,7 +241,7 @@ mod tests {
 
     fn check(activation: Activation, shape: Shape) {
         let case = Case::new(activation, shape, &[(1, 1), (300, 1), (37, 3), (150, 16), (16, 2)]);
-        let mut plan = Plan::new(&case.rows, shape.window, &shape.blocks());
+        let mut plan = Plan::new(&case.rows, &[], shape.window, &shape.blocks());
         let found = case.attended(&plan);
         // Weights are rounded to the format of the activations before the second product.
         activation.assert_close(&found, &case.expected(), 2.0 * activation.rounding());
@@ -263,9 +281,9 @@ mod tests {
         for activation in Activation::ALL {
             let shape = Shape { blocks: 1, ..Shape::new(4, 1, 64) };
             let case = Case::new(activation, shape, &[(200, 4)]);
-            let together = Plan::new(&case.rows, 0, &shape.blocks());
+            let together = Plan::new(&case.rows, &[], 0, &shape.blocks());
             assert_eq!(together.splits.len(), 1);
-            let alone = Plan::new(&case.rows, 0, &Blocks { rows: 1, ..shape.blocks() });
+            let alone = Plan::new(&case.rows, &[], 0, &Blocks { rows: 1, ..shape.blocks() });
             assert_eq!(alone.splits.len(), 4);
             assert!(case.attended(&alone) == case.attended(&together), "{activation:?}");
         }
@@ -296,6 +314,7 @@ mod tests {
             out: none,
             page_tables: none,
             splits: none,
+            shared_rows: none,
             sums: none,
             weights: none,
             arrivals: none,

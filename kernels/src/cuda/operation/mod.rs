@@ -85,7 +85,7 @@ impl Device {
         activation: Activation,
     ) -> Result<(), KernelError> {
         const OP: &str = "attention_decode";
-        let Decode { q, page_tables, splits, states, arrivals, out, .. } = *of;
+        let Decode { q, page_tables, splits, shared_rows, states, arrivals, out, .. } = *of;
         let Decode { rows, sequences, split_count, state_count, table_stride, window, scale, .. } = *of;
         let Pages { keys, values, heads, kv_heads, head_size } = *pages;
         let (count, size) = (rows as usize, head_size as usize);
@@ -103,6 +103,7 @@ impl Device {
             out: out.address(),
             page_tables: page_tables.address(),
             splits: splits.address(),
+            shared_rows: shared_rows.address(),
             sums: states.address(),
             weights: states.part(sums..states.bytes())?.address(),
             arrivals: arrivals.address(),
@@ -114,8 +115,8 @@ impl Device {
             scale,
         };
         let launch = attention_decode::launch(&params, split_count, head_size, activation)?;
-        // SAFETY: the slices match the shapes; the caller guarantees the pages and the rows, sequences, states and arrivals
-        // of the splits.
+        // SAFETY: the slices match the shapes; the caller guarantees the pages and the rows, shared rows, sequences, states and
+        // arrivals of the splits.
         unsafe { self.launch(&launch, &params) }
     }
 

@@ -125,6 +125,8 @@ pub struct Decode<'a> {
     /// u32 `[sequences, table_stride]`.
     pub page_tables: Slice<'a>,
     pub splits: Slice<'a>,
+    /// The rows that read shared splits.
+    pub shared_rows: Slice<'a>,
     /// f32 `[state_count, heads, head_size]`, then `[state_count, heads, 2]`.
     pub states: Slice<'a>,
     /// u32: zeros for each tile of rows with several splits, and each block of a split.

@@ -85,10 +85,13 @@ impl Operation {
             }
             // Queries are changed in place; keys and values are read there and written to pages.
             Operation::Qkv { rows } => moved(2.0 * of(&[rows, sizes.qkv_width()]) * activation),
-            // Only the keys and values count. Each pair of a query and a key has a product of `head_size` values with the
+            // Only the keys and values count, those of common pages once. Each pair of a query and a key has a product of `head_size` values with the
             // key and one with the value.
-            Operation::AttentionDecode(Contexts { sequences, context, rows }) => Counts {
-                bytes: 2.0 * of(&[sequences, context, kv_heads, head_size]) * activation,
+            Operation::AttentionDecode(contexts @ Contexts { sequences, context, rows, .. }) => Counts {
+                bytes: 2.0
+                    * (of(&[sequences, context - contexts.shared()]) + f64::from(contexts.shared()))
+                    * of(&[kv_heads, head_size])
+                    * activation,
                 operations: 4.0
                     * of(&[sequences, rows, heads, head_size])
                     * (f64::from(context) - (f64::from(rows) - 1.0) / 2.0),
@@ -124,6 +127,7 @@ fn weight_bytes(weights: Weights, inputs: u32, outputs: u32) -> f64 {
 mod tests {
     use super::*;
     use crate::DType;
+    use crate::cuda::rates::Prefix;
 
     const LLAMA: Sizes =
         Sizes { hidden: 4096, heads: 32, kv_heads: 8, head_size: 128, wide: 14336, vocabulary: 128_256 };
@@ -167,8 +171,14 @@ mod tests {
     #[test]
     fn bytes_and_operations_of_attention() {
         let decode = |sequences, context, rows| {
-            counts(Operation::AttentionDecode(Contexts { sequences, context, rows }))
+            let prefix = Prefix::Own;
+            counts(Operation::AttentionDecode(Contexts { sequences, context, rows, prefix }))
         };
+        for prefix in [Prefix::Together(1024), Prefix::Apart(1024)] {
+            let contexts = Contexts { sequences: 64, context: 1152, rows: 1, prefix };
+            let expected = ((64.0 * 128.0 + 1024.0) * 4096.0, 4.0 * 64.0 * 1152.0 * 4096.0);
+            assert_eq!(counts(Operation::AttentionDecode(contexts)), expected);
+        }
         // 4 KiB a position.
         assert_eq!(decode(1, 8192, 1), (8192.0 * 4096.0, 4.0 * 8192.0 * 4096.0));
         assert_eq!(decode(64, 1024, 1), (65536.0 * 4096.0, 4.0 * 65536.0 * 4096.0));

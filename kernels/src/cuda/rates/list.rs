@@ -38,6 +38,18 @@ pub struct Contexts {
     pub context: u32,
     /// Number of rows of each.
     pub rows: u32,
+    pub prefix: Prefix,
+}
+
+/// The first positions of sequences, which may be in the same pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Prefix {
+    /// Every sequence has pages of its own.
+    Own,
+    /// As many positions are in common pages, which are read once for all sequences.
+    Together(u32),
+    /// As many positions are in common pages, which are read for each sequence.
+    Apart(u32),
 }
 
 /// The rows of a prompt, after positions that are in the cache.
@@ -97,6 +109,16 @@ pub struct Cases {
     pub pace: Pace,
 }
 
+impl Contexts {
+    /// Returns the number of positions that the sequences have in common pages.
+    pub(super) fn shared(&self) -> u32 {
+        match self.prefix {
+            Prefix::Own => 0,
+            Prefix::Together(shared) | Prefix::Apart(shared) => shared,
+        }
+    }
+}
+
 impl Role {
     /// All matrices.
     pub const ALL: [Role; 5] = [Role::Qkv, Role::Output, Role::GateUp, Role::Down, Role::Head];
@@ -137,7 +159,8 @@ impl Cases {
     /// Returns the amounts of decode steps of up to 64 sequences, and of prompts of up to 32,768 tokens. About twenty
     /// milliseconds are measured for each.
     pub fn whole() -> Self {
-        let of = |sequences, context, rows| Contexts { sequences, context, rows };
+        let of = |sequences, context, rows| Contexts { sequences, context, rows, prefix: Prefix::Own };
+        let shared = |prefix| Contexts { prefix, ..of(64, 1024 + 128, 1) };
         let prompt = |rows, prefix| Prompt { rows, prefix };
         Cases {
             rows: vec![1, 64, 4096],
@@ -151,6 +174,8 @@ impl Cases {
                 of(64, 8192, 1),
                 of(1, 8192, 4),
                 of(64, 1024, 4),
+                shared(Prefix::Together(1024)),
+                shared(Prefix::Apart(1024)),
             ],
             prompts: vec![
                 prompt(1024, 0),
@@ -238,11 +263,14 @@ impl Operation {
                 format!("{rows} x {inputs} x {outputs}")
             }
             Operation::Qkv { rows } => format!("{rows} x ({heads} + 2 x {kv_heads}) x {head_size}"),
-            Operation::AttentionDecode(Contexts { sequences, context, rows: 1 }) => {
-                format!("{sequences} x {context}")
-            }
-            Operation::AttentionDecode(Contexts { sequences, context, rows }) => {
-                format!("{sequences} x {context}, {rows} rows each")
+            Operation::AttentionDecode(Contexts { sequences, context, rows, prefix }) => {
+                let rows = if rows == 1 { String::new() } else { format!(", {rows} rows each") };
+                let prefix = match prefix {
+                    Prefix::Own => String::new(),
+                    Prefix::Together(shared) => format!(", {shared} shared"),
+                    Prefix::Apart(shared) => format!(", {shared} shared, read apart"),
+                };
+                format!("{sequences} x {context}{rows}{prefix}")
             }
             Operation::AttentionPrefill(Prompt { rows, prefix: 0 }) => format!("{rows} causal"),
             Operation::AttentionPrefill(Prompt { rows, prefix }) => format!("{rows} after {prefix}"),
@@ -276,7 +304,7 @@ pub(super) mod tests {
         let list = Cases::whole().operations(&SMALL);
         // Three rows each of embedding, norm, qkv and swiglu; 4 matrices with 5 numbers of rows and the head with 3;
         // attention; draws; 7 formats of 4 matrices with 4 numbers of rows and of the head with 3.
-        assert_eq!(list.len(), 1 + 4 * 3 + (4 * 5 + 3) + 6 + 5 + 2 * 3 + 7 * (4 * 4 + 3));
+        assert_eq!(list.len(), 1 + 4 * 3 + (4 * 5 + 3) + 8 + 5 + 2 * 3 + 7 * (4 * 4 + 3));
         let labels: std::collections::BTreeSet<_> =
             list.iter().map(|operation| (operation.name(), operation.shape(&SMALL))).collect();
         assert_eq!(labels.len(), list.len(), "labels must differ");

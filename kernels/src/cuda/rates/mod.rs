@@ -10,7 +10,7 @@ mod pool;
 mod stand;
 
 pub use counts::{Bound, Counts, Peaks, Rate};
-pub use list::{Cases, Contexts, Operation, Prompt, Role, Sizes};
+pub use list::{Cases, Contexts, Operation, Prefix, Prompt, Role, Sizes};
 pub use stand::Stand;
 
 use super::Activation;

@@ -2,12 +2,15 @@
 
 use half::bf16;
 
-use super::list::{Cases, Contexts, Operation, Prompt, Role, Sizes};
+use super::list::{Cases, Contexts, Operation, Prefix, Prompt, Role, Sizes};
 use super::pool::{Pool, aligned};
 use super::{ACTIVATION, Rate};
 use crate::KernelError;
 use crate::cuda::PAGE_POSITIONS;
-use crate::cuda::attention_decode::{Blocks, Plan, Rows, Split, blocks_per_split, rows_per_split};
+use crate::cuda::attention_decode::{
+    Blocks, Plan, Rows, SharedRow, Split, blocks_per_split, rows_per_shared_split, rows_per_split,
+    shared_ranges,
+};
 use crate::cuda::attention_prefill::QueryTile;
 use crate::cuda::blas::Blas;
 use crate::cuda::ceilings::{filled_with, pattern};
@@ -161,7 +164,7 @@ impl<'a> Stand<'a> {
 
     fn attention_decode(&mut self, contexts: Contexts) -> Result<f64, KernelError> {
         let Stand { device, sizes, far_bytes, pace, values, scratch, .. } = self;
-        let Contexts { sequences, context, rows: of_each } = contexts;
+        let Contexts { sequences, context, rows: of_each, prefix } = contexts;
         let Sizes { heads, kv_heads, head_size, .. } = *sizes;
         let (rows, page_count) = (sequences * of_each, context.div_ceil(PAGE_POSITIONS));
         let page_bytes = size(PAGE_POSITIONS) * activations(kv_heads, head_size);
@@ -169,20 +172,25 @@ impl<'a> Stand<'a> {
         let copies = far_bytes.div_ceil(2 * half).max(1);
         let [q, keys, values] =
             values.slices(device, [activations(rows, sizes.qkv_width()), copies * half, copies * half])?;
-        // The pages of sequences that grow together alternate.
+        // The pages of sequences that grow together alternate. Common pages are those of the first sequence.
         let stride = page_count.max(LEAST_STRIDE).next_power_of_two();
+        let common = contexts.shared() / PAGE_POSITIONS;
         let tables = (0..copies as u32).flat_map(|copy| {
-            let page = move |page: u32, sequence: u32| (copy * page_count + page) * sequences + sequence;
+            let page = move |page: u32, sequence: u32| {
+                (copy * page_count + page) * sequences + if page < common { 0 } else { sequence }
+            };
             (0..sequences).flat_map(move |sequence| {
                 (0..stride).map(move |at| if at < page_count { page(at, sequence) } else { 0 })
             })
         });
-        let tables = words(device, tables)?;
+        let table_words: Vec<u32> = tables.collect();
+        let tables = words(device, table_words.iter().copied())?;
         let table_bytes = size(sequences * stride) * 4;
         let blocks = Blocks {
             at_once: device.attention_blocks(head_size, ACTIVATION)?,
             per_split: blocks_per_split(heads, kv_heads),
             rows: rows_per_split(heads, kv_heads),
+            shared_rows: rows_per_shared_split(heads, kv_heads, head_size),
         };
         let planned = (0..sequences).map(|sequence| Rows {
             sequence,
@@ -190,13 +198,22 @@ impl<'a> Stand<'a> {
             count: of_each,
             first_position: context - of_each,
         });
-        let mut plan = Plan::new(&planned.collect::<Vec<_>>(), 0, &blocks);
+        let planned: Vec<Rows> = planned.collect();
+        let ranges = match prefix {
+            Prefix::Together(_) => {
+                let of_first: Vec<&[u32]> = table_words.chunks(size(stride)).take(planned.len()).collect();
+                shared_ranges(&planned, &of_first, &blocks)
+            }
+            Prefix::Own | Prefix::Apart(_) => Vec::new(),
+        };
+        let mut plan = Plan::new(&planned, &ranges, 0, &blocks);
         // Recorded steps have room for the most splits of any step with as many rows.
         let split_count = blocks.max_splits(rows).max(plan.splits.len() as u32);
         plan.splits.resize(size(split_count), Split::SPARE);
         let splits = words(device, plan.splits.iter().flat_map(Split::words))?;
-        let arrivals = device.zeroed(size(blocks.max_arrivals()) * 4)?;
-        let state_count = blocks.max_states().max(plan.states);
+        let shared_rows = words(device, plan.shared_rows.iter().flat_map(SharedRow::words))?;
+        let arrivals = device.zeroed(size(blocks.max_arrivals(rows)) * 4)?;
+        let state_count = blocks.max_states(rows).max(plan.states);
         let state_bytes = size(state_count) * size(heads * (head_size + 2)) * 4;
         let [out, states] = scratch.slices(device, [activations(rows, heads * head_size), state_bytes])?;
         let pages = pages(sizes, keys, values);
@@ -206,6 +223,7 @@ impl<'a> Stand<'a> {
                 q,
                 page_tables: tables.slice().part(at..at + table_bytes)?,
                 splits: splits.slice(),
+                shared_rows: shared_rows.slice(),
                 states,
                 arrivals: arrivals.slice(),
                 out,
@@ -364,13 +382,19 @@ mod tests {
 
     /// Returns every kind of operation with few rows and short contexts.
     fn small_cases() -> Cases {
-        let contexts = |sequences, context, rows| Contexts { sequences, context, rows };
+        let contexts = |sequences, context, rows, prefix| Contexts { sequences, context, rows, prefix };
         Cases {
             rows: vec![1, 3],
             dense_rows: vec![1, 9],
             quantized_rows: vec![2, 9],
             most_logit_rows: 2,
-            decodes: vec![contexts(1, 40, 1), contexts(3, 17, 1), contexts(2, 33, 4)],
+            decodes: vec![
+                contexts(1, 40, 1, Prefix::Own),
+                contexts(3, 17, 1, Prefix::Own),
+                contexts(2, 33, 4, Prefix::Own),
+                contexts(3, 170, 1, Prefix::Together(160)),
+                contexts(3, 170, 1, Prefix::Apart(160)),
+            ],
             prompts: vec![Prompt { rows: 20, prefix: 0 }, Prompt { rows: 9, prefix: 24 }],
             draws: vec![1, 2],
             far_bytes: 1 << 20,

@@ -3,7 +3,7 @@
 //! Invariant: an executor allocates what these functions return. They read shapes and formats, and no values.
 
 use skep_kernels::cuda::attention_decode::{
-    Blocks, blocks_per_split, max_blocks_per_multiprocessor, rows_per_split,
+    Blocks, blocks_per_split, max_blocks_per_multiprocessor, rows_per_shared_split, rows_per_split,
 };
 
 use super::layout::{LayerOffsets, Layout, activation_of};
@@ -101,16 +101,19 @@ pub(super) fn cuts(
     spare_page: u32,
     attention: Attention,
 ) -> Cuts {
-    let of = |count: fn(u32, u32) -> u32| {
+    let heads = || {
         let layers = layouts.iter().flat_map(|layout| &layout.layers);
-        layers.map(move |layer: &LayerOffsets| count(layer.heads as u32, layer.kv_heads as u32))
+        layers.map(|layer: &LayerOffsets| (layer.heads as u32, layer.kv_heads as u32))
     };
+    let shared_rows =
+        heads().map(|(heads, kv_heads)| rows_per_shared_split(heads, kv_heads, sizes.head_size as u32));
     Cuts {
         windows: sizes.windows.clone(),
         blocks: Blocks {
             at_once: blocks,
-            per_split: of(blocks_per_split).max().unwrap_or(1),
-            rows: of(rows_per_split).min().unwrap_or(1),
+            per_split: heads().map(|(heads, kv_heads)| blocks_per_split(heads, kv_heads)).max().unwrap_or(1),
+            rows: heads().map(|(heads, kv_heads)| rows_per_split(heads, kv_heads)).min().unwrap_or(1),
+            shared_rows: shared_rows.min().unwrap_or(0),
         },
         most_shape_rows: sizes.sequences,
         spare_page,
@@ -155,6 +158,7 @@ pub(crate) fn workspace_of_widths(
             at_once: multiprocessors * max_blocks_per_multiprocessor(widths.head_size as u32),
             per_split: 1,
             rows: 1,
+            shared_rows: 0,
         },
         most_shape_rows: sizes.sequences,
         spare_page: 0,

@@ -429,6 +429,7 @@ impl Rank {
                 q: qkv,
                 page_tables,
                 splits: self.array(&plan.splits)?,
+                shared_rows: self.array(&plan.shared_rows)?,
                 states: self.workspace_slice(&states.values, states.values.len())?,
                 arrivals: self.workspace_slice(&states.arrivals, states.arrivals.len())?,
                 out: attended,

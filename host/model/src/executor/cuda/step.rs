@@ -8,7 +8,9 @@
 use std::cmp::Reverse;
 use std::ops::Range;
 
-use skep_kernels::cuda::attention_decode::{Blocks, MAX_ROWS, Plan, Rows, Split};
+use skep_kernels::cuda::attention_decode::{
+    Blocks, MAX_ROWS, Plan, Rows, SharedRange, SharedRow, Split, shared_ranges,
+};
 use skep_kernels::cuda::attention_prefill::{Join, QUERY_TILE_ROWS, QueryTile, TILE_KEYS};
 
 use crate::batch::{Batch, BatchSequence, PAGE_TOKENS};
@@ -114,6 +116,8 @@ pub(super) struct Step {
 pub(super) struct PlanOffsets {
     pub(super) splits: Range<usize>,
     pub(super) split_count: usize,
+    /// The rows that read shared splits.
+    pub(super) shared_rows: Range<usize>,
 }
 
 /// The splits of contexts if attention has one order.
@@ -137,16 +141,29 @@ impl Cuts {
     /// Returns the maximum number of splits in a step with this many decoded rows.
     fn max_splits(&self, rows: usize) -> usize {
         match self.attention {
-            Attention::Split => self.blocks.max_splits(u32::try_from(rows).unwrap_or(u32::MAX)) as usize,
+            Attention::Split => self.blocks.max_splits(count(rows)) as usize,
             Attention::FixedOrder { .. } => 0,
         }
+    }
+
+    /// Returns the maximum number of rows that read shared splits in a step with this many decoded rows.
+    fn max_shared_rows(&self, rows: usize) -> usize {
+        match self.attention {
+            Attention::Split => self.blocks.max_shared_rows(count(rows)) as usize,
+            Attention::FixedOrder { .. } => 0,
+        }
+    }
+
+    /// Returns the maximum number of words that count the arrivals of splits in a step with this many rows.
+    pub(super) fn max_arrivals(&self, rows: usize) -> usize {
+        self.blocks.max_arrivals(count(rows)) as usize
     }
 
     /// Returns the maximum number of states in a step with this many rows and sequences, and this many pages per
     /// sequence.
     pub(super) fn max_states(&self, rows: usize, sequences: usize, pages: usize) -> usize {
         match self.attention {
-            Attention::Split => self.blocks.max_states() as usize,
+            Attention::Split => self.blocks.max_states(count(rows)) as usize,
             ordered @ Attention::FixedOrder { .. } => ordered.max_states(rows, sequences, stride(pages)),
         }
     }
@@ -155,7 +172,10 @@ impl Cuts {
     pub(super) fn most_bytes(&self, rows: usize, sequences: usize, pages: usize, logit_rows: usize) -> usize {
         let tables = sequences.saturating_mul(stride(pages)).saturating_mul(4);
         let decoded = rows.min(sequences.saturating_mul(self.attention.most_decoded_rows()));
-        let plans = self.windows.len() * (self.max_splits(decoded) * size_of::<Split>() + ALIGNMENT);
+        let plan = self.max_splits(decoded) * size_of::<Split>()
+            + self.max_shared_rows(decoded) * size_of::<SharedRow>()
+            + 2 * ALIGNMENT;
+        let plans = self.windows.len() * plan;
         // A decoded sequence has a tile for each split, and a join.
         let splits = sequences.saturating_mul(self.attention.splits(stride(pages)));
         let tiles = (rows / QUERY_TILE_ROWS as usize + splits.max(sequences) + 1)
@@ -213,7 +233,11 @@ impl Cuts {
             true => Vec::new(),
             false => {
                 let rows = planned_rows(&decoded, padding);
-                self.windows.iter().map(|window| self.put_plan(&mut packing, &rows, *window, shape)).collect()
+                let ranges = self.shared_ranges(&decoded, &rows);
+                let put = |window: &Option<usize>| {
+                    self.put_plan(&mut packing, &rows, &ranges, window.unwrap_or(0) as u32, shape)
+                };
+                self.windows.iter().map(put).collect()
             }
         };
         let (mut tiles, joins) = self.decode_tiles(&decoded, decoded.len() + padding, stride);
@@ -290,21 +314,35 @@ impl Cuts {
         (tiles, joins)
     }
 
-    /// Packs the plan of one window. A step with a shape always has the maximum number of splits; the excess splits
-    /// are spare ones.
+    /// Returns the ranges of pages that decoded sequences have in common. Padding rows have none.
+    fn shared_ranges(&self, decoded: &[(usize, &BatchSequence)], rows: &[Rows]) -> Vec<SharedRange> {
+        if self.blocks.shared_rows == 0 || decoded.len() < 2 {
+            return Vec::new();
+        }
+        let tables = decoded.iter().map(|(_, sequence)| sequence.pages.iter().map(|page| page.0).collect());
+        let tables: Vec<Vec<u32>> = tables.collect();
+        let tables: Vec<&[u32]> = tables.iter().map(Vec::as_slice).collect();
+        shared_ranges(&rows[..decoded.len()], &tables, &self.blocks)
+    }
+
+    /// Packs the plan of one window. A step with a shape always has the maximum number of splits and of shared rows; the
+    /// excess splits are spare ones, and nothing refers to the excess rows.
     fn put_plan(
         &self,
         packing: &mut Packing<'_>,
         rows: &[Rows],
-        window: Option<usize>,
+        ranges: &[SharedRange],
+        window: u32,
         shape: Option<DecodeShape>,
     ) -> PlanOffsets {
-        let mut splits = Plan::new(rows, window.unwrap_or(0) as u32, &self.blocks).splits;
+        let Plan { mut splits, mut shared_rows, .. } = Plan::new(rows, ranges, window, &self.blocks);
         if let Some(DecodeShape { rows, .. }) = shape {
             splits.resize(self.max_splits(rows).max(splits.len()), Split::SPARE);
+            shared_rows.resize(self.max_shared_rows(rows).max(shared_rows.len()), SharedRow::default());
         }
         let range = packing.put(splits.iter().flat_map(Split::words).map(u32::to_le_bytes));
-        PlanOffsets { splits: range, split_count: splits.len() }
+        let rows = packing.put(shared_rows.iter().flat_map(SharedRow::words).map(u32::to_le_bytes));
+        PlanOffsets { splits: range, split_count: splits.len(), shared_rows: rows }
     }
 }
 
@@ -340,6 +378,11 @@ fn planned_rows(decoded: &[(usize, &BatchSequence)], padding: usize) -> Vec<Rows
     rows
 }
 
+/// Returns a number of rows for a plan.
+fn count(rows: usize) -> u32 {
+    u32::try_from(rows).unwrap_or(u32::MAX)
+}
+
 fn positions_of(sequence: &BatchSequence) -> Range<usize> {
     sequence.start..sequence.start + sequence.tokens.len()
 }
@@ -361,140 +404,5 @@ fn wanted_rows(batch: &Batch, ordered: &[(usize, &BatchSequence)]) -> Vec<u32> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::batch::{LogitsWanted, PageId};
-
-    fn cuts() -> Cuts {
-        Cuts {
-            windows: vec![None, Some(4)],
-            blocks: Blocks { at_once: 8, per_split: 2, rows: 4 },
-            most_shape_rows: 8,
-            spare_page: 99,
-            attention: Attention::Split,
-        }
-    }
-
-    fn sequence(start: usize, tokens: &[u32], logits: LogitsWanted) -> BatchSequence {
-        let pages = (0..(start + tokens.len()).div_ceil(PAGE_TOKENS) as u32).map(|page| PageId(10 + page));
-        BatchSequence { tokens: tokens.to_vec(), start, pages: pages.collect(), logits }
-    }
-
-    fn words(bytes: &[u8], at: &Range<usize>) -> Vec<u32> {
-        bytes[at.clone()].chunks(4).map(|word| u32::from_le_bytes(word.try_into().unwrap())).collect()
-    }
-
-    #[test]
-    fn decoded_rows_come_first_and_logits_keep_the_order_of_the_batch() {
-        let batch = Batch {
-            sequences: vec![
-                sequence(15, &[1; 17], LogitsWanted::Tail(2)),
-                sequence(40, &[7], LogitsWanted::Last),
-                sequence(14, &[4, 5, 6, 7, 8], LogitsWanted::None),
-            ],
-        };
-        let mut bytes = Vec::new();
-        let step = cuts().pack(&batch, true, &mut bytes);
-        assert_eq!((step.rows, step.decoded, step.sequences), (23, 6, 3));
-        assert_eq!((step.logit_rows, step.shape), (3, None));
-        assert_eq!(words(&bytes, &step.tokens)[..8], [7, 4, 5, 6, 7, 8, 1, 1]);
-        assert_eq!(words(&bytes, &step.positions)[..8], [40, 14, 15, 16, 17, 18, 15, 16]);
-        let slots: Vec<u32> = words(&bytes, &step.slots).chunks(2).map(|pair| pair[0]).collect();
-        assert_eq!(slots[..4], [12 * 16 + 8, 10 * 16 + 14, 10 * 16 + 15, 11 * 16]);
-        assert_eq!(words(&bytes, step.wanted.as_ref().unwrap()), [21, 22, 0]);
-        assert_eq!(words(&bytes, &step.tiles), [6, 17, 15, 2, 0, u32::MAX, 6, 0]);
-        assert_eq!(words(&bytes, &step.page_tables)[..4], [10, 11, 12, 99]);
-        // Five rows are two tiles, each with one split.
-        let [whole, windowed] = [0, 1].map(|plan| words(&bytes, &step.plans[plan].splits));
-        let splits: Vec<_> = whole.chunks(10).map(|split| (split[..6].to_vec(), split[8])).collect();
-        let expected = [[0, 0, 1, 40, 0, 41], [1, 1, 4, 14, 0, 18], [1, 5, 1, 18, 0, 19]];
-        assert_eq!(splits, expected.map(|split| (split.to_vec(), 1)));
-        let keys: Vec<_> = windowed.chunks(10).map(|split| [split[4], split[5]]).collect();
-        assert_eq!(keys, [[37, 41], [11, 18], [15, 19]]);
-        assert!(bytes.len() <= cuts().most_bytes(23, 3, 3, 3));
-    }
-
-    #[test]
-    fn steps_of_one_shape_have_their_arrays_at_the_same_offsets() {
-        let step = |starts: &[usize]| {
-            let sequences = starts.iter().map(|start| sequence(*start, &[5], LogitsWanted::Last)).collect();
-            let mut bytes = Vec::new();
-            (cuts().pack(&Batch { sequences }, true, &mut bytes), bytes)
-        };
-        let (three, bytes) = step(&[0, 900, 33]);
-        let (four, _) = step(&[1, 2, 3, 1000]);
-        assert_eq!(three.shape, Some(DecodeShape { rows: 4, stride: 64 }));
-        assert_eq!((three.rows, three.decoded), (4, 4));
-        assert_eq!(Step { logit_rows: 4, ..three.clone() }, four);
-        // The padding row writes to a page that is never read, and sees only what it writes.
-        assert_eq!(words(&bytes, &three.slots)[6..], [99 * 16, 0]);
-        assert_eq!(words(&bytes, &three.page_tables)[3 * 64..], [99; 64]);
-        let splits = words(&bytes, &three.plans[0].splits);
-        assert!(splits.chunks(10).any(|split| split[..6] == [3, 3, 1, 0, 0, 1]), "{splits:?}");
-        let (longer, _) = step(&[64 * 16, 1, 2, 3]);
-        assert_eq!(longer.shape, Some(DecodeShape { rows: 4, stride: 128 }));
-        // Drafts have the shape of as many rows.
-        let drafts = |tokens: &[usize]| {
-            let draft = |count: &usize| sequence(100, &vec![5; *count], LogitsWanted::Tail(*count));
-            let mut bytes = Vec::new();
-            (cuts().pack(&Batch { sequences: tokens.iter().map(draft).collect() }, true, &mut bytes), bytes)
-        };
-        let (drafted, bytes) = drafts(&[1, 3]);
-        assert_eq!(Step { logit_rows: 4, ..drafted }, four);
-        assert!(bytes.len() <= cuts().most_bytes(8, 8, 8, 8));
-        assert_eq!(drafts(&[5, 4]).0.shape, None, "such a step has more rows than any shape");
-        assert_eq!(drafts(&[4, 3]).0.shape, Some(DecodeShape { rows: 8, stride: 64 }));
-    }
-
-    #[test]
-    fn with_attention_in_one_order_every_row_has_a_tile_and_shapes_keep_their_offsets() {
-        let cuts = Cuts { attention: Attention::FixedOrder { split_keys: 512 }, ..cuts() };
-        let mut bytes = Vec::new();
-        let sequences = vec![
-            sequence(15, &[1, 2, 3], LogitsWanted::Tail(2)),
-            sequence(40, &[7], LogitsWanted::Last),
-            sequence(0, &[4, 5], LogitsWanted::None),
-        ];
-        let step = cuts.pack(&Batch { sequences }, true, &mut bytes);
-        // A page table of 64 pages has room for two splits.
-        assert_eq!((step.rows, step.decoded, step.plans.len(), step.tile_count), (6, 0, 0, 4));
-        let all = u32::MAX;
-        let tiles = [
-            [0, 1, 40, 0, 0, 512, 0, 1],
-            QueryTile::NONE.words(),
-            [1, 3, 15, 1, 0, all, 3, 0],
-            [4, 2, 0, 2, 0, all, 6, 0],
-        ];
-        assert_eq!(words(&bytes, &step.tiles), tiles.as_flattened());
-        let splits = step.splits.as_ref().unwrap();
-        assert_eq!((splits.keys, words(&bytes, &splits.joins)), (512, vec![0, 0, 1]));
-        assert!(cuts.attention.max_states(6, 3, 64) >= 8);
-        assert!(bytes.len() <= cuts.most_bytes(6, 3, 3, 3));
-        let mut decode = |starts: &[usize]| {
-            let sequences = starts.iter().map(|start| sequence(*start, &[5], LogitsWanted::Last)).collect();
-            (cuts.pack(&Batch { sequences }, true, &mut bytes), bytes.clone())
-        };
-        let (three, bytes_of_three) = decode(&[0, 900, 33]);
-        let (four, _) = decode(&[1, 2, 3, 1000]);
-        assert_eq!(Step { logit_rows: 4, ..three.clone() }, four);
-        let joins = words(&bytes_of_three, &three.splits.as_ref().unwrap().joins);
-        assert_eq!(joins, [0, 0, 1, 1, 2, 2, 2, 4, 1, 3, 6, 1]);
-        // The padding row is the first row of its own page table, which has only the spare page.
-        assert_eq!(words(&bytes_of_three, &three.tiles)[6 * 8..][..8], [3, 1, 0, 3, 0, 512, 6, 1]);
-        assert_eq!(words(&bytes_of_three, &three.page_tables)[3 * 64..], [99; 64]);
-    }
-
-    #[test]
-    fn splits_depend_only_on_the_model() {
-        for (context, expected) in [(512, 64), (2048, 128), (8192, 512), (10_000, 1024), (131_072, 1024)] {
-            assert_eq!(Attention::in_fixed_order(context), Attention::FixedOrder { split_keys: expected });
-        }
-    }
-
-    #[test]
-    fn decode_steps_are_rounded_up_to_few_shapes() {
-        for (rows, expected) in [(1, 1), (3, 4), (8, 8), (9, 16), (64, 64), (65, 96)] {
-            assert_eq!(bucket(rows), expected);
-        }
-    }
-}
+#[path = "step_tests.rs"]
+mod tests;

@@ -29,6 +29,8 @@ mod partial_step;
 mod preparation;
 #[path = "quantized_tests.rs"]
 mod quantized;
+#[path = "shared_prefix_tests.rs"]
+mod shared_prefix;
 
 /// Models whose head size the kernels support.
 const MODELS: [&str; 4] = ["llama-gqa", "llama-tied-rope3", "qwen2-bias", "mistral-window"];
@@ -113,6 +115,7 @@ fn the_tests_of_this_module_pass_on_a_real_device() {
     deterministic::logits_have_the_same_bits_whatever_shares_the_step_and_however_it_is_split();
     deterministic::replicas_stages_and_reloads_give_the_same_bits();
     deterministic::logits_are_correct_in_a_fixed_order();
+    shared_prefix::a_common_prefix_gives_the_same_tokens_read_once_or_for_each_sequence();
 }
 
 fn open(name: &str) -> Checkpoint {

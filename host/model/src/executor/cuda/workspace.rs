@@ -211,7 +211,7 @@ impl WorkspaceOffsets {
             states: StateOffsets {
                 values: take(states.saturating_mul(heads * (head_size + 2) * 4)),
                 count: states,
-                arrivals: take(cuts.blocks.max_arrivals() as usize * 4),
+                arrivals: take(cuts.max_arrivals(rows) * 4),
             },
             wanted: [take(wanted), take(wanted)],
             meeting: MeetingOffsets {
