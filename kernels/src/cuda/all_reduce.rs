@@ -1,6 +1,6 @@
 //! Sums values over all ranks, through memory that all of them can access.
 
-use super::{Activation, Address, Launch};
+use super::{Activation, Address, Family, Kernel, Launch};
 use crate::KernelError;
 use crate::device_constants::device_constant;
 
@@ -74,12 +74,12 @@ pub fn launch(
     })?;
     let others = || format!("a rank below {}", params.ranks);
     super::require(params.rank < params.ranks, OP, "rank", params.rank, others)?;
-    let (name, chunks) = match shots {
-        Shots::One => ("one", params.chunks),
-        Shots::Two => ("two", params.chunks.div_ceil(params.ranks.into())),
+    let (family, chunks) = match shots {
+        Shots::One => (Family::AllReduceOneShot, params.chunks),
+        Shots::Two => (Family::AllReduceTwoShot, params.chunks.div_ceil(params.ranks.into())),
     };
     let blocks = chunks.div_ceil(THREADS.into()).clamp(1, most_blocks.clamp(1, MAX_BLOCKS).into()) as u32;
-    Ok(Launch::new(format!("all_reduce_{name}_shot_{}", activation.suffix()), [blocks, 1, 1], THREADS))
+    Ok(Launch::new(Kernel::of(family).activation(activation), [blocks, 1, 1], THREADS))
 }
 
 #[cfg(test)]
@@ -150,7 +150,8 @@ mod tests {
                         let launch = skep_cuda_host::Launch { grid, block, shared_bytes, order: *order };
                         // SAFETY: the buffers outlive the scope and match the shapes, and the kernels of the ranks
                         // write to separate memory.
-                        unsafe { skep_cuda_host::launch(&kernel, &launch, params) }.expect("runs");
+                        unsafe { skep_cuda_host::launch(&kernel.to_string(), &launch, params) }
+                            .expect("runs");
                     });
                 }
             });

@@ -4,7 +4,7 @@
 use super::attention_prefill::{self, AttentionPrefillParams, QUERY_TILE_ROWS};
 use super::device::{Device, TensorMap};
 use super::operation::ACTIVATION_BYTES;
-use super::{Activation, Launch, PAGE_POSITIONS, WARP};
+use super::{Activation, Family, Kernel, Launch, PAGE_POSITIONS, WARP};
 use crate::KernelError;
 use crate::device_constants::device_constant;
 
@@ -66,12 +66,12 @@ pub fn launch(
     if !HEAD_SIZES.contains(&head_size) || params.split_keys > 0 || tiles > MAX_TILES {
         return Ok(None);
     }
-    let name = format!("attention_hopper_{head_size}_{}", activation.suffix());
+    let kernel = Kernel::of(Family::AttentionHopper).size(head_size).activation(activation);
     let rows = QUERY_TILE_ROWS + 2 * TILE_STAGES * TILE_KEYS;
     let shared_bytes = ALIGNMENT + rows * head_size * 2;
     // One more warpgroup copies keys and values.
     let threads = (QUERY_TILE_ROWS / GROUP_ROWS + 1) * 4 * WARP;
-    Ok(Some(Launch { shared_bytes, ..Launch::new(name, [params.heads, tiles, 1], threads) }))
+    Ok(Some(Launch { shared_bytes, ..Launch::new(kernel, [params.heads, tiles, 1], threads) }))
 }
 
 #[cfg(test)]
@@ -210,7 +210,7 @@ mod tests {
         for (head_size, shared_bytes) in [(64, 82_944), (128, 164_864)] {
             let launch = launch(&params(), 5, head_size, Activation::F16).expect("good shapes");
             let launch = launch.expect("a size with a kernel");
-            assert_eq!(launch.kernel, format!("attention_hopper_{head_size}_f16"));
+            assert_eq!(launch.kernel.to_string(), format!("attention_hopper_{head_size}_f16"));
             assert_eq!((launch.grid, launch.block), ([8, 5, 1], [384, 1, 1]));
             assert_eq!(launch.shared_bytes, shared_bytes);
             // The shared memory per block of sm_90, of which the barriers take some.

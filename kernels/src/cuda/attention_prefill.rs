@@ -1,6 +1,6 @@
 //! Causal attention of prompt rows over paged keys and values, with tensor cores.
 
-use super::{Activation, Address, Launch, WARP, WIDE_HEAD};
+use super::{Activation, Address, Family, Kernel, Launch, WARP, WIDE_HEAD};
 use crate::KernelError;
 use crate::device_constants::device_constant;
 
@@ -163,8 +163,8 @@ impl QueryTile {
 
 /// Returns the launch that joins the splits of rows.
 pub fn join(params: &AttentionJoinParams, joins: u32, activation: Activation) -> Launch {
-    let name = format!("attention_join_{}", activation.suffix());
-    Launch::new(name, [joins, params.heads, 1], params.head_size.next_multiple_of(WARP).min(256))
+    let kernel = Kernel::of(Family::AttentionJoin).activation(activation);
+    Launch::new(kernel, [joins, params.heads, 1], params.head_size.next_multiple_of(WARP).min(256))
 }
 
 /// Returns the launch for this number of tiles. Fails for head sizes, ratios of heads and strides that no kernel
@@ -187,12 +187,12 @@ pub fn launch(
     super::require(split.is_multiple_of(TILE_KEYS), OP, "split_keys", split, || {
         format!("a multiple of {TILE_KEYS}")
     })?;
-    let order = if split > 0 { "ordered" } else { "prefill" };
-    let name = format!("attention_{order}_{head_size}_{}", activation.suffix());
+    let family = if split > 0 { Family::AttentionOrdered } else { Family::AttentionPrefill };
+    let kernel = Kernel::of(family).size(head_size).activation(activation);
     let tile_keys = if head_size > WIDE_HEAD { TILE_KEYS / 2 } else { TILE_KEYS };
     let shared_bytes = (TILE_ROWS + 4 * tile_keys) * (head_size + PAD) * 2;
     let grid = [tiles, heads, QUERY_TILE_ROWS / TILE_ROWS];
-    Ok(Launch { shared_bytes, ..Launch::new(name, grid, TILE_ROWS / 16 * WARP) })
+    Ok(Launch { shared_bytes, ..Launch::new(kernel, grid, TILE_ROWS / 16 * WARP) })
 }
 
 #[cfg(test)]

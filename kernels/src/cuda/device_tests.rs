@@ -5,6 +5,7 @@ use crate::Fault;
 use crate::cuda::contexts;
 use crate::cuda::embedding::{self, EmbeddingParams, Table};
 use crate::cuda::on_device;
+use crate::cuda::{Family, Kernel};
 
 #[test]
 fn a_missing_device_is_an_error() {
@@ -42,17 +43,18 @@ fn written_bytes_are_read_back_and_invalid_sizes_are_errors() {
 
 #[test]
 fn invalid_launches_are_errors() {
+    let no_such_kernel = Kernel::of(Family::Gemm).size(7);
     on_device::with(|device| {
-        let launch = Launch::new("no_such_kernel".to_owned(), [1, 1, 1], 32);
+        let launch = Launch::new(no_such_kernel, [1, 1, 1], 32);
         // SAFETY: both launches are rejected before the kernel runs.
         let unknown = unsafe { device.launch(&launch, &0u64) };
         assert!(matches!(unknown, Err(KernelError::NoKernel { .. })));
-        let launch = Launch { shared_bytes: 1 << 30, kernel: "embedding".to_owned(), ..launch };
+        let launch = Launch { shared_bytes: 1 << 30, kernel: Kernel::of(Family::Embedding), ..launch };
         let too_much = unsafe { device.launch(&launch, &0u64) };
         assert!(too_much.unwrap_err().to_string().contains("shared memory"));
     });
     let device = Device::emulated(Emulation::default());
-    let launch = Launch::new("no_such_kernel".to_owned(), [1, 1, 1], 32);
+    let launch = Launch::new(no_such_kernel, [1, 1, 1], 32);
     // SAFETY: there is no such kernel to run.
     unsafe { device.launch(&launch, &0u64) }.expect("the failure is reported later");
     assert!(device.synchronize().unwrap_err().to_string().contains("no kernel of this name"));

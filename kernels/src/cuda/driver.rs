@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::ffi::CString;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::thread::JoinHandle;
 
 use cudarc::driver::{result, sys};
@@ -16,7 +16,7 @@ use super::compile::{Compiler, Module};
 use super::cubin;
 use super::loading::{self, Sourced};
 use super::queue::Queue;
-use super::{Address, Launch};
+use super::{Address, Kernel, Launch};
 use crate::KernelError;
 
 pub(super) struct DriverStream {
@@ -35,15 +35,18 @@ pub(super) struct DriverStream {
 type Compiling = JoinHandle<Result<Vec<Sourced>, KernelError>>;
 
 /// The modules loaded into the context, and their kernels.
+#[derive(Default)]
 struct Code {
-    kernels: HashMap<String, Kernel>,
+    named: HashMap<String, Function>,
+    /// The functions of the kernels that were launched, so that each name is made and looked up once.
+    launched: RwLock<HashMap<Kernel, Function>>,
     modules: Vec<sys::CUmodule>,
     loaded: Loaded,
 }
 
 #[derive(Clone, Copy)]
-struct Kernel {
-    function: sys::CUfunction,
+struct Function {
+    handle: sys::CUfunction,
     most_shared_bytes: u32,
 }
 
@@ -81,13 +84,11 @@ impl DriverStream {
     /// Returns the kernel of a launch. Fails if its blocks take more shared memory than they can.
     fn kernel(&self, launch: &Launch) -> Result<sys::CUfunction, KernelError> {
         let Launch { kernel, shared_bytes, .. } = launch;
-        let Some(Kernel { function, most_shared_bytes }) = self.code()?.kernels.get(kernel).copied() else {
-            return Err(KernelError::NoKernel { kernel: kernel.clone() });
-        };
+        let Function { handle, most_shared_bytes } = self.code()?.function(*kernel)?;
         let limit = || format!("at most {most_shared_bytes} for {kernel} on {}", self.name);
         let what = "the shared memory of a block";
         super::require(*shared_bytes <= most_shared_bytes, "launch", what, *shared_bytes, limit)?;
-        Ok(function)
+        Ok(handle)
     }
 
     fn load_all(&self) -> Result<Code, KernelError> {
@@ -95,7 +96,7 @@ impl DriverStream {
         let ended =
             || KernelError::Thread { reason: "the thread that compiles kernels has terminated".to_owned() };
         let modules = compiling.ok_or_else(ended)?.join().map_err(|_| ended())??;
-        let mut code = Code { kernels: HashMap::new(), modules: Vec::new(), loaded: Loaded::default() };
+        let mut code = Code::default();
         let loaded =
             loading::load(&self.compiler, self.architecture, &modules, |module| self.load(module, &mut code));
         match loaded {
@@ -132,9 +133,23 @@ impl DriverStream {
                     .map_err(|error| self.queue.failed("cuFuncSetAttribute", error))?;
                 (function, most)
             };
-            code.kernels.insert(name, Kernel { function, most_shared_bytes });
+            code.named.insert(name, Function { handle: function, most_shared_bytes });
         }
         Ok(())
+    }
+}
+
+impl Code {
+    fn function(&self, kernel: Kernel) -> Result<Function, KernelError> {
+        if let Some(known) = self.launched.read().unwrap_or_else(PoisonError::into_inner).get(&kernel) {
+            return Ok(*known);
+        }
+        let name = kernel.to_string();
+        let Some(found) = self.named.get(&name).copied() else {
+            return Err(KernelError::NoKernel { kernel: name });
+        };
+        self.launched.write().unwrap_or_else(PoisonError::into_inner).insert(kernel, found);
+        Ok(found)
     }
 }
 

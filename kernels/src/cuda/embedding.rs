@@ -1,7 +1,7 @@
 //! Rows of the embedding table.
 
 use super::tiles::Tiles;
-use super::{Activation, Address, Launch};
+use super::{Activation, Address, Family, Kernel, Launch};
 use crate::{DType, KernelError};
 
 /// The parameters of the kernel. Tokens whose row is not in the table give zeros.
@@ -33,16 +33,18 @@ pub enum Table {
 pub fn launch(params: &EmbeddingParams, rows: u32, table: Table) -> Result<Launch, KernelError> {
     const OP: &str = "embedding";
     super::multiple_of_8(OP, "width", params.width)?;
-    let name = match table {
-        Table::Plain => OP.to_owned(),
+    let kernel = Kernel::of(Family::Embedding);
+    let kernel = match table {
+        Table::Plain => kernel,
         Table::Tiles(dtype, activation) => {
-            let (format, block) = (Tiles::read_by(OP, dtype)?.name, dtype.block_len() as u32);
+            Tiles::read_by(OP, dtype)?;
+            let block = dtype.block_len() as u32;
             let whole = params.width.is_multiple_of(block);
             super::require(whole, OP, "width", params.width, || format!("a multiple of {block}"))?;
-            format!("embedding_{format}_{}", activation.suffix())
+            kernel.format(dtype).activation(activation)
         }
     };
-    Ok(Launch::new(name, [rows, 1, 1], 128))
+    Ok(Launch::new(kernel, [rows, 1, 1], 128))
 }
 
 #[cfg(test)]

@@ -172,7 +172,7 @@ fn run(job: Job, broken: bool) -> Result<(), KernelError> {
             let Launch { kernel, grid, block, shared_bytes } = launch;
             let launch = skep_cuda_host::Launch { grid, block, shared_bytes, order: Order::BACKWARD };
             // SAFETY: the caller that queued the launch guarantees the parameters.
-            unsafe { skep_cuda_host::launch_at(&kernel, &launch, params.as_ptr().cast(), bytes) }
+            unsafe { skep_cuda_host::launch_at(&kernel.to_string(), &launch, params.as_ptr().cast(), bytes) }
                 .map_err(|reason| KernelError::Driver { call: "launch", reason })?;
         }
         // SAFETY: the caller that queued the job guarantees the addresses.
@@ -280,7 +280,7 @@ impl Backend for EmulatedStream {
         let mut copy = vec![0u64; bytes.div_ceil(8)];
         // SAFETY: the caller guarantees the bytes, and there is room for them.
         unsafe { std::ptr::copy_nonoverlapping(params, copy.as_mut_ptr().cast(), bytes) };
-        self.put(Job::Launch { launch: launch.clone(), params: copy.into(), bytes })
+        self.put(Job::Launch { launch: *launch, params: copy.into(), bytes })
     }
 
     fn tensor_map(&self, _: Address, _: [u64; 4], _: [u32; 4]) -> Result<TensorMap, KernelError> {

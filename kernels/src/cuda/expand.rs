@@ -1,7 +1,7 @@
 //! Conversion of weights in tiles to the format of the activations.
 
 use super::tiles::{TILE_OUTPUTS, Tiles};
-use super::{Activation, Address, Launch, WARP};
+use super::{Activation, Address, Family, Kernel, Launch, WARP};
 use crate::device_constants::device_constant;
 use crate::{DType, KernelError};
 
@@ -30,9 +30,9 @@ pub fn launch(params: &ExpandParams, dtype: DType, activation: Activation) -> Re
     super::require(whole, OP, "inputs", params.inputs, || format!("a multiple of {block}"))?;
     let lines = params.outputs.div_ceil(TILE_OUTPUTS as u32);
     super::at_most(OP, "tiles of outputs", lines, MAX_BLOCKS)?;
-    let name = format!("{OP}_{}_{}", tiles.name, activation.suffix());
+    let kernel = Kernel::of(Family::Expand).format(dtype).activation(activation);
     let grid = [params.inputs.div_ceil(tiles.inputs as u32 * WARPS), lines, 1];
-    Ok(Launch::new(name, grid, WARPS * WARP))
+    Ok(Launch::new(kernel, grid, WARPS * WARP))
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Products of many rows with weights in the format of the activations, on tensor cores.
 
 use super::matmul::MatmulParams;
-use super::{Activation, Launch, WARP};
+use super::{Activation, Family, Kernel, Launch, WARP};
 use crate::KernelError;
 use crate::device_constants::device_constant;
 
@@ -19,10 +19,10 @@ pub fn launch(params: &MatmulParams, activation: Activation) -> Result<Launch, K
     let tile_rows = if params.rows <= 64 { 32 } else { 128 };
     let row_tiles = params.rows.div_ceil(tile_rows);
     super::at_most("gemm", "tiles of rows", row_tiles, MAX_TILES)?;
-    let name = format!("gemm_{tile_rows}_{}", activation.suffix());
+    let kernel = Kernel::of(Family::Gemm).size(tile_rows).activation(activation);
     let grid = [params.outputs.div_ceil(TILE_OUTPUTS), row_tiles, 1];
     let shared_bytes = 2 * (tile_rows + TILE_OUTPUTS) * STRIDE * 2;
-    Ok(Launch { shared_bytes, ..Launch::new(name, grid, WARPS * WARP) })
+    Ok(Launch { shared_bytes, ..Launch::new(kernel, grid, WARPS * WARP) })
 }
 
 #[cfg(test)]

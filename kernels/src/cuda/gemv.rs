@@ -1,7 +1,7 @@
 //! Products of few rows with weights in the format of the activations, with one warp per output.
 
 use super::matmul::MatmulParams;
-use super::{Activation, Launch, WARP};
+use super::{Activation, Family, Kernel, Launch, WARP};
 use crate::KernelError;
 use crate::device_constants::device_constant;
 
@@ -12,28 +12,29 @@ pub const MAX_ROWS: u32 = device_constant!("gemv.cuh", "MAX_ROWS");
 
 /// Returns the launch for at most [`MAX_ROWS`] rows.
 pub fn launch(params: &MatmulParams, activation: Activation) -> Result<Launch, KernelError> {
-    launch_of("gemv", params.outputs, params, activation)
+    launch_of(Family::Gemv, params.outputs, params, activation)
 }
 
 /// Returns the launch for at most [`MAX_ROWS`] rows with a matrix that holds the outputs of a gate and then as many others.
 /// It stores `silu(gate) · up`, half as many values as the matrix has outputs.
 pub fn gated(params: &MatmulParams, activation: Activation) -> Result<Launch, KernelError> {
-    const OP: &str = "gemv_gated";
+    let family = Family::GemvGated;
     let whole = params.outputs.is_multiple_of(2);
-    super::require(whole, OP, "outputs", params.outputs, || "a multiple of 2".to_owned())?;
-    launch_of(OP, params.outputs / 2, params, activation)
+    super::require(whole, family.name(), "outputs", params.outputs, || "a multiple of 2".to_owned())?;
+    launch_of(family, params.outputs / 2, params, activation)
 }
 
 fn launch_of(
-    op: &'static str,
+    family: Family,
     outputs: u32,
     params: &MatmulParams,
     activation: Activation,
 ) -> Result<Launch, KernelError> {
+    let op = family.name();
     super::at_most(op, "rows", params.rows, MAX_ROWS)?;
     MatmulParams { outputs, ..*params }.check(op, 8)?;
-    let name = format!("{op}_{}", activation.suffix());
-    Ok(Launch::new(name, [outputs.div_ceil(WARPS), 1, 1], WARPS * WARP))
+    let kernel = Kernel::of(family).activation(activation);
+    Ok(Launch::new(kernel, [outputs.div_ceil(WARPS), 1, 1], WARPS * WARP))
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use super::gemv::{MAX_ROWS, WARPS};
 use super::matmul::{MatmulParams, OutputFormat};
 use super::qkv::QkvParams;
 use super::rms_norm::RmsNormParams;
-use super::{Activation, Address, Launch, WARP};
+use super::{Activation, Address, Family, Kernel, Launch, WARP};
 use crate::KernelError;
 
 /// Maximum width of rows that every block norms for itself. With wider rows, the blocks would read about as many values to
@@ -42,8 +42,8 @@ pub fn qkv(params: &FusedGemvParams, activation: Activation) -> Result<Launch, K
     super::require(product.outputs == outputs, OP, "outputs", product.outputs, all)?;
     let has_norms = qkv.q_norm != Address::NONE || qkv.k_norm != Address::NONE;
     super::require(!has_norms, OP, "norms of heads", 1, || "heads without norms".to_owned())?;
-    let kernel = if norm.width == 0 { "gemv_qkv" } else { "gemv_normed_qkv" };
-    launch(kernel, params, activation)
+    let family = if norm.width == 0 { Family::GemvQkv } else { Family::GemvNormedQkv };
+    launch(family, params, activation)
 }
 
 /// Returns the launch of the norm and the product with a matrix that holds the outputs of a gate and then as many others. It
@@ -52,10 +52,10 @@ pub fn normed_gated(params: &FusedGemvParams, activation: Activation) -> Result<
     let outputs = params.product.outputs;
     super::require(outputs.is_multiple_of(2), OP, "outputs", outputs, || "a multiple of 2".to_owned())?;
     super::multiple_of_8(OP, "the width of the norm", params.norm.width)?;
-    launch("gemv_normed_gated", params, activation)
+    launch(Family::GemvNormedGated, params, activation)
 }
 
-fn launch(kernel: &str, params: &FusedGemvParams, activation: Activation) -> Result<Launch, KernelError> {
+fn launch(family: Family, params: &FusedGemvParams, activation: Activation) -> Result<Launch, KernelError> {
     let FusedGemvParams { product, norm, .. } = params;
     super::at_most(OP, "rows", product.rows, MAX_ROWS)?;
     let pairs = product.outputs / 2;
@@ -63,7 +63,7 @@ fn launch(kernel: &str, params: &FusedGemvParams, activation: Activation) -> Res
     let is_activations = product.output_format == OutputFormat::Activations;
     super::require(is_activations, OP, "output_format", 1, || "activations".to_owned())?;
     let grid = [pairs.div_ceil(WARPS), 1, 1];
-    let launch = Launch::new(format!("{kernel}_{}", activation.suffix()), grid, WARPS * WARP);
+    let launch = Launch::new(Kernel::of(family).activation(activation), grid, WARPS * WARP);
     if norm.width == 0 {
         return Ok(launch);
     }

@@ -10,6 +10,7 @@ use skep_cuda_host::Order;
 /// `written`.
 pub(super) fn run<P: Copy>(launch: &Launch, params: &P, written: &mut [&mut [u16]]) {
     let Launch { kernel, grid, block, shared_bytes } = launch;
+    let name = kernel.to_string();
     let copy = |values: &[&mut [u16]]| values.iter().map(|values| values.to_vec()).collect::<Vec<_>>();
     let before = copy(written);
     let mut first = None;
@@ -21,10 +22,10 @@ pub(super) fn run<P: Copy>(launch: &Launch, params: &P, written: &mut [&mut [u16
             skep_cuda_host::Launch { grid: *grid, block: *block, shared_bytes: *shared_bytes, order };
         // SAFETY: the tests keep the buffers of their parameters alive while the kernel runs, with sizes that match the
         // shapes.
-        unsafe { skep_cuda_host::launch(kernel, &launch, params) }.expect(kernel);
+        unsafe { skep_cuda_host::launch(&name, &launch, params) }.expect(&name);
         let after = copy(written);
         let first = first.get_or_insert_with(|| after.clone());
-        assert!(*first == after, "{kernel} depends on the order of its threads");
+        assert!(*first == after, "{name} depends on the order of its threads");
     }
     on_device::with(|device| {
         for (values, before) in written.iter_mut().zip(&before) {

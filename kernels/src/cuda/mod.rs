@@ -18,6 +18,7 @@ pub mod device;
 mod driver;
 #[cfg(any(test, feature = "emulated"))]
 mod emulated;
+mod kernel;
 mod library;
 mod loading;
 pub mod nvml;
@@ -49,6 +50,8 @@ pub mod swiglu;
 pub mod tiles;
 
 #[cfg(test)]
+mod allocations;
+#[cfg(test)]
 mod compile_tests;
 #[cfg(test)]
 mod host;
@@ -57,6 +60,8 @@ mod on_device;
 
 use std::fmt;
 use std::str::FromStr;
+
+pub use kernel::{Family, Kernel};
 
 use crate::{KernelError, device_constants::device_constant};
 
@@ -80,7 +85,7 @@ impl Address {
 }
 
 /// The number format of activations.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Activation {
     Bf16,
     F16,
@@ -114,16 +119,16 @@ impl Activation {
 }
 
 /// A kernel and its launch configuration.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Launch {
-    pub kernel: String,
+    pub kernel: Kernel,
     pub grid: [u32; 3],
     pub block: [u32; 3],
     pub shared_bytes: u32,
 }
 
 impl Launch {
-    fn new(kernel: String, grid: [u32; 3], threads: u32) -> Self {
+    fn new(kernel: Kernel, grid: [u32; 3], threads: u32) -> Self {
         Launch { kernel, grid, block: [threads, 1, 1], shared_bytes: 0 }
     }
 }
@@ -162,7 +167,7 @@ fn require(
 /// Converts a number of blocks to the first dimension of a grid.
 fn blocks(op: &'static str, count: u64) -> Result<u32, KernelError> {
     let most = i32::MAX.unsigned_abs();
-    u32::try_from(count).ok().filter(|count| *count <= most).ok_or(KernelError::Unsupported {
+    u32::try_from(count).ok().filter(|count| *count <= most).ok_or_else(|| KernelError::Unsupported {
         op,
         what: "the number of blocks",
         found: count,

@@ -3,7 +3,7 @@
 
 use super::matmul::MatmulParams;
 use super::tiles::{TILE_OUTPUTS, Tiles};
-use super::{Activation, Launch, WARP};
+use super::{Activation, Family, Kernel, Launch, WARP};
 use crate::device_constants::device_constant;
 use crate::{DType, KernelError};
 
@@ -47,26 +47,25 @@ const GATED: Block =
 
 /// Returns the launch for weights in tiles of this format.
 pub fn launch(params: &MatmulParams, dtype: DType, activation: Activation) -> Result<Launch, KernelError> {
-    const OP: &str = "products";
     let block = match params.rows {
         0..=8 => OF_8,
         9..=16 => OF_16,
         _ => OF_32,
     };
     let blocks = params.outputs.div_ceil(TILE_OUTPUTS as u32 * block.sets * block.tiles);
-    block.launch(OP, blocks, params, dtype, activation)
+    block.launch(Family::Products, blocks, params, dtype, activation)
 }
 
 /// Returns the launch with a matrix that holds the outputs of a gate and then as many others. It stores `silu(gate) · up`, half
 /// as many values as the matrix has outputs.
 pub fn gated(params: &MatmulParams, dtype: DType, activation: Activation) -> Result<Launch, KernelError> {
-    const OP: &str = "products_gated";
+    let family = Family::ProductsGated;
     let tiles = 2 * TILE_OUTPUTS as u32;
     let whole = || format!("a multiple of {tiles}");
-    super::require(divides_gate(params.outputs), OP, "outputs", params.outputs, whole)?;
+    super::require(divides_gate(params.outputs), family.name(), "outputs", params.outputs, whole)?;
     let block = Block { rows: if params.rows <= 8 { 8 } else { 32 }, ..GATED };
     let half = MatmulParams { outputs: params.outputs / 2, ..*params };
-    block.launch(OP, params.outputs / tiles, &half, dtype, activation)
+    block.launch(family, params.outputs / tiles, &half, dtype, activation)
 }
 
 /// Returns whether the outputs of a gate and as many others are whole tiles.
@@ -77,24 +76,25 @@ pub fn divides_gate(outputs: u32) -> bool {
 impl Block {
     fn launch(
         self,
-        op: &'static str,
+        family: Family,
         blocks: u32,
         params: &MatmulParams,
         dtype: DType,
         activation: Activation,
     ) -> Result<Launch, KernelError> {
+        let op = family.name();
         let tiles = Tiles::read_by(op, dtype)?;
         params.check(op, dtype.block_len() as u32)?;
         super::at_most(op, "blocks of outputs", blocks, MAX_BLOCKS)?;
         // Offsets of rows are words.
         super::at_most(op, "rows", params.rows, u32::MAX / params.inputs)?;
-        let name = format!("{op}_{}_{}_{}", tiles.name, self.rows, activation.suffix());
+        let kernel = Kernel::of(family).format(dtype).size(self.rows).activation(activation);
         let grid = [params.rows.div_ceil(self.rows), blocks, 1];
         // Sums take the place of the tiles: four of a lane, for each tile of outputs and eight rows.
         let sums = self.tiles * self.rows / 8 * WARP * 16;
         let warps = self.sets * WARPS;
         let shared_bytes = warps * sums.max(self.stages * self.tiles * tiles.bytes as u32);
-        Ok(Launch { shared_bytes, ..Launch::new(name, grid, warps * WARP) })
+        Ok(Launch { shared_bytes, ..Launch::new(kernel, grid, warps * WARP) })
     }
 }
 

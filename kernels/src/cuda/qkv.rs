@@ -1,6 +1,6 @@
 //! Bias, head norms and rotation after the QKV projection, and the write of keys and values into their pages.
 
-use super::{Activation, Address, Launch, WARP};
+use super::{Activation, Address, Family, Kernel, Launch, WARP};
 use crate::KernelError;
 use crate::device_constants::device_constant;
 
@@ -75,7 +75,7 @@ pub fn launch(params: &QkvParams, activation: Activation) -> Result<Launch, Kern
     super::at_most("qkv", "head_size", params.head_size, MAX_HEAD_SIZE)?;
     let heads = u64::from(params.heads) + 2 * u64::from(params.kv_heads);
     let blocks = super::blocks("qkv", (u64::from(params.rows) * heads).div_ceil(WARPS.into()))?;
-    Ok(Launch::new(format!("qkv_{}", activation.suffix()), [blocks, 1, 1], WARPS * WARP))
+    Ok(Launch::new(Kernel::of(Family::Qkv).activation(activation), [blocks, 1, 1], WARPS * WARP))
 }
 
 #[cfg(test)]

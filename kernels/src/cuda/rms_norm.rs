@@ -1,6 +1,6 @@
 //! The residual sum and its norm.
 
-use super::{Activation, Address, Launch, WARP};
+use super::{Activation, Address, Family, Kernel, Launch, WARP};
 use crate::KernelError;
 use crate::device_constants::device_constant;
 
@@ -46,7 +46,7 @@ pub fn launch(params: &RmsNormParams, rows: u32, activation: Activation) -> Resu
     super::multiple_of_8("rms_norm", "width", width)?;
     super::at_most("rms_norm", "width", width, MAX_THREADS * CHUNKS * 8)?;
     let threads = (width / 8).div_ceil(CHUNKS).next_multiple_of(WARP);
-    Ok(Launch::new(format!("rms_norm_{}", activation.suffix()), [rows, 1, 1], threads))
+    Ok(Launch::new(Kernel::of(Family::RmsNorm).activation(activation), [rows, 1, 1], threads))
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 //! The choice is the same as that of `sampling.rs` in the crate `model`. Weights are summed as integers, so that a row's
 //! draw is the same in every batch, for every order of threads, and for every number of blocks.
 
-use super::{Address, Launch, WARP};
+use super::{Activation, Address, Family, Kernel, Launch, WARP};
 use crate::KernelError;
 use crate::device_constants::device_constant;
 
@@ -174,7 +174,7 @@ pub fn launches(
     choice: Choice,
     logits: Logits,
     multiprocessors: u32,
-) -> Result<Vec<Launch>, KernelError> {
+) -> Result<[Option<Launch>; 3], KernelError> {
     let vocabulary = params.vocabulary;
     super::require(vocabulary > 0, "sample", "vocabulary", 0, || "at least 1".to_owned())?;
     super::at_most("sample", "vocabulary", vocabulary, MAX_VOCABULARY)?;
@@ -184,17 +184,15 @@ pub fn launches(
         format!("at least the vocabulary of {vocabulary}")
     })?;
     let best = match logits {
-        Logits::F32 => "sample_best_f32",
-        Logits::Bf16 => "sample_best_bf16",
-        Logits::F16 => "sample_best_f16",
-    };
-    let kernels: &[&str] = match choice {
-        Choice::Highest => &[best],
-        Choice::Drawn => &[best, "sample_draw"],
-        Choice::Truncated => &[best, "sample_cut", "sample_draw"],
+        Logits::F32 => Kernel::of(Family::SampleBestF32),
+        Logits::Bf16 => Kernel::of(Family::SampleBest).activation(Activation::Bf16),
+        Logits::F16 => Kernel::of(Family::SampleBest).activation(Activation::F16),
     };
     let grid = [blocks_per_row(rows, vocabulary, multiprocessors), rows, 1];
-    Ok(kernels.iter().map(|kernel| Launch::new((*kernel).to_owned(), grid, WARPS * WARP)).collect())
+    // Each kernel is for rows of at least this choice.
+    let [cut, draw] = [Family::SampleCut, Family::SampleDraw].map(Kernel::of);
+    let kernels = [(best, Choice::Highest), (cut, Choice::Truncated), (draw, Choice::Drawn)];
+    Ok(kernels.map(|(kernel, least)| (choice >= least).then(|| Launch::new(kernel, grid, WARPS * WARP))))
 }
 
 /// Returns the number of blocks that share a row: as many as fill the device, as long as each warp has a chunk.

@@ -181,7 +181,7 @@ fn drawn_on(cases: &[Case], format: Logits, multiprocessors: u32) -> Vec<u32> {
     let choice = rows.iter().map(SampleRow::choice).max().unwrap_or_default();
     let launches =
         launches(&params, rows.len() as u32, choice, format, multiprocessors).expect("good shapes");
-    for launch in launches {
+    for launch in launches.into_iter().flatten() {
         let written = &mut [tokens.values_mut(), adjusted.values_mut(), states.values_mut()];
         host::run(&launch, &params, written);
     }

@@ -1,6 +1,6 @@
 //! SwiGLU, the gate of the feed-forward block: silu(gate) · up.
 
-use super::{Activation, Address, Launch};
+use super::{Activation, Address, Family, Kernel, Launch};
 use crate::KernelError;
 
 const THREADS: u32 = 256;
@@ -22,7 +22,7 @@ pub fn launch(params: &SwigluParams, activation: Activation) -> Result<Launch, K
     super::multiple_of_8("swiglu", "width", params.width)?;
     let chunks = u64::from(params.rows) * u64::from(params.width / 8);
     let blocks = super::blocks("swiglu", chunks.div_ceil(THREADS.into()))?;
-    Ok(Launch::new(format!("swiglu_{}", activation.suffix()), [blocks, 1, 1], THREADS))
+    Ok(Launch::new(Kernel::of(Family::Swiglu).activation(activation), [blocks, 1, 1], THREADS))
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ mod shared;
 #[cfg(test)]
 mod shared_tests;
 
-use super::{Activation, Address, Launch, WARP, WIDE_HEAD};
+use super::{Activation, Address, Family, Kernel, Launch, WARP, WIDE_HEAD};
 use crate::KernelError;
 use crate::device_constants::device_constant;
 pub use crate::shared_prefix::SharedRange;
@@ -104,9 +104,9 @@ pub fn max_blocks_per_multiprocessor(head_size: u32) -> u32 {
 pub(super) fn block(head_size: u32, activation: Activation) -> Result<Launch, KernelError> {
     let sizes = || HEAD_SIZES.map(|size| size.to_string()).join(", ");
     super::require(HEAD_SIZES.contains(&head_size), OP, "head_size", head_size, sizes)?;
-    let name = format!("attention_decode_{head_size}_{}", activation.suffix());
+    let kernel = Kernel::of(Family::AttentionDecode).size(head_size).activation(activation);
     let shared_bytes = shared_bytes(head_size);
-    Ok(Launch { shared_bytes, ..Launch::new(name, [1, 1, 1], warps(head_size) * WARP) })
+    Ok(Launch { shared_bytes, ..Launch::new(kernel, [1, 1, 1], warps(head_size) * WARP) })
 }
 
 fn warps(head_size: u32) -> u32 {

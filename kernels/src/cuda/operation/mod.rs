@@ -276,7 +276,8 @@ impl Device {
                 tokens: from(tokens, 4)?,
                 ..params
             };
-            for launch in sample::launches(&params, group, choice, Logits::F32, multiprocessors)? {
+            let launches = sample::launches(&params, group, choice, Logits::F32, multiprocessors)?;
+            for launch in launches.into_iter().flatten() {
                 // SAFETY: the slices match the shapes; the caller guarantees the indices in the rows.
                 unsafe { self.launch(&launch, &params) }?;
             }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use skep_kernels::KernelError;
 use skep_kernels::cuda::PAGE_POSITIONS;
+use skep_kernels::cuda::all_reduce::MAX_RANKS;
 use skep_kernels::cuda::blas::Blas;
 use skep_kernels::cuda::device::{Device, DeviceBuffer, Event, HostBuffer, Slice};
 use skep_kernels::cuda::matmul::OutputFormat;
@@ -224,8 +225,17 @@ impl<'a> Peers<'a> {
         let rank = self.rank();
         let shape = rank.shape;
         let values = rows * shape.hidden;
+        let count = self.ranks.len();
+        if count > MAX_RANKS {
+            let (op, what) = ("all_reduce", "rank");
+            return Err(KernelError::OutOfRange { op, what, index: count - 1, count: MAX_RANKS }.into());
+        }
         let of_all = |slice: &dyn Fn(&'a Rank) -> Result<Slice<'a>, ModelError>| {
-            self.ranks.iter().map(slice).collect::<Result<Vec<_>, _>>()
+            let mut all = [slice(rank)?; MAX_RANKS];
+            for (to, of) in all.iter_mut().zip(self.ranks) {
+                *to = slice(of)?;
+            }
+            Ok::<_, ModelError>(all)
         };
         let input = of_all(&|rank| rank.partial(rows))?;
         let shares = of_all(&|rank| {
@@ -235,9 +245,9 @@ impl<'a> Peers<'a> {
             rank.workspace_slice(&rank.offsets.meeting.signals, rank.offsets.meeting.signals.len())
         })?;
         let reduce = AllReduce {
-            input: &input,
-            shares: &shares,
-            signals: &signals,
+            input: &input[..count],
+            shares: &shares[..count],
+            signals: &signals[..count],
             out: rank.rows(to, rows, shape.hidden)?,
             failure: rank.failure()?,
             report: &rank.report,
