@@ -39,6 +39,8 @@ pub struct HostBuffer {
 
 // SAFETY: the buffer is the only owner of its memory.
 unsafe impl Send for HostBuffer {}
+// SAFETY: shared references read bytes, and read and write words that kernels write as well as atomic values.
+unsafe impl Sync for HostBuffer {}
 
 /// A part of a device buffer.
 #[derive(Clone, Copy)]

@@ -1,11 +1,13 @@
 //! The executor that runs a model on CUDA devices with this project's kernels, in the order of each device's queue.
 //!
-//! One thread drives all ranks. It enqueues a step and continues; only drawing waits, for the tokens. Steps that
-//! decode few rows of each sequence are recorded once per shape and then replayed. Invariant: all memory is allocated
+//! One thread drives all ranks, with the threads of `launching` for steps that are not recorded. It enqueues a step and
+//! continues; only drawing waits, for the tokens. Steps that decode few rows of each sequence are recorded once per shape and
+//! then replayed. Invariant: all memory is allocated
 //! before the first step, and a model that does not fit is rejected then.
 
 mod draw;
 pub(crate) mod estimate;
+mod launching;
 mod layout;
 mod load;
 mod rank;
@@ -22,6 +24,7 @@ pub(crate) mod workspace;
 
 use std::cell::{Cell, OnceCell};
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use skep_kernels::Isa;
 use skep_kernels::cuda::device::{HostBuffer, Recording};
@@ -36,6 +39,7 @@ use crate::error::{ModelError, RankFault};
 use crate::memory_plan::{MemoryPlan, RankMemory};
 use crate::sampling::{LogitRow, RowOutput, draw};
 use draw::Draw;
+use launching::{Launchers, Stages};
 use rank::{Peers, Rank};
 use recordings::Recordings;
 pub(crate) use restart::{Restarted, SharedWeights};
@@ -50,8 +54,10 @@ const MICRO_BATCH_ROWS: usize = 256;
 pub struct CudaExecutor {
     /// Dropped before the ranks, whose resources the recordings use.
     recordings: Recordings,
+    /// Started with the first step that is not recorded.
+    launchers: Option<Launchers>,
     /// The ranks of each stage, in the order of the stages.
-    stages: Vec<Vec<Rank>>,
+    stages: Stages,
     /// A rank that other ranks waited for in vain. The ranks' meeting state must be reset before the next step.
     stalled: Cell<Option<usize>>,
     cuts: Cuts,
@@ -89,6 +95,12 @@ struct DrawBuffers {
 }
 
 impl CudaExecutor {
+    /// Returns all ranks for changes. No thread launches for them any more.
+    fn ranks_mut(&mut self) -> impl Iterator<Item = &mut Rank> {
+        self.launchers = None;
+        Arc::get_mut(&mut self.stages).into_iter().flatten().flatten()
+    }
+
     fn leader(&self) -> &Rank {
         &self.stages[self.stages.len() - 1][0]
     }
@@ -136,6 +148,11 @@ impl CudaExecutor {
 
     fn compute(&mut self, step: &Step, first: usize) -> Result<usize, ModelError> {
         self.record(step);
+        let launchers = match self.launchers.take() {
+            Some(launchers) => launchers,
+            None => Launchers::start(&self.stages)?,
+        };
+        let launchers = self.launchers.insert(launchers);
         let recordings = step.shape.and_then(|shape| self.recordings.made.get(&shape));
         for stage in 0..self.stages.len() {
             let ranks = &self.stages[stage];
@@ -149,7 +166,7 @@ impl CudaExecutor {
             }
             match recordings {
                 Some(recordings) => recordings[stage].iter().try_for_each(Recording::replay)?,
-                None => self.launch(stage, step, first)?,
+                None => launchers.launch(stage, step, first)?,
             }
             for rank in ranks {
                 rank.done.record()?;
@@ -170,26 +187,6 @@ impl CudaExecutor {
             rank.copied[input].record()?;
         }
         Ok(())
-    }
-
-    /// Launches all operations of a stage. For each part, every rank's products are enqueued before any rank's sum. A
-    /// rank whose queue waits for another rank therefore never prevents the other rank's launches.
-    fn launch(&self, stage: usize, step: &Step, first: usize) -> Result<(), ModelError> {
-        let ranks = &self.stages[stage];
-        let each = || (0..ranks.len()).map(|own| Peers { ranks, own });
-        for part in (Peers { ranks, own: 0 }).parts(stage > 0) {
-            each().try_for_each(|peers| peers.compute(part, step))?;
-            each().try_for_each(|peers| peers.add_up(part, step))?;
-        }
-        each().try_for_each(|peers| self.exit(peers, step, first))
-    }
-
-    fn exit(&self, peers: Peers<'_>, step: &Step, first: usize) -> Result<(), ModelError> {
-        let leader = self.leader();
-        match &leader.logits {
-            Some(logits) => peers.exit(step, logits.slice(), first),
-            None => Ok(()),
-        }
     }
 
     /// Waits until all ranks have finished the step.

@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 use skep_kernels::cuda::device::Recording;
 
 use super::CudaExecutor;
+use super::launching::exit;
 use super::rank::{Peers, Rank};
 use super::step::{DecodeShape, Step};
 use crate::error::ModelError;
@@ -51,7 +52,7 @@ impl CudaExecutor {
                         peers.compute(part, step)?;
                         peers.add_up(part, step)?;
                     }
-                    self.exit(peers, step, 0)
+                    exit(&self.stages, peers, step, 0)
                 };
                 // The buffers of all ranks, because ranks write to each other's buffers.
                 let buffers = self.stages.iter().flatten().flat_map(Rank::buffers).collect();

@@ -227,7 +227,8 @@ impl<'a> CudaModel<'a> {
         };
         let mut executor = CudaExecutor {
             recordings: Recordings { made: HashMap::new(), launched: HashSet::new(), max_shapes },
-            stages: finished,
+            launchers: None,
+            stages: Arc::new(finished),
             stalled: Cell::new(None),
             cuts,
             inputs: StepInputs { buffers, next: 0, packed: Vec::new() },
@@ -256,7 +257,7 @@ impl<'a> CudaModel<'a> {
             tracing::warn!(%error, "falling back to Skep's kernels for dense weights");
             executor.recordings.made.clear();
             executor.recordings.launched.clear();
-            executor.stages.iter_mut().flatten().for_each(|rank| rank.blas = None);
+            executor.ranks_mut().for_each(|rank| rank.blas = None);
             prepare(&mut executor)?;
         }
         Ok(executor)

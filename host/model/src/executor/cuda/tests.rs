@@ -21,6 +21,8 @@ use crate::sampling::{SampleRow, Sampling, ScoreRow};
 mod beside_processor;
 #[path = "deterministic_tests.rs"]
 mod deterministic;
+#[path = "launching_tests.rs"]
+mod launching;
 #[path = "loading_tests.rs"]
 mod loading;
 #[path = "partial_step_tests.rs"]
@@ -103,6 +105,7 @@ fn the_tests_of_this_module_pass_on_a_real_device() {
     beside_processor::stages_apply_the_windows_of_their_layers();
     beside_processor::a_vocabulary_that_no_ranks_share_evenly_gives_the_logits_of_the_cpu();
     quantized::quantized_weights_give_the_logits_of_the_cpu();
+    launching::ranks_are_launched_at_once_with_the_results_of_one_thread();
     preparation::every_shape_is_prepared_before_the_first_request();
     ranks_that_share_layers_and_stages_give_the_same_logits();
     a_sequence_gets_the_same_logits_in_any_batch();
@@ -360,7 +363,7 @@ fn a_stalled_rank_fails_the_step_and_the_next_step_succeeds() {
     let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
     let (ids, exact) = expected(name);
     let max_polls = |executor: &mut CudaExecutor, us: u64| {
-        executor.stages.iter_mut().flatten().for_each(|rank| rank.shape.rank_deadline_us = us);
+        executor.ranks_mut().for_each(|rank| rank.shape.rank_deadline_us = us);
     };
     let usual = executor.leader().shape.rank_deadline_us;
     let batch = |tokens: usize| Batch { sequences: vec![sequence(&ids[..tokens], 0, 9, LogitsWanted::Last)] };
