@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 
 use skep_cache::{
     Digest, DiskTier, EraseFilter, PageQuestion, PageRead, PageStream, PageWrite, SealingSecret, TierOptions,
-    TierShares,
 };
 
 use crate::arena::Lane;
@@ -137,16 +136,9 @@ struct Host {
 
 fn tier(folder: &Path) -> Arc<DiskTier> {
     let options = TierOptions {
-        folder: folder.to_owned(),
-        max_bytes: 64 << 20,
-        min_free_percent: 0,
-        write_bytes_per_s: 1 << 40,
-        read_bytes_per_s: None,
-        queue_bytes: 64 << 20,
         reads_always: true,
-        shares: TierShares::default(),
-        key: None,
         name_key: Some(SealingSecret([7; 32])),
+        ..TierOptions::for_tests(folder)
     };
     Arc::new(DiskTier::open(options).unwrap())
 }

@@ -1,8 +1,29 @@
-//! Faults of the disk, for tests.
+//! The settings and the faults of a tier in tests.
 
 use std::io;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
+
+use super::{TierOptions, TierShares};
+
+impl TierOptions {
+    /// Returns the settings of a tier for tests: 64 MiB in this folder, at the speed of the disk, and without keys.
+    pub fn for_tests(folder: &Path) -> TierOptions {
+        TierOptions {
+            folder: folder.to_owned(),
+            max_bytes: 64 << 20,
+            min_free_percent: 0,
+            write_bytes_per_s: 1 << 40,
+            read_bytes_per_s: None,
+            queue_bytes: 64 << 20,
+            reads_always: false,
+            shares: TierShares::default(),
+            key: None,
+            name_key: None,
+        }
+    }
+}
 
 /// Faults that a test switches on.
 #[derive(Debug, Default)]

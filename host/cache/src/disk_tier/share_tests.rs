@@ -2,14 +2,14 @@
 
 use std::os::unix::fs::FileExt;
 
-use super::tests::{BYTES, layout, options, pages_file, read, tokens, write};
+use super::tests::{BYTES, layout, pages_file, read, tokens, write};
 use super::*;
 use std::path::Path;
 
 /// Opens a tier whose pages are encrypted with a key.
 fn sealed(folder: &Path, key: u8) -> (DiskTier, LayoutId) {
     let key = Some(SealingSecret([key; 32]));
-    let tier = DiskTier::open(TierOptions { key, ..options(folder) }).unwrap();
+    let tier = DiskTier::open(TierOptions { key, ..TierOptions::for_tests(folder) }).unwrap();
     let form = layout(&tier, "form");
     (tier, form)
 }
@@ -19,7 +19,7 @@ fn a_tenant_beyond_its_share_makes_room_among_its_own_pages() {
     let folder = tempfile::tempdir().unwrap();
     let page = DiskTier::page_bytes(BYTES);
     let shares = TierShares { tenants: [("greedy".to_owned(), 40)].into(), ..TierShares::default() };
-    let narrow = TierOptions { max_bytes: 10 * page, shares, ..options(folder.path()) };
+    let narrow = TierOptions { max_bytes: 10 * page, shares, ..TierOptions::for_tests(folder.path()) };
     let tier = DiskTier::open(narrow).unwrap();
     let form = layout(&tier, "form");
     let other = write(&tier, form, "other", "s", &tokens(1, 3));
@@ -39,8 +39,12 @@ fn pinned_sessions_are_evicted_last_and_outlive_a_restart() {
     let page = DiskTier::page_bytes(BYTES);
     let open = || {
         let shares = TierShares { pinned: 50, ..TierShares::default() };
-        let tier =
-            DiskTier::open(TierOptions { max_bytes: 8 * page, shares, ..options(folder.path()) }).unwrap();
+        let tier = DiskTier::open(TierOptions {
+            max_bytes: 8 * page,
+            shares,
+            ..TierOptions::for_tests(folder.path())
+        })
+        .unwrap();
         let form = layout(&tier, "form");
         (tier, form)
     };
@@ -112,7 +116,8 @@ fn writes_take_as_long_as_their_rate_says() {
     let folder = tempfile::tempdir().unwrap();
     let page = DiskTier::page_bytes(BYTES);
     let tier =
-        DiskTier::open(TierOptions { write_bytes_per_s: 20 * page, ..options(folder.path()) }).unwrap();
+        DiskTier::open(TierOptions { write_bytes_per_s: 20 * page, ..TierOptions::for_tests(folder.path()) })
+            .unwrap();
     let form = layout(&tier, "form");
     let begun = Instant::now();
     write(&tier, form, "t", "s", &tokens(1, 6));
@@ -124,7 +129,9 @@ fn writes_take_as_long_as_their_rate_says() {
 fn reads_take_as_long_as_their_rate_says_and_are_expected_to() {
     let folder = tempfile::tempdir().unwrap();
     let rate = Some(20 * BYTES as u64);
-    let tier = DiskTier::open(TierOptions { read_bytes_per_s: rate, ..options(folder.path()) }).unwrap();
+    let tier =
+        DiskTier::open(TierOptions { read_bytes_per_s: rate, ..TierOptions::for_tests(folder.path()) })
+            .unwrap();
     let form = layout(&tier, "form");
     let prefixes = write(&tier, form, "t", "s", &tokens(1, 6));
     let begun = Instant::now();
@@ -200,12 +207,12 @@ fn hosts_with_a_common_key_name_pages_alike_and_pages_under_another_key_are_remo
     let [one, other] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let shared = |folder: &Path, key: u8| {
         let name_key = Some(SealingSecret([key; 32]));
-        let tier = DiskTier::open(TierOptions { name_key, ..options(folder) }).unwrap();
+        let tier = DiskTier::open(TierOptions { name_key, ..TierOptions::for_tests(folder) }).unwrap();
         let form = layout(&tier, "form");
         (tier, form)
     };
     // A folder that had a key of its own starts over, and others that join find the same names.
-    let own = DiskTier::open(options(one.path())).unwrap();
+    let own = DiskTier::open(TierOptions::for_tests(one.path())).unwrap();
     let form = layout(&own, "form");
     let before = write(&own, form, "t", "s", &tokens(1, 3));
     drop(own);
@@ -219,7 +226,7 @@ fn hosts_with_a_common_key_name_pages_alike_and_pages_under_another_key_are_remo
     drop(first);
     // The pages stay while the key does, also for a host that leaves the others.
     assert_eq!(shared(one.path(), 7).0.status().pages_at_start, 3);
-    assert_eq!(DiskTier::open(options(one.path())).unwrap().status().pages_at_start, 3);
+    assert_eq!(DiskTier::open(TierOptions::for_tests(one.path())).unwrap().status().pages_at_start, 3);
     assert_eq!(shared(one.path(), 8).0.status().pages_at_start, 0);
 }
 
@@ -227,7 +234,7 @@ fn hosts_with_a_common_key_name_pages_alike_and_pages_under_another_key_are_remo
 fn a_layout_is_found_only_as_it_was_made() {
     for key in [None, Some(SealingSecret([1; 32]))] {
         let folder = tempfile::tempdir().unwrap();
-        let tier = DiskTier::open(TierOptions { key, ..options(folder.path()) }).unwrap();
+        let tier = DiskTier::open(TierOptions { key, ..TierOptions::for_tests(folder.path()) }).unwrap();
         let name = tier.keys().layout("weights", "form");
         assert_eq!(tier.find_layout(name, BYTES), None);
         let form = layout(&tier, "form");
@@ -240,11 +247,11 @@ fn a_layout_is_found_only_as_it_was_made() {
 #[test]
 fn the_last_erasure_of_all_hosts_is_remembered_by_the_folder() {
     let folder = tempfile::tempdir().unwrap();
-    let tier = DiskTier::open(options(folder.path())).unwrap();
+    let tier = DiskTier::open(TierOptions::for_tests(folder.path())).unwrap();
     assert_eq!(tier.erased_until().unwrap(), None);
     tier.set_erased_until(41).unwrap();
     drop(tier);
-    let tier = DiskTier::open(options(folder.path())).unwrap();
+    let tier = DiskTier::open(TierOptions::for_tests(folder.path())).unwrap();
     assert_eq!(tier.erased_until().unwrap(), Some(41));
     std::fs::write(folder.path().join("erased"), "no number").unwrap();
     assert_eq!(tier.erased_until().unwrap(), None);

@@ -7,23 +7,8 @@ use super::*;
 
 pub(super) const BYTES: usize = 10_000;
 
-pub(super) fn options(folder: &Path) -> TierOptions {
-    TierOptions {
-        folder: folder.to_owned(),
-        max_bytes: 64 << 20,
-        min_free_percent: 0,
-        write_bytes_per_s: 1 << 40,
-        read_bytes_per_s: None,
-        queue_bytes: 64 << 20,
-        reads_always: false,
-        shares: TierShares::default(),
-        key: None,
-        name_key: None,
-    }
-}
-
 pub(super) fn open(folder: &Path) -> (DiskTier, LayoutId) {
-    let tier = DiskTier::open(options(folder)).unwrap();
+    let tier = DiskTier::open(TierOptions::for_tests(folder)).unwrap();
     let layout = layout(&tier, "form");
     (tier, layout)
 }
@@ -173,7 +158,7 @@ fn pages_of_a_deleted_session_are_erased_from_the_files() {
     assert_eq!(one[..2], other[..2], "both begin with the same tokens");
     drop(tier);
     // The model need not be there for a deletion.
-    let tier = DiskTier::open(options(folder.path())).unwrap();
+    let tier = DiskTier::open(TierOptions::for_tests(folder.path())).unwrap();
     assert_eq!(tier.forget(EraseFilter::Session(tier.keys().owner(Some("agent"), Some("one")))), 2);
     for (prefix, stays) in
         [(one[0], true), (one[1], true), (one[2], false), (one[3], false), (other[3], true)]
@@ -192,7 +177,9 @@ fn pages_of_a_deleted_session_are_erased_from_the_files() {
 fn a_full_tier_evicts_and_never_grows_beyond_its_budget() {
     let folder = tempfile::tempdir().unwrap();
     let page = DiskTier::page_bytes(BYTES);
-    let tier = DiskTier::open(TierOptions { max_bytes: 8 * page + 1, ..options(folder.path()) }).unwrap();
+    let tier =
+        DiskTier::open(TierOptions { max_bytes: 8 * page + 1, ..TierOptions::for_tests(folder.path()) })
+            .unwrap();
     let form = layout(&tier, "form");
     let first = write(&tier, form, "t", "1", &tokens(1, 4));
     let second = write(&tier, form, "t", "2", &tokens(2, 4));
@@ -208,7 +195,8 @@ fn a_full_tier_evicts_and_never_grows_beyond_its_budget() {
     let long = write(&tier, form, "t", "4", &tokens(4, 12));
     assert_eq!(tier.leading(form, &long), 8);
     drop(tier);
-    let tier = DiskTier::open(TierOptions { max_bytes: 3 * page, ..options(folder.path()) }).unwrap();
+    let tier =
+        DiskTier::open(TierOptions { max_bytes: 3 * page, ..TierOptions::for_tests(folder.path()) }).unwrap();
     tier.flush();
     assert_eq!((tier.status().pages, tier.status().evicted_pages), (3, 5), "the budget was lowered");
 }
@@ -217,7 +205,8 @@ fn a_full_tier_evicts_and_never_grows_beyond_its_budget() {
 fn the_largest_tenant_makes_room() {
     let folder = tempfile::tempdir().unwrap();
     let page = DiskTier::page_bytes(BYTES);
-    let tier = DiskTier::open(TierOptions { max_bytes: 8 * page, ..options(folder.path()) }).unwrap();
+    let tier =
+        DiskTier::open(TierOptions { max_bytes: 8 * page, ..TierOptions::for_tests(folder.path()) }).unwrap();
     let form = layout(&tier, "form");
     let small = write(&tier, form, "small", "s", &tokens(1, 2));
     for session in 0..5 {
@@ -229,7 +218,8 @@ fn the_largest_tenant_makes_room() {
 #[test]
 fn a_full_disk_loses_nothing_but_pages() {
     let folder = tempfile::tempdir().unwrap();
-    let tier = DiskTier::open(TierOptions { min_free_percent: 100, ..options(folder.path()) }).unwrap();
+    let tier = DiskTier::open(TierOptions { min_free_percent: 100, ..TierOptions::for_tests(folder.path()) })
+        .unwrap();
     let form = layout(&tier, "form");
     let prefixes = write(&tier, form, "t", "s", &tokens(1, 2));
     assert_eq!((tier.leading(form, &prefixes), tier.status().dropped_pages), (0, 2));
@@ -289,7 +279,8 @@ fn an_erasure_overtakes_the_pages_that_wait_to_be_written() {
     let page = DiskTier::page_bytes(BYTES);
     // One page a minute: the second page would be written in a minute.
     let tier =
-        DiskTier::open(TierOptions { write_bytes_per_s: page / 60, ..options(folder.path()) }).unwrap();
+        DiskTier::open(TierOptions { write_bytes_per_s: page / 60, ..TierOptions::for_tests(folder.path()) })
+            .unwrap();
     let form = layout(&tier, "form");
     let prefixes = tier.keys().prefixes("t", &tokens(1, 4), 16);
     let others = tier.keys().prefixes("t", &tokens(9, 1), 16);

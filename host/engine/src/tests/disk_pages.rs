@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
-use skep_cache::{DiskTier, TierOptions, TierShares};
+use skep_cache::{DiskTier, TierOptions};
 use skep_model::{ExecutorOptions, KvDtype};
 
 use super::fixture::{
@@ -14,23 +14,8 @@ use super::fixture::{
 };
 use crate::{Affinity, Engine, EngineOptions, EraseScope, GenerateRequest, PublicPart};
 
-pub(super) fn options(folder: &Path) -> TierOptions {
-    TierOptions {
-        folder: folder.to_owned(),
-        max_bytes: 64 << 20,
-        min_free_percent: 0,
-        write_bytes_per_s: 1 << 30,
-        read_bytes_per_s: None,
-        queue_bytes: 64 << 20,
-        reads_always: false,
-        shares: TierShares::default(),
-        key: None,
-        name_key: None,
-    }
-}
-
 pub(super) fn open(folder: &Path) -> Arc<DiskTier> {
-    Arc::new(DiskTier::open(options(folder)).unwrap())
+    Arc::new(DiskTier::open(TierOptions::for_tests(folder)).unwrap())
 }
 
 pub(super) fn engine_of(tier: Option<&Arc<DiskTier>>, executor: ExecutorOptions, weights: &str) -> Engine {
@@ -360,7 +345,7 @@ async fn a_working_set_larger_than_memory_gives_the_same_tokens() {
 #[tokio::test]
 async fn a_request_that_waits_for_room_still_reads_its_prefix() {
     let folder = tempfile::tempdir().unwrap();
-    let always = TierOptions { reads_always: true, ..options(folder.path()) };
+    let always = TierOptions { reads_always: true, ..TierOptions::for_tests(folder.path()) };
     let tier = Arc::new(DiskTier::open(always).unwrap());
     let prompt = prompt("waits");
     let engine_with_room = || engine_of(Some(&tier), executor_options(1024), "weights");

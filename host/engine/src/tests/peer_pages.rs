@@ -11,7 +11,7 @@ use skep_cache::{
     DiskTier, PageQuestion, PageRead, PageStream, SealingSecret, TierOptions, TransferRate, TransitSeal,
 };
 
-use super::disk_pages::{bare, cached, first_tokens, options, prompt, second_turn, written};
+use super::disk_pages::{bare, cached, first_tokens, prompt, second_turn, written};
 use super::fixture::{Generated, collect, executor_options, generate, greedy, ids_together, model_with};
 use crate::{Engine, EngineOptions, EraseScope, GenerateRequest, PagePeers, Warmed};
 
@@ -107,7 +107,7 @@ fn give(
 /// Opens a tier whose pages are named as those of the other host.
 fn open(folder: &Path) -> Arc<DiskTier> {
     let name_key = Some(SealingSecret(KEY));
-    Arc::new(DiskTier::open(TierOptions { name_key, ..options(folder) }).unwrap())
+    Arc::new(DiskTier::open(TierOptions { name_key, ..TierOptions::for_tests(folder) }).unwrap())
 }
 
 fn engine(tier: &Arc<DiskTier>, other: Option<&Arc<Other>>, weights: &str) -> Engine {
@@ -157,7 +157,7 @@ async fn pages_of_another_host_are_used_with_the_same_tokens() {
 }
 
 #[tokio::test]
-async fn whatever_another_host_does_wrong_is_computed() {
+async fn pages_that_another_host_gives_wrongly_are_computed() {
     let hosts = hosts().await;
     for (manner, pages) in
         [(Manner::Changes(5), 5), (Manner::Cuts(3), 3), (Manner::Dies(7), 7), (Manner::Dies(0), 0)]
@@ -193,7 +193,7 @@ async fn pages_of_other_weights_and_tenants_are_not_given() {
 }
 
 #[tokio::test]
-async fn requests_with_the_same_prefix_fetch_it_once_and_ask_once_in_vain() {
+async fn requests_with_the_same_prefix_fetch_it_once_and_ask_once_for_missing_pages() {
     let hosts = hosts().await;
     let with_tails = |request: &GenerateRequest| -> Vec<GenerateRequest> {
         let tails = (0..6).map(|number| {

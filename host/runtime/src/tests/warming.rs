@@ -6,7 +6,7 @@ use super::{
     inference::chatter,
 };
 use crate::{Clock, ModelSet, RuntimeOptions, WarmedConversation};
-use skep_engine::{DiskTier, Pin, PinStatus, TierOptions, TierShares};
+use skep_engine::{DiskTier, Pin, PinStatus, TierOptions};
 use skep_store::Store;
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -15,18 +15,7 @@ pub(super) const QUESTION: &str =
     "a message that fills more than a page of the cache, so that there is something to keep";
 
 pub(super) fn tier(folder: &Path) -> Arc<DiskTier> {
-    let options = TierOptions {
-        folder: folder.to_owned(),
-        max_bytes: 64 << 20,
-        min_free_percent: 0,
-        write_bytes_per_s: 1 << 30,
-        read_bytes_per_s: None,
-        queue_bytes: 64 << 20,
-        reads_always: true,
-        shares: TierShares::default(),
-        key: None,
-        name_key: None,
-    };
+    let options = TierOptions { reads_always: true, ..TierOptions::for_tests(folder) };
     Arc::new(DiskTier::open(options).expect("the folder is writable"))
 }
 

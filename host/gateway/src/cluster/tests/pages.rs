@@ -22,7 +22,7 @@ use futures::StreamExt;
 use serde_json::json;
 use skep_engine::{
     Digest, DiskTier, EraseFilter, PagePeers, PageQuestion, PageRead, PageWrite, SealingSecret, TierOptions,
-    TierShares, TransitSeal,
+    TransitSeal,
 };
 use skep_runtime::{HostRole, Member};
 use skep_transfer::{AgentOptions, TransferAgent};
@@ -38,18 +38,7 @@ const PAGE_BYTES: usize = 3_000;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn tier(folder: &Path) -> Arc<DiskTier> {
-    let options = TierOptions {
-        folder: folder.to_owned(),
-        max_bytes: 64 << 20,
-        min_free_percent: 0,
-        write_bytes_per_s: 1 << 40,
-        read_bytes_per_s: None,
-        queue_bytes: 64 << 20,
-        reads_always: false,
-        shares: TierShares::default(),
-        key: None,
-        name_key: Some(SealingSecret([5; 32])),
-    };
+    let options = TierOptions { name_key: Some(SealingSecret([5; 32])), ..TierOptions::for_tests(folder) };
     Arc::new(DiskTier::open(options).unwrap())
 }
 
