@@ -413,7 +413,7 @@ fn the_tests_of_the_store_and_the_runtime_pass_on_postgresql() {
         }
         // The other tests of this program, which load the machine, can make a deadline pass: those that failed
         // run once more, alone.
-        let end = &said[said.len().saturating_sub(6_000)..];
+        let end = &said[said.floor_char_boundary(said.len().saturating_sub(6_000))..];
         let failed = said.lines().filter_map(|line| line.strip_prefix("test ")?.strip_suffix(" ... FAILED"));
         let failed: Vec<&str> = failed.collect();
         assert!((1..=3).contains(&failed.len()), "{package}: {end}");
