@@ -49,7 +49,7 @@ async function chat() {
   await page.getByText('Tell me about bees.').first().waitFor();
   // A schema that cannot be followed is reported while it is written.
   await page.getByRole('tab', { name: 'Output' }).click();
-  await page.getByLabel('Form of the answer').selectOption('json_schema');
+  await page.getByLabel('Format of the answer').selectOption('json_schema');
   const schema = page.locator('aside textarea').first();
   await schema.fill('{"type": "strin"}');
   await page.getByText(/must be one of null, boolean/).waitFor();
@@ -138,7 +138,7 @@ async function compare() {
   await visit(page, '/ui/playground');
   for (const [label, value] of [['Max tokens', '200'], ['Temperature', '0.5'], ['Seed', '7'], ['System prompt', 'You name colors.']]) await page.getByLabel(label, { exact: true }).fill(value);
   await page.getByRole('tab', { name: 'Output' }).click();
-  await page.getByLabel('Form of the answer').selectOption('json_schema');
+  await page.getByLabel('Format of the answer').selectOption('json_schema');
   // A mask cannot enforce that items differ, and the editor says so.
   const schema = { type: 'array', items: { enum: ['red', 'green'] }, minItems: 2, maxItems: 2, uniqueItems: true };
   await page.locator('aside textarea').first().fill(JSON.stringify(schema));

@@ -40,7 +40,7 @@ function Hosts({ hosts, isAlone, caller, onDrained }) {
     { key: 'sessions', label: 'Sessions', align: 'right', width: '6rem', render: ({ sessions }) => number(sessions) },
     { key: 'turns', label: 'Turns', align: 'right', width: '5rem', optional: !isAlone, render: ({ running_turns: turns }) => html`<span title="Turns that run">${number(turns)}</span>` },
     ...(hosts.some(({ load_percent: load }) => load !== undefined) ? [
-      { key: 'load', label: 'Load', align: 'right', optional: true, render: ({ load_percent: load, waiting_requests: waiting }) => html`<span class=${load >= 100 ? 'bad-text' : ''} title="Of its room for turns or of the KV pages of its models, whichever is fuller">${load === undefined ? '–' : percent(load / 100, 0)}</span>${waiting > 0 && html`<span class="muted small" title="Requests that wait for its models"> +${number(waiting)}</span>`}` }] : []),
+      { key: 'load', label: 'Load', align: 'right', optional: true, render: ({ load_percent: load, waiting_requests: waiting }) => html`<span class=${load >= 100 ? 'bad-text' : ''} title="Share of its capacity for turns, or of the KV pages of its models, whichever is higher">${load === undefined ? '–' : percent(load / 100, 0)}</span>${waiting > 0 && html`<span class="muted small" title="Requests that wait for its models"> +${number(waiting)}</span>`}` }] : []),
     { key: 'heard', label: 'Heard', align: 'right', width: '7rem', optional: mayDrain || isAlone, render: ({ seen_ms_ago: ms }) => html`<${Heard} ms=${ms} />` },
     ...(isAlone ? [{ key: 'started', label: 'Started', align: 'right', width: '8rem', optional: true, render: ({ started_at: at }) => html`<${Time} ms=${Date.parse(at)} relative />` }] : []),
     ...(mayDrain ? [{ key: 'do', label: html`<span class="sr-only">Actions</span>`, align: 'right', width: '6rem', render: (host) => host.state === 'serving' && html`<${Button} small label=${`Drain ${host.name}`} onClick=${() => drain(host)}>Drain<//>` }] : []),
@@ -51,7 +51,7 @@ function Hosts({ hosts, isAlone, caller, onDrained }) {
       <${Figure} label="Turns that run" value=${number(sum(hosts, 'running_turns'))} />
     </div>
     ${isAlone && html`<${Note} action=${html`<${Button} small href=${paths.docs('host/cluster')}>Read about clusters<//>`}>This host is not part of a cluster. Hosts that share a PostgreSQL database show up here.<//>`}
-    ${versions.length > 1 && html`<${Note} tone="warn">The hosts run ${count(versions.length, 'version')}: ${versions.join(', ')}. That is as it should be only during an upgrade.<//>`}
+    ${versions.length > 1 && html`<${Note} tone="warn">The hosts run ${count(versions.length, 'version')}: ${versions.join(', ')}. This is normal only during an upgrade.<//>`}
     <${Section} title="Hosts" flush><${Table} label="Hosts" columns=${columns} rows=${hosts} rowKey=${({ number: id }) => id} height=${44}
       empty=${html`<${Empty} icon="cluster" title="No host is known">A host shows up here once it has written to the database.<//>`} /><//>
     ${!isAlone && may(caller, 'admin') && html`<${Transfers} />`}

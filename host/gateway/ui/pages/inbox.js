@@ -42,7 +42,7 @@ export default function Inbox({ caller, query }) {
 
 const Approvals = ({ approvals, caller }) => html`<${Loaded} resource=${approvals}>${({ data }) => html`<div aria-live="polite" class="stack">
   ${data.length ? html`<ul class="inbox-list">${data.map((approval) => html`<li key=${approval.id}><${ApprovalCard} approval=${approval} caller=${caller} onDecided=${() => approvals.reload()} /></li>`)}</ul>`
-    : html`<div class="card"><${Empty} icon="check" title="Nothing waits for you">A call shows up here while its turn waits: of a tool with <code>needs_approval</code>, or one with <code>approval = true</code> in agent.toml.<//></div>`}</div>`}<//>`;
+    : html`<div class="card"><${Empty} icon="check" title="Nothing waits for you">Calls of tools with <code>needs_approval</code>, or with <code>approval = true</code> in agent.toml, show up here while their turns wait.<//></div>`}</div>`}<//>`;
 
 /** Puts the newest letters in the place of those that were read before. Rows that did not change stay the same. */
 function merged(rows, { data, has_more: hasMore }) {

@@ -1,4 +1,4 @@
-// The column beside the conversation: settings, tools, and the form of the answer.
+// The column beside the conversation: settings, tools, and the format of the answer.
 import { html, useState } from '../../lib/html.js';
 import { Badge, Button, Empty, Field, Note, Tabs, Toggle } from '../../parts/index.js';
 import { EFFORTS, OPTIONS } from './request.js';
@@ -92,13 +92,13 @@ function Output({ state }) {
   const text = texts[kind] ?? '';
   const set = (value) => change(({ output }) => ({ output: { ...output, texts: { ...output.texts, [kind]: value } } }));
   return html`<div class="stack">
-    <${Field} label="Form of the answer">${(id) => html`<select id=${id} value=${kind} onChange=${(event) => change(({ output }) => ({ output: { ...output, kind: event.currentTarget.value } }))}>
+    <${Field} label="Format of the answer">${(id) => html`<select id=${id} value=${kind} onChange=${(event) => change(({ output }) => ({ output: { ...output, kind: event.currentTarget.value } }))}>
       ${KINDS.map(([value, label]) => html`<option key=${value} value=${value}>${label}</option>`)}</select>`}<//>
     ${kind === 'text' && html`<p class="muted">The model writes freely. With a format, the host allows nothing else.</p>`}
     ${kind === 'json_object' && html`<p class="muted">The answer is some JSON object.</p>`}
     ${kind === 'json_schema' && html`<${SchemaEditor} label="Schema of the answer" model=${state.panes[0].model} value=${text} onChange=${set} example=${PERSON} rows=${16} />`}
     ${kind === 'regex' && html`<${Field} label="Regular expression" hint="The whole answer matches it.">${(id, note) => html`<input id=${id} class="mono" aria-describedby=${note} spellcheck=${false} placeholder="[A-Z][a-z]+ \\d{4}" value=${text} onInput=${(event) => set(event.currentTarget.value)} />`}<//>`}
     ${kind === 'grammar' && html`<${Field} label="Grammar" hint="In llguidance’s dialect of Lark.">${(id, note) => html`<textarea id=${id} class="mono" aria-describedby=${note} rows="10" spellcheck=${false} placeholder=${'start: "yes" | "no"'} value=${text} onInput=${(event) => set(event.currentTarget.value)} />`}<//>`}
-    ${kind !== 'text' && state.tools.some(({ on }) => on) && html`<p class="muted"><${Badge} tone="info">Tools<//> are on too: the form holds for the answer, not for calls.</p>`}
+    ${kind !== 'text' && state.tools.some(({ on }) => on) && html`<p class="muted"><${Badge} tone="info">Tools<//> are on too: the format applies to the answer, not to calls.</p>`}
   </div>`;
 }

@@ -21,8 +21,8 @@ export function Pane({ pane, models, caller, plain, onClose, isOnly }) {
     <header class="pane-head">
       <${ModelSelect} models=${models} value=${pane.model} disabled=${busy} onSelect=${(id) => chooseModel(pane.id, id)} label=${isOnly ? 'Model or agent' : `Model or agent of the ${onClose ? 'right' : 'left'} side`} />
       ${model?.skep?.state && model.skep.state !== 'loaded' && html`<${StateBadge} state=${model.skep.state} />`}
-      ${model?.skep?.quantization && html`<span class="optional-wide"><${Badge} title="Format of the most bytes of the weights">${model.skep.quantization}<//></span>`}
-      ${agent && html`<${Badge} title="The session of the agent that this conversation is">${pane.session}<//>
+      ${model?.skep?.quantization && html`<span class="optional-wide"><${Badge} title="Format of most of the weights">${model.skep.quantization}<//></span>`}
+      ${agent && html`<${Badge} title="The agent’s session of this conversation">${pane.session}<//>
         ${pane.hasTurns && html`<${Link} href=${paths.session(pane.model.slice(6), pane.session)}>Open the session<//>`}`}
       <span class="grow"></span>
       ${agent && pane.messages.length > 0 && !busy && html`<${Button} kind="quiet" small onClick=${() => changePane(pane.id, { messages: [], session: newSession(), hasTurns: false })}>New session<//>`}
@@ -30,7 +30,7 @@ export function Pane({ pane, models, caller, plain, onClose, isOnly }) {
     </header>
     <${Scroller} length=${pane.messages.length} version=${pane.messages}>
       ${!pane.messages.length && html`<${Empty} icon="playground" title=${agent ? `Say something to ${pane.model.slice(6)}` : 'Ask something'}>
-        ${agent ? model?.description || 'The agent keeps the conversation in a session of its own.' : 'Write a message below. Settings, tools and the form of the answer stand beside it.'}<//>`}
+        ${agent ? model?.description || 'The agent keeps the conversation in a session of its own.' : 'Write a message below. The settings, the tools and the format of the answer are beside it.'}<//>`}
       ${pane.messages.map((message, n) => html`<${MessageItem} key=${message.id} ...${{ message, caller, plain, busy, paneId: pane.id, session: pane.session, editable: !agent, isLast: n === pane.messages.length - 1, onRun: () => run(pane.id), onRunFrom: runFrom }} />`)}
       ${canContinue && html`<div class="row pane-next"><${Button} icon="play" onClick=${() => continueLast(pane.id)}>Continue<//></div>`}
       ${!busy && last?.role === 'user' && pane.messages.length > 0 && html`<div class="row pane-next"><${Button} icon="play" onClick=${() => run(pane.id)}>Answer<//></div>`}

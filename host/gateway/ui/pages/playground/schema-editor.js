@@ -34,9 +34,9 @@ export function useVerdict(text, model) {
     api.post('/v1/schemas/check', { schema, ...(model && !isAgent(model) ? { model } : {}) }, { signal: stop.signal }).then((check) => {
       const notes = check.notes ?? [];
       if (check.error) set({ tone: 'bad', text: check.error.message, notes });
-      else if (!check.enforced) set({ tone: 'warn', text: 'The host cannot hold an answer to this schema.', notes });
+      else if (!check.enforced) set({ tone: 'warn', text: 'The host cannot enforce this schema.', notes });
       else if (notes.some(({ kind }) => kind !== 'warning')) set({ tone: 'warn', text: 'Every answer satisfies it; a part is checked only when a value is complete:', notes });
-      else set({ tone: notes.length ? 'warn' : 'ok', text: notes.length ? 'Enforced while the model writes, but look at this:' : 'Enforced while the model writes.', notes });
+      else set({ tone: notes.length ? 'warn' : 'ok', text: notes.length ? 'Enforced while the model writes, with warnings:' : 'Enforced while the model writes.', notes });
     }, (failure) => { if (!stop.signal.aborted) set({ tone: 'warn', text: `Not checked: ${failure.message}`, notes: [] }); });
     return () => stop.abort();
   }, [settled, model]);
