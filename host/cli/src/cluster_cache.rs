@@ -62,7 +62,7 @@ pub(crate) fn open(
 ) -> Result<Arc<HostCache>> {
     let Some(disk) = disk else {
         bail!(
-            "the cluster cache under [kv.cluster] gets its pages from the disk, and this host keeps none there\n  hint: give it a \
+            "the cluster cache under [kv.cluster] gets its pages from the disk, but this host keeps none there\n  hint: give it a \
              data folder and disk_gb under [kv], or remove [kv.cluster]"
         );
     };

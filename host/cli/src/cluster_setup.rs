@@ -50,13 +50,13 @@ impl ClusterSetup {
         let role = name_of(self.role);
         if self.role != HostRole::All && !self.enabled {
             bail!(
-                "a host with the role {role:?} works with other hosts, and this one is not in a cluster\n  hint: add --cluster (or \
+                "a host with the role {role:?} works with other hosts, but this one is not in a cluster\n  hint: add --cluster (or \
                  enabled = true under [cluster] in skep.toml), or remove the role"
             );
         }
         if !self.role.computes() && names_models {
             bail!(
-                "a host with the role {role:?} computes no model, and models are named\n  hint: remove --model (or model and \
+                "a host with the role {role:?} computes no model, but models are named\n  hint: remove --model (or model and \
                  [[model]] in skep.toml), or start the host with --role all"
             );
         }
@@ -67,7 +67,7 @@ impl ClusterSetup {
     pub fn check_pages(&self, has_peers: bool) -> Result<()> {
         if matches!(self.role, HostRole::Prefill | HostRole::Decode) && !has_peers {
             bail!(
-                "a host with the role {:?} exchanges KV pages with other hosts, and peers under [kv] is false\n  hint: remove that \
+                "a host with the role {:?} exchanges KV pages with other hosts, but peers under [kv] is false\n  hint: remove that \
                  setting, or start the host with --role all",
                 name_of(self.role)
             );
@@ -107,7 +107,7 @@ impl ClusterSetup {
         };
         if standby {
             bail!(
-                "a host of a cluster works, and does not stand by\n  hint: remove --standby, or standby in skep.toml"
+                "a host of a cluster cannot stand by, because it takes part at once\n  hint: remove --standby, or standby in skep.toml"
             );
         }
         let url = match &self.url {
@@ -227,7 +227,7 @@ mod tests {
         let database: DatabaseAddress = "postgres://db/skep".parse().expect("an address");
         let listen = "127.0.0.1:1".parse().expect("an address");
         let error = enabled().place(listen, Some(&database), true, Some(KEY.to_owned()));
-        assert!(error.expect_err("standby").to_string().contains("does not stand by"));
+        assert!(error.expect_err("standby").to_string().contains("cannot stand by"));
         let error = enabled().place(listen, None, false, Some(KEY.to_owned())).expect_err("no database");
         assert!(error.to_string().contains("--database"), "{error}");
     }

@@ -66,7 +66,7 @@ impl TransferSettings {
                 tracing::warn!(
                     device,
                     %address,
-                    "NIXL may listen beyond private networks, and asks nobody for a key: name the devices of a private network \
+                    "NIXL may listen beyond private networks, and requires no key: name the devices of a private network \
                      with nixl_devices under [kv], or with {DEVICES_VARIABLE}"
                 );
             }),

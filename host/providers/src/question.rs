@@ -187,7 +187,7 @@ pub(crate) fn check(
     match &options.output {
         Some(Constraint::Regex(_) | Constraint::Lark(_) | Constraint::ToolCalls(_)) => {
             let message = format!(
-                "the upstream model {name} cannot be held to a regular expression or a grammar; use a JSON Schema, or a \
+                "the upstream model {name} cannot be constrained to a regular expression or a grammar; use a JSON Schema, or a \
                  model of this host"
             );
             invalid("output", message)

@@ -72,7 +72,7 @@ pub const METRICS: &[MetricSpec] = &[
         name: PLACEMENTS,
         kind: MetricKind::Counter,
         unit: Unit::Count,
-        help: "Sessions that nobody owned, by where they begin and why",
+        help: "Sessions without an owner, by where they begin and why",
     },
     MetricSpec {
         name: REQUESTS_DROPPED,

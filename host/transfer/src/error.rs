@@ -30,7 +30,7 @@ pub enum TransferError {
     NotStarted(io::Error),
     #[error("the connection between the host and its helper is broken: {0}")]
     Frame(#[from] FrameError),
-    #[error("the helper of transfers does not run: {why}")]
+    #[error("the transfer helper is not running: {why}")]
     Down { why: String },
     #[error("the pages did not arrive within {0:?}")]
     Late(Duration),

@@ -39,7 +39,7 @@ pub struct PinStatus {
 pub enum PinError {
     #[error("{limit} sessions are pinned, which is the maximum; unpin one of them", limit = MAX_PINS)]
     TooMany,
-    #[error("a pinned session's names have no white space, unlike {0:?}")]
+    #[error("the names of a pinned session cannot contain white space, but {0:?} does")]
     Name(String),
     #[error("the list of pins cannot be written: {0}")]
     Disk(#[from] io::Error),

@@ -133,7 +133,8 @@ fn show_cluster_cache(cache: &KvClusterCache) -> Result<()> {
     };
     out::line(&format!("cluster cache ({} at {}): {state}", cache.kind, cache.master))?;
     out::line(&format!(
-        "cluster cache: {} pages fetched ({}), {} put ({}), {} not put, {} removed; asked {}, {} of them in vain or in part",
+        "cluster cache: {} pages fetched ({}), {} put ({}), {} not put, {} removed; asked {}, {} of them with \
+         no answer or some pages missing",
         cache.fetched_pages,
         HumanBytes(cache.fetched_bytes),
         cache.put_pages,

@@ -201,8 +201,8 @@ impl ChatOptions {
             return invalid("examples".into(), message);
         }
         if self.continues_answer && (self.output.is_some() || self.must_call()) {
-            let message =
-                "an answer that must have a form, or be a call, cannot be continued; leave the form away";
+            let message = "an answer with an output format or a required call cannot be continued; remove the \
+                 format or the requirement";
             return invalid(CONTINUES.into(), message.into());
         }
         match &self.tool_choice {

@@ -121,7 +121,7 @@ async fn act(gateway: &Gateway, cluster: &Cluster, path: &str, body: &[u8]) -> R
             Ok(([(header::CONTENT_TYPE, LINES)], body).into_response())
         }
         DRAIN => {
-            tracing::info!("an admin has asked, through another host, that this one drains and ends");
+            tracing::info!("an admin asked, through another host, to drain this one");
             cluster.drain.ask();
             Ok(StatusCode::ACCEPTED.into_response())
         }

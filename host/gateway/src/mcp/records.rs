@@ -133,7 +133,7 @@ impl Records {
         let kept: Kept = match serde_json::from_str(&state) {
             Ok(kept) => kept,
             Err(error) => {
-                tracing::warn!(%error, "the record of an MCP session cannot be read; its client begins another one");
+                tracing::warn!(%error, "the record of an MCP session cannot be read; its client has to start a new session");
                 return Ok(false);
             }
         };
@@ -196,7 +196,9 @@ impl Records {
             (epoch, encode(&record.kept))
         };
         if text.len() > MAX_RECORD_BYTES {
-            return tracing::debug!("the record of an MCP session is too large for a change of it");
+            return tracing::debug!(
+                "the record of an MCP session would become too large; the change is not recorded"
+            );
         }
         match self.host.note_mcp_session(id, epoch, text).await {
             Ok(true) => {}

@@ -65,7 +65,7 @@ async fn an_invalid_answer_is_retried_and_never_sent() {
 }
 
 #[tokio::test]
-async fn the_asks_for_a_form_are_bounded() {
+async fn the_number_of_requests_for_a_form_is_bounded() {
     let server = Server::always(|| usage(&[said("never"), stopped()])).await;
     let heard = asked(OpenAi, &server, schema()).await;
     assert_eq!((heard.text().as_str(), server.count()), ("", 3));
@@ -224,6 +224,6 @@ async fn a_grammar_is_refused_before_anything_is_sent() {
     let server = Server::always(|| usage(&[said("x"), stopped()])).await;
     let grammar = ChatOptions { output: Some(Constraint::Regex("[0-9]+".into())), ..ChatOptions::default() };
     let error = asked(OpenAi, &server, grammar).await.error();
-    assert!(error.contains("cannot be held to a regular expression"), "{error}");
+    assert!(error.contains("cannot be constrained to a regular expression"), "{error}");
     assert_eq!(server.count(), 0);
 }

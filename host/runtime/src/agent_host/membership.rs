@@ -32,11 +32,13 @@ pub(super) async fn run(inner: Weak<Inner>) {
             Ok(()) => {}
             Err(RuntimeError::Store(error)) if error.is_fenced() => {
                 if host.shutdown.admit().is_ok() {
-                    tracing::error!("this host is not one of the cluster any more: {error}");
+                    tracing::error!("this host no longer belongs to the cluster: {error}");
                 }
                 return;
             }
-            Err(error) => tracing::error!("cannot meet the other hosts of the cluster: {error}"),
+            Err(error) => {
+                tracing::error!("cannot exchange reports with the other hosts of the cluster: {error}")
+            }
         }
         inner.look_at_models();
         if refreshed.elapsed() >= BUDGET_INTERVAL {

@@ -162,7 +162,7 @@ impl Compiler {
             tracing::warn!(
                 agent = %name,
                 model = own.name(),
-                "the model is not loaded, so whether it can be held to the schemas of the agent's tools is checked when they are used"
+                "the model is not loaded, so whether it can be constrained to the schemas of the agent's tools is checked when they are used"
             );
         }
         let tools = Tools::compile(tools, own.loaded().as_ref()).map_err(broken)?;

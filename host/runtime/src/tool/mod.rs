@@ -125,13 +125,13 @@ impl Tool {
         format!("the result of tool {:?} is not valid: {why}", self.definition.name)
     }
 
-    /// Returns whether a model can be held to the input schema.
+    /// Checks that a model can be constrained to the input schema.
     pub(crate) fn check_decodable(&self, model: &Model) -> Result<(), String> {
         // An upstream is asked to follow the schema, and its answer is checked.
         let Some(engine) = model.engine() else { return Ok(()) };
         engine
             .validate_constraint(&Constraint::JsonSchema(self.definition.input_schema.clone()))
-            .map_err(|error| format!("its input schema cannot be decoded to: {error}"))
+            .map_err(|error| format!("its input schema cannot be enforced while decoding: {error}"))
     }
 
     pub(crate) fn timeout(&self) -> Option<Duration> {

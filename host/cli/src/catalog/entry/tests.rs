@@ -58,7 +58,7 @@ fn mistakes_in_the_data_are_found() {
 }
 
 #[test]
-fn obstacles_are_facts_of_the_files_that_are_checked_against_what_is_read() {
+fn support_compares_what_a_file_needs_with_what_this_version_reads() {
     for name in [DEFAULT_MODEL, "qwen3-8b", "gemma-3-1b", "gemma-3-4b"] {
         assert_eq!(entry(name).support(), Support::Runs, "{name}");
     }

@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_server_without_room_for_the_connections_of_a_host_is_told() {
+    fn a_server_without_room_for_the_connections_of_a_host_is_reported() {
         let report = |connections, has_host| DatabaseReport {
             product: "PostgreSQL 17.1".to_owned(),
             schema: known_schema(),

@@ -71,9 +71,9 @@ All settings:
              \"gateway\": no model here, other hosts compute; \"prefill\": computes
              prompts for hosts with the role \"decode\"; \"balancer\": passes all
              requests on), default_model (of a gateway: a model of the other hosts),
-             placement (of sessions that nobody owns: \"balanced\", \"here\"),
-             prefill_tokens (256: tokens of a prompt from which on a prefill host
-             may compute it)
+             placement (of sessions without an owner: \"balanced\", \"here\"),
+             prefill_tokens (256: the shortest prompt, in tokens, that a prefill host
+             may compute)
   [kv]       disk_gb (KV pages that are kept in the data folder: 4; 0 keeps none),
              disk_free_percent (10), write_mb_s (200), always_read (false),
              pin_percent (25: of the pages, that pins keep), warm_ahead_s (2: pages
@@ -97,7 +97,7 @@ All settings:
              are sealed with; default: secrets.key in the data folder
   [sessions] ttl_h: hours after its last turn until a session is deleted;
              idempotency_h: hours that the answer to an idempotency key
-             is kept (720); usage_days: days for which the bill lists sessions
+             is kept (720); usage_days: days for which reports list sessions
              one by one (31)
   [tenants.NAME]
              requests_per_minute, request_burst, tokens_per_minute,

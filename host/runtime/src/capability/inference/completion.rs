@@ -65,7 +65,7 @@ pub(crate) async fn complete(
     if model.engine().is_none() && chat.output.is_some() {
         let name = model.name();
         let message = format!(
-            "output: {name} runs on another server, which holds no completion to it; use a conversation"
+            "output: {name} runs on another server, which cannot constrain a completion; use a conversation"
         );
         return Ok(Err(Error::InvalidArgument(message)));
     }

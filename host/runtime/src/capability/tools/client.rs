@@ -124,7 +124,7 @@ fn progress() -> ToolDefinition {
         "required": ["progress"],
         "additionalProperties": false,
     });
-    definition("progress", "Tells the client how far the call has come.", input, None)
+    definition("progress", "Reports the progress of the call to the client.", input, None)
 }
 
 fn definition(name: &str, description: &str, input: Value, output: Option<Value>) -> ToolDefinition {

@@ -65,7 +65,7 @@ pub(super) fn checked(response: Response, what: &str) -> Result<Response> {
             "the hub does not allow access to {what}\n  hint: accept the model's terms on the hub, and set HF_TOKEN to an access token"
         ),
         (StatusCode::NOT_FOUND, _) => bail!("the hub has no {what}\n  hint: check the name"),
-        (StatusCode::RANGE_NOT_SATISFIABLE, _) => bail!("the hub has less of {what} than it said before"),
+        (StatusCode::RANGE_NOT_SATISFIABLE, _) => bail!("the hub has less of {what} than it announced"),
         (status, _) if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS => {
             Err(Unavailable(status)).with_context(|| format!("cannot get {what}"))
         }
