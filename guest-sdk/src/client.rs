@@ -88,7 +88,7 @@ impl SampleRequest {
 }
 
 impl Client<'_> {
-    /// Tells the client how far the call has come, by any count that grows. `total` is the count at the end, if it
+    /// Reports the progress of the call to the client, as any count that grows. `total` is the count at the end, if it
     /// is known. Where no client wants to know, this does nothing.
     pub async fn progress(
         &self,

@@ -31,7 +31,7 @@ pub struct ClusterHost {
     pub started_at: String,
     /// Milliseconds since the host was last heard from.
     pub seen_ms_ago: u64,
-    /// Milliseconds until others take over what the host has, unless they hear of it before. Absent without a cluster.
+    /// Milliseconds until others take over what the host has, unless they hear from it before. Absent without a cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease_left_ms: Option<u64>,
     #[serde(default)]

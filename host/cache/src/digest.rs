@@ -36,7 +36,7 @@ impl std::fmt::Debug for PageNamer {
 }
 
 impl PageNamer {
-    /// Returns the keys that are made with a secret, which nobody outside of this host knows.
+    /// Creates a namer with a secret, which nobody outside of this host knows.
     pub fn new(secret: [u8; 32]) -> Self {
         PageNamer { secret }
     }

@@ -12,7 +12,7 @@
 //! ```
 //!
 //! Both hosts name pages under the same key, so a question has no tokens. A page is sealed for its layout and its tokens under
-//! a key that only these hosts have, because a checksum without a key convinces nobody who fears a forger on the way.
+//! a key that only these hosts have, because anybody in the network could forge a checksum that needs no key.
 //!
 //! Invariant: the length of what is read is known before memory is taken for it.
 

@@ -1,8 +1,8 @@
 //! The step that is expected next. An executor that supports it starts this step before the host knows the tokens of
 //! the step under way.
 //!
-//! A row of it is used if its sequence continues as expected, whatever becomes of the others: sequences that end or are
-//! cancelled leave rows behind that nobody asks for, and sequences that arrive join the step after. The masks of a row
+//! A row of the step is used if its sequence continues as expected, whatever happens to the others: sequences that end or
+//! are cancelled leave rows behind that nobody asks for, and sequences that arrive join the step after. The masks of a row
 //! are computed while the started step runs, as they are for any other step.
 //!
 //! Invariants:

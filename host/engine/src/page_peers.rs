@@ -1,8 +1,8 @@
-//! Other hosts, or a cache that they share, which may have pages that this one lacks, or compute them for it; and those that get
-//! the pages of this one.
+//! The interface to other hosts, or to a cache that they share: they may have pages that this host lacks, compute pages for
+//! it, or get pages of this host.
 //!
-//! How they are asked is not known here. They are asked only for what is neither in memory nor on the disk of this host, and
-//! what they give is imported as pages of the disk are.
+//! This module does not know how they are asked. They are asked only for pages that are neither in memory nor on the disk of
+//! this host, and their pages are imported like those of the disk.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,12 +18,12 @@ pub trait PagePeers: fmt::Debug + Send + Sync + 'static {
     /// Returns whether there is a host that can be asked now.
     fn are_there(&self) -> bool;
 
-    /// Estimates the time until `bytes` of pages have arrived, as it was lately.
+    /// Estimates the time until `bytes` bytes of pages have arrived, from recent fetches.
     fn fetch_time(&self, bytes: u64) -> Duration;
 
     /// Begins to ask all hosts for pages, and to fetch those that one of them has, in order and from the first on. The stream
-    /// ends with the last one, or with the first one that is missing, late or not as it should be; dropping it ends the
-    /// fetch. Returns `None` if too much is being fetched.
+    /// ends with the last one, or before the first one that is missing, late or invalid; dropping it ends the fetch. Returns
+    /// `None` if too much is being fetched.
     fn fetch(&self, question: PageQuestion) -> Option<PageStream>;
 
     /// Learns that a request has ended whose pages follow each other under these names. They are on the disk, or are queued for

@@ -47,7 +47,7 @@ impl Lane {
         self.region
     }
 
-    /// Returns how many objects of `bytes` bytes have room.
+    /// Returns how many objects of `bytes` bytes fit into the lane.
     pub fn room(&self, bytes: usize) -> usize {
         self.region.bytes / bytes.max(1)
     }

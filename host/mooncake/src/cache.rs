@@ -32,8 +32,8 @@ const READ_AHEAD: usize = 16;
 const LATENCY_S: f64 = 0.002;
 /// Assumed rate, until it has been measured: that of a network with a gigabit per second.
 const BYTES_PER_S: f64 = 100e6;
-/// Time that the threads get when the cache is closed, and the library to take leave of the store after them. A call that hangs
-/// does not keep the process from ending.
+/// Time that the threads have to end when the cache is closed, and that the library then has to leave the store. A call that
+/// hangs does not keep the process from ending.
 const CLOSE_TIME: Duration = Duration::from_millis(if cfg!(test) { 500 } else { 5_000 });
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
 
@@ -114,13 +114,13 @@ impl ClusterCache {
         self.shared.is_up()
     }
 
-    /// Estimates the time until `bytes` of pages have come, as it was lately.
+    /// Estimates the time until `bytes` bytes of pages have come, from recent fetches.
     pub fn fetch_time(&self, bytes: u64) -> Duration {
         self.shared.rate.estimate(bytes, Instant::now())
     }
 
-    /// Begins to get pages, in order and from the first on. The stream ends with the last one, or with the first one that is
-    /// missing or not as it should be. Returns `None` if too many fetches are under way. It does not wait.
+    /// Begins to get pages, in order and from the first on. The stream ends with the last one, or before the first one that
+    /// is missing or invalid. Returns `None` if too many fetches are under way. It does not wait.
     pub fn fetch(&self, question: PageQuestion) -> Option<PageStream> {
         let (pages, stream) = PageStream::bounded(READ_AHEAD.min(question.names.len()).max(1));
         let job = FetchJob { question, pages, asked: Instant::now() };
@@ -148,7 +148,7 @@ impl ClusterCache {
         figures.now(connection.problem(), self.is_up())
     }
 
-    /// Ends the threads, and takes leave of the store, which forgets the pages in this host's memory. Pages that wait are not
+    /// Ends the threads and leaves the store, which then forgets the pages in this host's memory. Pages that wait are not
     /// put. It waits for calls, for a while.
     pub fn close(&self) {
         self.shared.is_closing.store(true, Relaxed);

@@ -1,4 +1,4 @@
-//! Whether the store can be used: it is connected in the background, and rests after failures.
+//! A connection to the store, which is made in the background and pauses after failures.
 //!
 //! Invariant: nobody waits for a store that is away. Its users see `None` until it is connected and has rested.
 

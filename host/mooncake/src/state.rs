@@ -73,7 +73,7 @@ impl Shared {
         self.connection.objects().is_some() && !self.calls.has_slow_one()
     }
 
-    /// Makes a call, and lets the cache rest if it fails or takes too long.
+    /// Makes a call, and pauses the cache if it fails or takes too long.
     pub fn timed<T>(&self, call: impl FnOnce() -> Result<T, Failure>) -> Result<T, FetchEnding> {
         let began = self.calls.begin();
         let answer = call();

@@ -10,9 +10,9 @@ use skep_cache::{Digest, ErasedPages};
 const MAX_WAITING_PAGES: usize = 1 << 18;
 /// Maximum number of pages that wait to be removed. Further ones stay, sealed, until the store evicts them.
 const MAX_WAITING_REMOVALS: usize = 1 << 20;
-/// Time after which a page is removed again that somebody used.
+/// Time after which the removal of a page that was in use is tried again.
 const USE_TIME: Duration = Duration::from_millis(if cfg!(test) { 20 } else { 1_000 });
-/// Number of pages that are removed before somebody else gets a turn.
+/// Number of pages that are removed before other work gets a turn.
 const REMOVED_AT_ONCE: usize = 256;
 
 /// The pages that wait for the thread.
@@ -70,7 +70,7 @@ impl Work {
         self.wake();
     }
 
-    /// Queues pages. Returns how many others had to go for them.
+    /// Queues pages. Returns how many queued pages were dropped for them.
     pub fn put(&self, pages: KeptPages) -> usize {
         let mut waiting = self.lock();
         let mut dropped = 0;

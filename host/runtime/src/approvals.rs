@@ -1,9 +1,9 @@
 //! Approval of calls by people.
 //!
 //! A request for approval is a row of the store, so it survives the host. A turn whose calls all
-//! wait for a person is parked: its instance is dropped, its clock is paused, and it is rerun from
+//! wait for a person is suspended: its instance is dropped, its clock is paused, and it is rerun from
 //! its journal when somebody has decided or the time limit has passed. A turn that waits for a
-//! parked turn is parked too. A decision is made once.
+//! suspended turn is suspended too. A decision is made once.
 
 use crate::{
     Json, RunEvent, RuntimeError, Tenant,
@@ -77,7 +77,7 @@ struct Inner {
     decided: watch::Receiver<()>,
     /// The calls that wait for a decision.
     waiting: HashMap<u32, Waiting>,
-    /// Called turns of other agents that are parked.
+    /// Called turns of other agents that are suspended.
     called: HashMap<u32, Parked>,
     /// Calls of the model that a person approved, by call id, with the tool and the arguments that
     /// the person saw.
@@ -127,7 +127,7 @@ impl TurnApprovals {
         self.lock().approved.insert(call_id.to_owned(), (tool.to_owned(), arguments.to_owned()));
     }
 
-    /// Records that a call waits for a parked turn.
+    /// Records that a call waits for a suspended turn.
     pub(crate) fn wait_for_called(&self, call: &Call, parked: &Parked) {
         self.lock().called.insert(call.number(), parked.clone());
     }
@@ -282,7 +282,7 @@ impl TurnApprovals {
                 let waiting = Waiting { approval: id.clone(), expires_at_ms };
                 inner.waiting.insert(call.number(), waiting);
             }
-            // The turn is parked here, unless another part of it is still running.
+            // The turn is suspended here, unless another part of it is still running.
             let _waits = self.journal.waits();
             tokio::select! {
                 _ = decided.changed() => {}

@@ -104,7 +104,7 @@ mod tests {
     const SHORT: Duration = Duration::from_millis(20);
 
     #[tokio::test]
-    async fn the_time_is_over_only_when_the_clock_has_run() {
+    async fn a_deadline_passes_only_while_its_clock_runs() {
         let began = Instant::now();
         let deadline = Deadline::new(began + SHORT);
         let (first, second) = (deadline.stop(), deadline.stop());

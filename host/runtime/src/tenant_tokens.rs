@@ -1,8 +1,7 @@
 //! Tokens that a tenant uses without an agent: requests that name a model directly count toward its
 //! daily budgets and its usage too.
 //!
-//! They are recorded in the background when a generation ends, so that nobody who waits for an
-//! answer waits for the write.
+//! They are recorded in the background when a generation ends, so that no caller waits for the write.
 
 use crate::{
     BudgetUsedUp, RuntimeError, WorstCase,

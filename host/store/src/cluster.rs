@@ -1,9 +1,10 @@
-//! The hosts of a cluster: who is there, and who is dead.
+//! The hosts of a cluster: which ones exist, and which ones are dead.
 //!
 //! A host counts as dead when the others have not heard from it for a while: soon if its connection is gone too, later if it hangs.
-//! Whoever sees it marks its row as gone, after which it writes nothing more (see `postgres`). A row whose host has a
-//! transaction open is locked, and left alone until the transaction has ended. Nobody is judged by a host that has itself been
-//! away: after a restart of the server all hosts have lost their connections, and each of them finds the others silent.
+//! Any host that notices this marks its row as gone, after which it writes nothing more (see `postgres`). A row whose host
+//! has a transaction open is locked, and left alone until the transaction has ended. A host that has itself been away
+//! declares no other one dead: after a restart of the server all hosts have lost their connections, and each of them finds
+//! the others silent.
 
 use crate::{
     HostVersions, Store, StoreError,
@@ -15,8 +16,8 @@ use crate::{
 };
 use std::time::Instant;
 
-/// Age of this host's connection from which on it judges others, who may have lost theirs at the same time: longer than an attempt
-/// to connect takes.
+/// Age of this host's connection from which on it may declare others dead, which may have lost theirs at the same time. It
+/// is longer than an attempt to connect takes.
 const SETTLED: &str = "interval '6 seconds'";
 const _: () = assert!(CONNECT_TIME.as_secs() < 6, "others have had the time to connect again");
 
@@ -49,7 +50,7 @@ pub struct HostRow {
 }
 
 impl HostRow {
-    /// Returns the time for which the host may still work without being heard of, after which others take over what it has.
+    /// Returns the time for which the host may still work without a sign of life, after which others take over what it has.
     pub fn lease_left_ms(&self) -> u64 {
         u64::try_from(LEASE.as_millis()).unwrap_or(u64::MAX).saturating_sub(self.seen_ms_ago)
     }
@@ -71,7 +72,7 @@ impl Store {
 
     /// Renews the lease of this host, stores its facts and its state, and marks dead hosts as gone. Returns the numbers of those
     /// that this call has marked. It is called every half second; a host that calls it less often than every second marks
-    /// nobody. Without a cluster it does nothing.
+    /// none. Without a cluster it does nothing.
     pub async fn meet_hosts(&self, facts: &str, is_draining: bool) -> Result<Vec<i64>, StoreError> {
         let (Some(membership), Some(host)) = (&self.membership, self.host) else { return Ok(Vec::new()) };
         let begun = Instant::now();

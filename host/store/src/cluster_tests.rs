@@ -327,7 +327,7 @@ async fn the_first_host_after_a_crash_of_all_finds_what_they_left() {
 }
 
 #[tokio::test]
-async fn a_host_that_starts_does_not_bury_one_that_has_lost_its_connection() {
+async fn a_starting_host_does_not_mark_a_disconnected_one_as_gone() {
     let Some(mut database) = Database::new().await else { return };
     let cut_off = member(&database, "cut-off").await;
     cut_off.put_agent(&agent(), b"component", &[]).await.unwrap();

@@ -17,7 +17,7 @@ fn retries(hosts: [&Store; 2]) -> u64 {
 }
 
 #[tokio::test]
-async fn hosts_that_count_for_the_same_tenants_in_other_orders_are_not_in_each_others_way() {
+async fn hosts_that_count_for_the_same_tenants_in_different_orders_do_not_block_each_other() {
     let Some(database) = Database::new().await else { return };
     let (one, other) = (member(&database, "one").await, member(&database, "other").await);
     one.check().await.unwrap();
@@ -199,7 +199,7 @@ async fn change(store: &Store, step: usize) -> Option<Vec<NoticeKind>> {
 }
 
 #[tokio::test]
-async fn a_host_hears_of_each_change_by_others_and_by_commands() {
+async fn a_host_learns_of_each_change_by_others_and_by_commands() {
     let Some(database) = Database::new().await else { return };
     let (one, other) = (member(&database, "one").await, member(&database, "other").await);
     let command = Store::connect_beside_to(database.server.clone()).await.unwrap();
@@ -253,7 +253,7 @@ async fn a_host_learns_which_pages_others_have_erased_or_that_it_does_not_know_a
 }
 
 #[tokio::test]
-async fn the_pullers_of_other_hosts_hear_of_a_new_batch() {
+async fn the_pullers_of_other_hosts_learn_of_a_new_batch() {
     let Some(database) = Database::new().await else { return };
     let (one, other) = (member(&database, "one").await, member(&database, "other").await);
     let mut notices = other.notices().expect("it has others");
@@ -273,7 +273,7 @@ async fn the_pullers_of_other_hosts_hear_of_a_new_batch() {
 }
 
 #[tokio::test]
-async fn a_change_is_noticed_without_the_bell() {
+async fn a_change_is_noticed_without_a_notification() {
     let Some(mut database) = Database::new().await else { return };
     let host = member(&database, "one").await;
     host.put_webhook(&webhook()).await.unwrap();

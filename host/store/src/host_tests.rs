@@ -288,7 +288,7 @@ async fn items_of_a_host_that_is_gone_wait_again_and_those_of_a_live_one_do_not(
 }
 
 #[tokio::test]
-async fn one_host_takes_up_what_a_host_that_is_gone_had_in_hand() {
+async fn one_host_takes_up_the_work_of_a_host_that_is_gone() {
     let Some(database) = Database::new().await else { return };
     let (one, other) = (database.host().await, database.another_host().await);
     one.put_agent(&agent(), b"component", &[]).await.unwrap();

@@ -54,7 +54,7 @@ pub fn serve(socket: OwnedFd) -> Result<Infallible, TransferError> {
     work(nixl, host, &waiting)
 }
 
-/// Reads commands in a thread of its own, which ends the process when the host has ended, also while the library begins.
+/// Reads commands in a thread of its own, which ends the process when the host has ended, also while the library starts.
 fn hear(mut commands: FrameReader<UnixStream>) -> Receiver<Command> {
     let (sender, waiting) = sync_channel(WAITING_COMMANDS);
     let begun = Arc::new(Barrier::new(2));

@@ -1,7 +1,7 @@
-//! The addresses on which NIXL's network stack (UCX) listens, and which of them others than the operator's own machines may
+//! The addresses on which NIXL's network stack (UCX) listens, and which of them machines other than the operator's may
 //! reach.
 //!
-//! UCX listens on all devices unless the variable UCX_NET_DEVICES names some, and it asks nobody for a key.
+//! UCX listens on all devices unless the variable UCX_NET_DEVICES names some, and it requires no key.
 
 #![allow(unsafe_code)]
 
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_of_the_internet_are_told_from_those_of_private_networks() {
+    fn internet_addresses_are_distinguished_from_private_ones() {
         for private in [
             "127.0.0.1",
             "10.1.2.3",

@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_changes_the_size_of_the_ring() {
+    fn the_size_of_the_ring_cannot_be_changed() {
         let ring = Ring::create(0).unwrap();
         assert_eq!(ring.bytes(), 2 * SLOT_BYTES);
         for bytes in [0, 1 << 30] {

@@ -86,7 +86,7 @@ impl Slots {
         self.change(run, &[SlotState::Reserved], SlotState::Reading);
     }
 
-    /// Notes that the READ has ended well.
+    /// Notes that the READ has succeeded.
     pub(crate) fn arrive(&mut self, run: &Run) {
         self.change(run, &[SlotState::Reading], SlotState::Reserved);
     }

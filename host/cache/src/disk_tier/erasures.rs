@@ -12,7 +12,7 @@ use super::Shared;
 use super::index::{EraseFilter, PageKey};
 use crate::{Digest, Owner, TenantTag};
 
-/// The erasures that are wanted, and those that commands in the queue have still to heed.
+/// The erasures that are requested, and those that commands in the queue still have to respect.
 #[derive(Default)]
 pub(super) struct Erasures {
     state: Mutex<State>,
@@ -30,7 +30,7 @@ struct State {
     done: Vec<(EraseFilter, u64)>,
 }
 
-/// Pages that were erased, for somebody who has copies of them.
+/// Pages that were erased, as the holder of copies is notified of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ErasedPages {
     All,
@@ -38,7 +38,7 @@ pub enum ErasedPages {
     Pages(Vec<(Digest, Digest)>),
 }
 
-/// Somebody who has copies of pages.
+/// The callback of a holder of copies of pages.
 pub(super) type ErasureListener = Box<dyn Fn(ErasedPages) + Send + Sync>;
 
 impl Shared {

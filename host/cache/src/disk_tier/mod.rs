@@ -73,17 +73,17 @@ pub struct TierOptions {
     /// Percentage of the disk that stays free; a write that would leave less is not made.
     pub min_free_percent: u8,
     pub write_bytes_per_s: u64,
-    /// Maximum rate of reads, by which a benchmark makes a slow disk of any; `None` reads as fast as the disk does.
+    /// Maximum rate of reads, with which a benchmark simulates a slow disk; `None` reads at the speed of the disk.
     pub read_bytes_per_s: Option<u64>,
     /// Maximum number of bytes that wait to be written.
     pub queue_bytes: u64,
-    /// Whether callers shall read every prefix, even if computing it is expected to be quicker.
+    /// Whether callers should read every prefix, even if computing it is expected to be quicker.
     pub reads_always: bool,
     pub shares: TierShares,
     /// The key that pages are encrypted with; `None` leaves them as they are.
     pub key: Option<SealingSecret>,
-    /// The key under which pages are named, if several hosts name them alike; `None` is the folder's own. Pages that have
-    /// names under another key are removed.
+    /// The key under which pages are named, if several hosts name them alike; `None` takes the folder's own key. Pages that
+    /// have names under another key are removed.
     pub name_key: Option<SealingSecret>,
 }
 

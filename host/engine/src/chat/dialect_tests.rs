@@ -270,7 +270,7 @@ async fn a_setting_chooses_the_markup_where_the_template_shows_none() {
 }
 
 #[tokio::test]
-async fn values_between_tags_are_held_to_what_a_mask_can_follow() {
+async fn values_between_tags_are_constrained_as_far_as_a_mask_can() {
     let parameters = json!({"type": "object", "additionalProperties": false,
         "$defs": {"Color": {"enum": ["red", "blue"]}},
         "properties": {

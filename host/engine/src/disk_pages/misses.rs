@@ -1,4 +1,4 @@
-//! The pages for which the other hosts were asked in vain a moment ago.
+//! The pages that no other host had when they were asked a moment ago.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -24,7 +24,7 @@ impl RecentMisses {
         self.0.push_back((now, name));
     }
 
-    /// Returns whether somebody was asked for a page a moment ago, in vain.
+    /// Returns whether no host had a page when they were asked a moment ago.
     pub fn has(&mut self, name: Digest, now: Instant) -> bool {
         while self.0.front().is_some_and(|(at, _)| now.saturating_duration_since(*at) >= MISSED_FOR) {
             self.0.pop_front();

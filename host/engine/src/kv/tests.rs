@@ -166,7 +166,7 @@ fn pages_are_counted_for_each_tenant() {
 }
 
 #[test]
-fn pages_of_sessions_and_those_that_they_share_are_counted_apart() {
+fn own_and_shared_pages_of_sessions_are_counted_separately() {
     let mut kv = cache(32);
     let owner = |agent: &str, session: Option<&str>| PrefixOwner {
         tenant: "a".to_owned(),

@@ -157,7 +157,7 @@ fn pages_count_as_free_as_far_as_windows_have_room() {
 }
 
 #[test]
-fn a_cached_page_gets_what_its_copy_kept() {
+fn a_cached_page_gets_the_window_that_its_copy_kept() {
     let mut kv = cache(32, 4);
     let tokens = pages_of_tokens(&(1..=10).collect::<Vec<_>>());
     warm(&mut kv, &tokens);

@@ -98,7 +98,7 @@ async fn sampling_parameters_are_those_of_the_declaration_until_a_load_finds_tho
 }
 
 #[tokio::test]
-async fn a_load_that_fails_is_told_and_tried_again_when_asked_for() {
+async fn a_failed_load_is_reported_and_repeated_on_request() {
     let tries = Arc::new(AtomicUsize::new(0));
     let counted = tries.clone();
     let flaky = LocalModel::new("flaky", "cpu", move |_: &LoadProgress| {

@@ -161,7 +161,7 @@ fn the_lightest_agent_progresses_in_every_step_and_finishes() {
 }
 
 #[test]
-fn a_pause_saves_up_no_service() {
+fn a_pause_accumulates_no_share() {
     let mut contest = Contest::new(Weights::default(), 2, 64);
     contest.send(A, 1_000, 8, 20);
     contest.tokens(2_000);

@@ -111,7 +111,7 @@ async fn a_request_that_meets_two_losses_in_a_row_is_ended_and_others_continue()
 }
 
 #[tokio::test]
-async fn requests_of_an_engine_that_nobody_replaces_are_told_to_try_again() {
+async fn requests_get_a_retry_delay_while_no_executor_replaces_a_lost_one() {
     let loss = DeviceLoss::default();
     let engine = start(model(KV_TOKENS, |executor| Box::new(loss.guard(executor))));
     loss.lose_after(0);

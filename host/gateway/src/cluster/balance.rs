@@ -1,11 +1,11 @@
 //! A balancer: one address in front of the other hosts, which passes every request on and answers none itself.
 //!
 //! A request for a session goes to its owner, as at every other host (`proxy`). One with a session affinity goes to the host that the
-//! affinity prefers. Any other request goes to the host that would be done with it first, by the tokens in flight of each stage:
-//! those of prompts, and those that answers are expected to have by earlier ones, each weighed with the time that the host was
-//! measured to take for it.
+//! affinity prefers. Any other request goes to the host that should finish it first. That follows from the tokens in flight,
+//! those of prompts and those that answers are expected to have, and from the time that the host was measured to take for a
+//! token of either kind.
 //!
-//! Invariant: a request is sent to a second host only if the first one has not got it, or if it may be repeated.
+//! Invariant: a request is sent to a second host only if it did not reach the first one, or if it may be repeated.
 
 use super::{
     Cluster, HOST_GONE, RETRY_MS,

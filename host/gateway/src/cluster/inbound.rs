@@ -1,5 +1,5 @@
-//! The first layer of a host in a cluster: it recognizes the requests of other hosts, and takes away from all others what only
-//! hosts may send.
+//! The first layer of a host in a cluster: it recognizes the requests of other hosts, and removes from all other requests
+//! the headers that only hosts may send.
 
 use super::{
     ANSWERED_BY, Cluster,

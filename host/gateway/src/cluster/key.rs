@@ -13,14 +13,14 @@ use ring::{digest, hmac};
 use skep_runtime::CLUSTER_PROTOCOL;
 use std::{fmt, sync::Arc, time::Duration};
 
-/// All headers that begin so belong to the hosts. Those that a client sends are removed.
+/// Prefix of the headers that belong to the hosts. Those that a client sends are removed.
 const PREFIX: &str = "x-skep-cluster-";
 const TIME: HeaderName = HeaderName::from_static("x-skep-cluster-time");
 const NONCE: HeaderName = HeaderName::from_static("x-skep-cluster-nonce");
 const RECEIVER: HeaderName = HeaderName::from_static("x-skep-cluster-receiver");
 const BODY: HeaderName = HeaderName::from_static("x-skep-cluster-body");
-/// The version of the protocol that the sender speaks. It is not signed, because hosts of the first version do not send it: somebody on
-/// the way who changes it makes the request fail, as one does who drops it.
+/// The version of the protocol that the sender speaks. It is not signed, because hosts of the first version do not send it.
+/// Anybody in the network who changes it only makes the request fail, as dropping the request would.
 const PROTOCOL: HeaderName = HeaderName::from_static("x-skep-cluster-protocol");
 /// Says that the client needs a key, because the host that it talks to requires one. It is not signed, because earlier hosts do not know
 /// it. A host that others can reach over the network requires keys by itself.
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signature_is_read_back_by_who_has_the_key() {
+    fn a_signature_is_verified_with_the_key() {
         let headers = signed_headers("/a?b=c");
         let uri: Uri = "/a?b=c".parse().unwrap();
         assert_eq!(key(b'k').verify(&Method::POST, &uri, &headers), Ok(Some(request())));

@@ -58,7 +58,7 @@ pub(super) struct Outgoing {
 pub(super) enum LinkError {
     /// The request did not reach the host, or the host did not accept it: nothing was done.
     Unreached(String),
-    /// The connection broke, or somebody else answered: nobody knows what was done.
+    /// The connection broke, or the answer was not from that host: it is unknown what was done.
     Broken(String),
 }
 

@@ -3,8 +3,8 @@
 //! A client may talk to any host. `proxy` passes a request whose path names a session on to the session's owner, as it is;
 //! `routes` and [`HttpPeers`] are what the runtimes of two hosts say to each other, `generation` is the answer of a model, and
 //! `pages` are the KV pages that hosts give each other. All of them are requests that `key` signs and `inbound` checks, before
-//! anything else sees them. Without [`ClusterOptions`], none of this exists. A balancer passes everything on (`balance`), and a
-//! prefill host answers clients nothing but what is about itself (`prefill_host`).
+//! anything else sees them. Without [`ClusterOptions`], none of this exists. A balancer passes everything on (`balance`),
+//! and a prefill host answers clients only about itself (`prefill_host`).
 //!
 //! The database decides who owns a session, and a host that is gone writes nothing more (`store`). So a request that arrives
 //! at the wrong host, because something has moved meanwhile, costs time and not correctness.
@@ -140,7 +140,7 @@ impl Cluster {
         })
     }
 
-    /// Resolves when a host is not one of the cluster any more.
+    /// Resolves when a host no longer belongs to the cluster.
     async fn until_gone(&self, number: i64) {
         let since = Instant::now();
         loop {

@@ -42,7 +42,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_form_with_defaults_for_what_it_requires_is_accepted() {
+    fn only_forms_with_defaults_for_required_fields_are_accepted() {
         let fields = json!({
             "name": {"type": "string", "default": "Ann"},
             "age": {"type": "integer", "default": 30},

@@ -67,7 +67,7 @@ fn model() -> UpstreamModelOptions {
 }
 
 #[test]
-fn openai() {
+fn requests_have_the_format_of_openai() {
     let call = |id: &str, arguments: &str| json!({"id": id, "type": "function", "function": {"name": "look", "arguments": arguments}});
     let expected = json!({
         "model": "big-1",
@@ -212,7 +212,7 @@ fn openai_itself_has_its_own_name_for_the_maximum() {
 }
 
 #[test]
-fn anthropic() {
+fn requests_have_the_format_of_anthropic() {
     let mark = json!({"type": "ephemeral"});
     let expected = json!({
         "model": "big-1",
@@ -266,7 +266,7 @@ fn anthropic_choices_and_forms() {
 }
 
 #[test]
-fn workers_ai() {
+fn requests_have_the_format_of_workers_ai() {
     let call = |id: &str, arguments: &str| json!({"id": id, "type": "function", "function": {"name": "look", "arguments": arguments}});
     let expected = json!({
         "messages": [

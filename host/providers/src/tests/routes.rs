@@ -217,7 +217,7 @@ async fn a_prompt_that_is_too_long_goes_to_a_longer_context_only() {
 }
 
 #[tokio::test]
-async fn conditions_decide_who_is_asked() {
+async fn conditions_decide_which_model_is_asked() {
     let server = Server::always(says("x")).await;
     let with = |name: &str, conditions: Conditions| Member { conditions, ..member(name, &server, |_| ()) };
     let priced = Member {
@@ -331,7 +331,7 @@ fn picture() -> Input {
 }
 
 #[tokio::test]
-async fn a_request_with_images_goes_to_a_model_that_sees() {
+async fn a_request_with_images_goes_to_a_model_that_takes_images() {
     let server = Server::always(says("x")).await;
     let sees = |model: &mut UpstreamModelOptions| model.capabilities.images = true;
     let only_text = Conditions { images: Some(false), ..Conditions::default() };

@@ -83,7 +83,7 @@ impl AgentHost {
         }
     }
 
-    /// Returns the other hosts of the cluster, for those who ask them for something.
+    /// Returns the other hosts of the cluster, for callers that ask them for something.
     pub fn other_hosts(&self) -> OtherHosts {
         self.host().cluster.others()
     }
@@ -129,8 +129,8 @@ impl AgentHost {
         self.inner.dispatch.cancel_turn(agent, session, turn, Asks::Nobody).await
     }
 
-    /// Answers another host of the cluster with a model that this host computes, and never passes the question on. The host that asks
-    /// has checked who may use the model, and counts what is used; here, only the engine's meter does.
+    /// Answers another host of the cluster with a model that this host computes, and never passes the question on. The host
+    /// that asks has checked who may use the model, and counts the use; here, only the engine's meter counts it.
     pub fn generate_here(&self, generation: PeerGeneration) -> BoxStream<'static, GenerationEvent> {
         let (name, input, options) = generation.into_parts();
         let begin = || {

@@ -15,7 +15,7 @@ pub(super) struct Choices<'a> {
     pub(super) principal: &'a str,
     pub(super) model: Model,
     pub(super) budget: TenantBudget,
-    /// Those who follow the first choice.
+    /// The followers of the first choice.
     pub(super) live: Option<Arc<LiveAnswer>>,
     /// Signaled once the engine has accepted the first choice.
     pub(super) begun: Option<oneshot::Sender<()>>,

@@ -38,7 +38,7 @@ impl LiveAnswers {
         answer
     }
 
-    /// Wakes those who follow the answer of a batch that has ended.
+    /// Wakes the followers of the answer of a batch that has ended.
     pub(super) fn ended(&self, batch: &str) {
         let answers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(answer) = answers.get(batch).and_then(Weak::upgrade) {

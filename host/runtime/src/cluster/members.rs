@@ -36,7 +36,7 @@ pub struct ClusterHost {
     pub started_at_ms: u64,
     /// Time since it was last heard from.
     pub seen_ms_ago: u64,
-    /// Time after which others take over what it has, unless it is heard of before. `None` without a cluster.
+    /// Time after which others take over what it has, unless they hear from it before. `None` without a cluster.
     pub lease_left_ms: Option<u64>,
     pub role: HostRole,
     /// The models that it has itself.

@@ -1,4 +1,4 @@
-//! Several hosts on one database: which sessions this host owns, which other hosts there are, and how they are asked.
+//! Several hosts on one database: which sessions this host owns, which other hosts exist, and how this host talks to them.
 //!
 //! A session is owned by at most one live host. A host claims a session in the database before it uses it, and remembers that it
 //! owns it: the ownership ends only when the host gives the session back, or when the host is gone, and a host that is gone
@@ -314,8 +314,8 @@ impl Cluster {
         shared.members.chosen(shared.own, key)
     }
 
-    /// Chooses the host at which a session begins that nobody owns. `running` of the `open` turns of this host have an instance.
-    /// `None` without a cluster.
+    /// Chooses the host at which a session without an owner begins. `running` of the `open` turns of this host have an
+    /// instance. `None` without a cluster.
     pub(crate) fn choose(
         &self,
         key: &SessionKey,

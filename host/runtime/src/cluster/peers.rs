@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deadline_that_has_passed_arrives_as_one_that_passes_now() {
+    fn a_passed_deadline_arrives_as_one_that_passes_now() {
         let sent = Invocation {
             deadline: Instant::now().checked_sub(Duration::from_secs(1)),
             ..invocation("orders", "s", "hello")

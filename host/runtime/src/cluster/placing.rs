@@ -63,7 +63,7 @@ impl Placing {
         lock(&self.warm).recent(self.now_ms())
     }
 
-    /// Chooses where a session begins that nobody owns. `running_turns` is the number of turns that run here at this moment.
+    /// Chooses where a session without an owner begins. `running_turns` is the number of turns that run here at this moment.
     pub(super) fn choose(&self, key: &SessionKey, agent: AgentDigest, running_turns: u32) -> Choice {
         if self.setting == Placement::Here {
             return Choice::Here(Stay::Set);

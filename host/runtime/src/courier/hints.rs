@@ -1,7 +1,7 @@
 //! Hints from schedules: the KV pages of a session are read from the disk shortly before its alarm is due.
 //!
-//! A hint changes no result, only how long the turn waits for its first token. So it is bounded, and its failure is nobody's
-//! problem.
+//! A hint changes no result, only how long the turn waits for its first token. So it is bounded, and its failure has no
+//! consequences.
 
 use super::Context;
 use crate::{dispatch::Dispatch, warming};

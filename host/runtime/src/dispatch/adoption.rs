@@ -1,7 +1,7 @@
-//! Adopts turns that are open in the store and that nobody runs: those that the last process left,
-//! and those whose owner was lost to a bug. They are adopted when the host starts, when their agent
-//! is deployed, when a caller asks for one, and periodically. In a cluster, a host adopts only turns of sessions that it owns; it
-//! takes sessions over whose owner is gone.
+//! Adopts turns that are open in the store and that no host runs: those that the last process left, and those whose owner
+//! was lost to a bug. They are adopted when the host starts, when their agent is deployed, when a caller asks for one, and
+//! periodically. In a cluster, a host adopts only turns of sessions that it owns; it takes over sessions whose owner is
+//! gone.
 //!
 //! The host first registers a turn among the live turns, then reads its row; a turn that has ended
 //! meanwhile is left alone.

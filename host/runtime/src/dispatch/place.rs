@@ -1,11 +1,12 @@
-//! Decides on which host of the cluster something happens to a session. Without a cluster it is always this one.
+//! Decides which host of the cluster handles a request for a session. Without a cluster it is always this one.
 //!
 //! A host that drains hands everything new over to hosts that serve, and they wait until it has let go of the session. So a session
 //! under load moves after the turn that runs, and nobody refuses a message because of the move.
 //!
-//! A session that nobody owns begins here or at another host, as `placement` says. The other host claims it when it gets the
-//! message. The owner is read before a message is sent there, instead of the claim, so no message costs another statement. A host
-//! that refuses the message gives the claim back, and the message stays with the host that chose (`forwarding`).
+//! A session without an owner begins here or at another host, as `placement` decides. The other host claims it when it gets
+//! the message. The owner is read before a message is sent there, instead of the claim, so no message costs another
+//! statement. A host that refuses the message gives the claim back, and the message stays with the host that chose
+//! (`forwarding`).
 
 use super::{Dispatch, digest_of};
 use crate::{

@@ -2,7 +2,7 @@
 //!
 //! If the connection ends before the turn does, a turn that outlives its caller is followed where it runs then: on another host,
 //! or on this one if this one has taken it over. Events have the same numbers everywhere, so followers get each of them once.
-//! Whether the turn has ended is what its row says, not what a host says that stops.
+//! Only the turn's row says whether the turn has ended, not a host that is stopping.
 //!
 //! The pump holds neither the host nor the feed: it ends with either of them. While nobody follows the feed, nobody needs the
 //! connection, and a turn that ends with its caller is cancelled by closing it.

@@ -341,7 +341,7 @@ impl TurnEnd {
         let _ = self.feed.cancelled.subscribe().wait_for(|cancelled| *cancelled).await;
     }
 
-    /// Publishes that the turn is parked, or that it continues.
+    /// Publishes that the turn is suspended, or that it continues.
     pub(crate) fn set_parked(&self, pause: Option<Pause>) {
         self.feed.park(pause);
     }

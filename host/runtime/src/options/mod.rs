@@ -92,7 +92,7 @@ pub struct RuntimeOptions {
     pub requests: RequestLogOptions,
     /// Time before an alarm is due at which the KV pages of its session are read from the disk. Zero reads none ahead.
     pub warm_ahead: Duration,
-    /// The host of a cluster at which a session begins that nobody owns.
+    /// The host of a cluster at which a session without an owner begins.
     pub placement: Placement,
 }
 

@@ -1,4 +1,5 @@
-//! Decides on which host of a cluster a session begins that nobody owns: at the host that got its first message, or at another one.
+//! Decides on which host of a cluster a session without an owner begins: at the host that got its first message, or at
+//! another one.
 //!
 //! Everything here is a pure function of what the hosts report about themselves, of what this host has sent to them since then, and
 //! of a time that the caller reads. So the benchmark of fleets drives the same code as a host.
@@ -83,7 +84,7 @@ pub struct Own {
     pub is_warm: bool,
 }
 
-/// A session that nobody owns.
+/// A session without an owner.
 #[derive(Clone, Copy, Debug)]
 pub struct Newcomer {
     pub session: SessionHash,

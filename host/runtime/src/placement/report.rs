@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn utilization_is_that_of_what_is_scarcer() {
+    fn utilization_is_that_of_the_scarcer_resource() {
         let load = Load { running_turns: 2, waiting: 0, capacity: 8, kv_percent: 10 };
         assert_eq!((load.utilization(0), load.utilization(2)), (0.25, 0.5));
         assert_eq!(Load { kv_percent: 60, ..load }.utilization(2), 0.6);
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn only_so_many_warm_agents_are_read() {
+    fn the_number_of_warm_agents_that_are_read_is_bounded() {
         let digests: Vec<AgentDigest> =
             (0..2 * MAX_WARM).map(|agent| AgentDigest::of("t", &agent.to_string(), "1")).collect();
         let (first, last) = (digests[0], digests[2 * MAX_WARM - 1]);

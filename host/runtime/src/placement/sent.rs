@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn what_says_nothing_any_more_is_removed() {
+    fn outdated_entries_are_removed() {
         let mut sent = Sent::default();
         for host in 0..100 {
             sent.note(host, 1_000);

@@ -302,7 +302,7 @@ async fn asked_below(host: &Host) -> (RunHandle, String) {
 }
 
 #[tokio::test]
-async fn waiting_for_a_parked_turn_does_not_count_as_turn_time() {
+async fn waiting_for_a_suspended_turn_does_not_count_as_turn_time() {
     let outside = Outside::start();
     let host = start_chain(&outside, "[limits]\nturn_ms = 6000", "[limits]\napproval_ms = 6500").await;
     let (handle, _) = asked_below(&host).await;
@@ -312,7 +312,7 @@ async fn waiting_for_a_parked_turn_does_not_count_as_turn_time() {
 }
 
 #[tokio::test]
-async fn a_caller_of_a_parked_turn_resumes_with_it_and_calls_once() {
+async fn a_caller_of_a_suspended_turn_resumes_with_it_and_calls_once() {
     let outside = Outside::start();
     let host = start_chain(&outside, "", "").await;
     let (handle, id) = asked_below(&host).await;
@@ -326,7 +326,7 @@ async fn a_caller_of_a_parked_turn_resumes_with_it_and_calls_once() {
 }
 
 #[tokio::test]
-async fn a_chain_of_parked_turns_survives_a_restart_and_ends_together() {
+async fn a_chain_of_suspended_turns_survives_a_restart_and_ends_together() {
     let outside = Outside::start();
     let host = start_chain(&outside, "", "").await;
     let (handle, id) = asked_below(&host).await;
@@ -381,7 +381,7 @@ async fn attached(host: &Host, session: &str) -> Result<Outcome, RuntimeError> {
 }
 
 #[tokio::test]
-async fn only_durable_messages_wait_behind_a_parked_turn() {
+async fn only_durable_messages_wait_behind_a_suspended_turn() {
     let host = start("").await;
     let mut in_front = detached(&host).await;
     // The pause may start before or after this message is sent.

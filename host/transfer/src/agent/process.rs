@@ -14,12 +14,12 @@ use crate::message::{Command, Event, Peer};
 
 /// Time within which a helper must be ready.
 const START_TIME: Duration = Duration::from_secs(30);
-/// Interval at which it is looked whether the helper has to end.
+/// Interval at which the supervisor checks whether the helper has to end.
 const TICK: Duration = Duration::from_millis(100);
 /// Time that the helper may take to read a command.
 const WRITE_TIME: Duration = Duration::from_secs(1);
-/// Pauses before the helper is started again: each is twice the one before. One that has run for longer than the longest of them
-/// begins with the first again.
+/// Shortest and longest pause before the helper is started again: each is twice the one before. After a helper that has run
+/// for longer than the longest pause, the next pause is the shortest one.
 const PAUSES: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(60)];
 /// Beginnings of the names of variables that the helper gets from this process. It gets no key and no address of a database.
 const PASSED_ON: [&str; 8] = ["UCX_", "NIXL_", "CUDA_", "LD_LIBRARY_PATH", "PATH", "HOME", "TMPDIR", "LANG"];
@@ -94,7 +94,7 @@ fn follow(
     }
 }
 
-/// Begins with a helper, and hears it until it has to end. Returns why.
+/// Sends a helper its first command, and handles its events until it has to end. Returns the reason.
 fn converse(
     shared: &Shared,
     options: &AgentOptions,

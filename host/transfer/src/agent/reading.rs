@@ -100,7 +100,7 @@ impl Arrived {
         self.images.runs.len()
     }
 
-    /// Copies an image, which may be anything: who reads it checks it.
+    /// Copies an image. Its bytes may be anything, so the caller has to check them.
     pub fn image(&self, at: usize) -> Result<Vec<u8>, TransferError> {
         let Images { shared, runs, image_bytes } = &self.images;
         let run = runs.get(at).ok_or(TransferError::Reserved { found: at + 1, reserved: runs.len() })?;

@@ -218,7 +218,7 @@ impl Shared {
         true
     }
 
-    /// Returns whether so much is quarantined, or for so long, that the helper has to die for it.
+    /// Returns whether so many slots are quarantined, or for so long, that the helper has to be killed.
     pub(super) fn is_clogged(&self) -> bool {
         let state = self.state();
         let is_old = |transfer: &Transfer| match &transfer.waiting {

@@ -37,7 +37,7 @@ const MIN_PAGES: usize = 2;
 const READ_AHEAD: usize = 16;
 /// Maximum number of bytes of pages in flight, over all requests. A single request is always allowed.
 const MAX_FETCHING_BYTES: u64 = 256 << 20;
-/// Interval at which it is looked whether the engine has room for a page.
+/// Interval at which the fetch checks whether the engine has room for a page.
 const FULL_WAIT: Duration = Duration::from_millis(1);
 const MAX_COUNT_BYTES: usize = 1 << 10;
 
@@ -273,7 +273,7 @@ pub(super) struct Images {
     body: BodyDataStream,
     /// Bytes that have arrived and belong to the next image.
     left: Bytes,
-    /// Time for which the rest of an image was waited for whose beginning had arrived.
+    /// Time spent waiting for the rest of images whose beginning had arrived.
     arriving: Duration,
     /// Bytes of all images that have arrived.
     bytes: u64,

@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 
 /// Time that the disk may take for a page, and the other host until it has room for one.
 const STALL: Duration = Duration::from_secs(5);
-/// Interval at which it is looked whether the disk has read the next page.
+/// Interval at which the answer checks whether the disk has read the next page.
 const LOOK_INTERVAL: Duration = Duration::from_millis(1);
 /// Maximum rate at which pages are given to all other hosts.
 const GIVEN_BYTES_PER_S: f64 = 500e6;

@@ -1,10 +1,10 @@
 //! KV pages that the hosts of a cluster give each other.
 //!
-//! A host that lacks the pages of a prompt asks the others how many of them they have, and fetches those of the one with most
-//! (`fetching`). A host that is asked gives what is on its disk (`giving`), and nothing that was erased. Its pages come in the
-//! body of an answer, or, where both hosts can, it lends them (`lending`) and the other one reads its memory (`direct`). A decode
-//! host has a prefill host compute the pages of long prompts (`split`). All of them do it beside their engines, within bounds of
-//! memory, time and rate.
+//! A host that lacks the pages of a prompt asks the others how many of them they have, and fetches them from the host that
+//! has the most (`fetching`). A host that is asked gives what is on its disk (`giving`), and nothing that was erased. Its
+//! pages come in the body of an answer, or, where both hosts can, it lends them (`lending`) and the other one reads its
+//! memory (`direct`). A decode host has a prefill host compute the pages of long prompts (`split`). All of this happens
+//! beside the engines, within bounds of memory, time and rate.
 //!
 //! Invariant: pages that are not exactly those that were asked for are never handed to the engine. Whatever fails is a miss,
 //! and the pages are computed.

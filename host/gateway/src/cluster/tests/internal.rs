@@ -140,7 +140,7 @@ async fn a_signature_counts_once_for_one_host_one_body_and_a_short_time() {
 }
 
 #[tokio::test]
-async fn a_signature_for_an_internal_route_is_none_for_a_clients_route() {
+async fn a_signature_for_an_internal_route_is_not_valid_for_a_clients_route() {
     let (_server, routes, _) = there().await;
     let body = json!({"text": "hi"}).to_string();
     let refused = send(&routes, MESSAGES, &body, &key(), &signed(body.as_bytes())).await;

@@ -137,7 +137,7 @@ async fn ask(routes: &Router, request: Request<Body>) -> TestResponse {
 }
 
 #[tokio::test]
-async fn one_caller_asks_which_hosts_are_alive_and_nobody_waits_for_it() {
+async fn one_caller_reads_which_hosts_are_alive_and_the_others_do_not_wait() {
     let script = Script::new(vec![None]);
     script.is_silent.store(true, Ordering::Release);
     let options = ClusterOptions {

@@ -1,5 +1,5 @@
-//! Generations of models on other servers, whose answers nobody can continue token for token: the fate of one that a crash of
-//! this host, or the server itself, cuts off. The agent's manifest decides in both cases alike.
+//! Generations of models on other servers, whose answers cannot be continued token for token: what happens to one that a
+//! crash of this host, or the server itself, cuts off. The agent's manifest decides in both cases alike.
 
 use crate::{
     CutOffMode, RunEvent,

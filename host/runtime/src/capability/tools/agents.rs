@@ -201,7 +201,7 @@ async fn wait(
             () = parked.begins() => {}
         }
         left = left.map(|left| left.saturating_sub(began.elapsed()));
-        // The turn is parked here, unless something else in it continues.
+        // The turn is suspended here, unless something else in it continues.
         turn.approvals.wait_for_called(call, &parked);
         let _waits = turn.journal.waits();
         parked.ends().await;

@@ -17,9 +17,9 @@ pub(super) struct Asked<'a> {
     pub(super) digest: Option<&'a ModelDigest>,
 }
 
-/// Returns the other hosts that compute a model, in the order in which they are asked: by the hash of the session and the host
-/// (rendezvous hashing), those that drain last. The first two change places if requests wait at the first one and the second one has
-/// room. `draw` takes the place of a session where there is none.
+/// Returns the other hosts that compute a model, in the order in which they are asked: by the hash of the session and the
+/// host (rendezvous hashing), and hosts that drain after all others. The first two change places if requests wait at the
+/// first one and the second one has room. `draw` takes the place of a session where there is none.
 pub(super) fn ranked(
     hosts: &[KnownHost],
     own: i64,

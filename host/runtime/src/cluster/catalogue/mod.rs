@@ -1,5 +1,5 @@
-//! The models of all hosts of a cluster as one catalogue: each host reports those that it computes, and uses those of the others
-//! as models of its own set, which it asks over the way to the other hosts.
+//! The models of all hosts of a cluster as one catalogue: each host reports those that it computes, and uses those of the
+//! others as models of its own set, which it asks through the connections between hosts.
 //!
 //! A host answers another one only with a model that it computes itself. So a generation is passed on once, and never in circles.
 

@@ -17,7 +17,7 @@ async fn until_running(host: &Host, id: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_item_of_a_dead_host_ends_on_one_that_goes_on() {
+async fn an_item_of_a_dead_host_finishes_on_a_live_one() {
     let Some(cluster) = Cluster::new().await else { return };
     let one = cluster.host(granting(&["agent:*/*"])).await;
     one.deploy("orders", "[tools.find]\napproval = true", echoing()).await.expect("valid");

@@ -79,7 +79,7 @@ async fn keys_are_valid_and_revoked_on_all_hosts() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_key_is_in_force_although_a_deployment_is_not_complete() {
+async fn a_key_is_active_although_a_deployment_is_not_complete() {
     let Some(cluster) = Cluster::new().await else { return };
     let one = cluster.host(RuntimeOptions::default()).await;
     let other = cluster.host(RuntimeOptions { max_instances: 1, ..RuntimeOptions::default() }).await;

@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_remembered_is_bounded() {
+    fn the_remembered_pages_are_bounded() {
         let mut known = Known::default();
         let name = |number: u32| {
             let mut bytes = [0; 32];
