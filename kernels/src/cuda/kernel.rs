@@ -121,8 +121,8 @@ mod tests {
     use super::*;
     use crate::cuda::qkv::{self, QkvParams};
     use crate::cuda::rms_norm::{self, RmsNormParams};
-    use crate::cuda::{allocations, attention_decode, products};
     use crate::cuda::{Address, matmul::MatmulParams, matmul::OutputFormat};
+    use crate::cuda::{allocations, attention_decode, products};
 
     const BF16: Activation = Activation::Bf16;
 

@@ -9,7 +9,7 @@ use skep_model::{
     RowOutput,
 };
 
-use super::disk_pages::{cached, engine_of, open, options, written};
+use super::disk_pages::{cached, engine_of, open, written};
 use super::fixture::{collect, executor_options, first_token, generate, greedy, ids_together, model};
 use crate::{Engine, EngineOptions, GenerateRequest};
 
@@ -72,7 +72,7 @@ async fn pages_are_copied_for_the_disk_before_steps_evict_them() {
 #[tokio::test]
 async fn the_pages_of_a_preempted_sequence_are_written() {
     let folder = tempfile::tempdir().unwrap();
-    let always = TierOptions { reads_always: true, ..options(folder.path()) };
+    let always = TierOptions { reads_always: true, ..TierOptions::for_tests(folder.path()) };
     let tier = Arc::new(DiskTier::open(always).unwrap());
     // Sixteen pages, of which both would need more together.
     let engine = engine_of(Some(&tier), executor_options(256), "weights");

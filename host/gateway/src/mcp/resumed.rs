@@ -113,7 +113,10 @@ impl Rest {
         };
         Some(match answer {
             Ok(result) => {
-                ServerJsonRpcMessage::response(ServerResult::CallToolResult(result), request.clone())
+                let mut result = ServerResult::CallToolResult(result);
+                // Clients of all versions take a result without its type as complete, and old ones know no type.
+                result.strip_result_type_for_legacy_peer();
+                ServerJsonRpcMessage::response(result, request.clone())
             }
             Err(error) => ServerJsonRpcMessage::error(error, Some(request.clone())),
         })
