@@ -9,7 +9,7 @@ use std::marker::PhantomData;
 use super::Kernel;
 use super::quantize::GroupView;
 use super::simd::Simd;
-use super::tile_format::{PREFETCH_BYTES, PREFETCH_TOKENS, TILE_ROWS, TileFormat};
+use super::tile_format::{PREFETCH_BYTES, TILE_ROWS, TileFormat};
 
 /// Multiplies consecutive tiles with consecutive groups of up to 8 tokens.
 pub(crate) struct TileRange<'a, Format> {
@@ -105,11 +105,9 @@ impl<Format: TileFormat> TileProduct<Format> {
                 let weights = Format::integers::<S>(self.tile, block);
                 let scales = Format::scales::<S>(self.tile, block);
                 let offset = block * T;
-                if T <= PREFETCH_TOKENS {
-                    let ahead = self.tile.wrapping_add((block * Format::BLOCK_BYTES) + PREFETCH_BYTES);
-                    for line in 0..Format::BLOCK_BYTES.div_ceil(64) {
-                        S::prefetch(ahead.wrapping_add(line * 64));
-                    }
+                let ahead = self.tile.wrapping_add((block * Format::BLOCK_BYTES) + PREFETCH_BYTES);
+                for line in 0..Format::BLOCK_BYTES.div_ceil(64) {
+                    S::prefetch(ahead.wrapping_add(line * 64));
                 }
                 for (t, sum) in sums.iter_mut().enumerate() {
                     let bytes = self.group.bytes.add((offset + t) * 32);

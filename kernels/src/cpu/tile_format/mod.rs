@@ -12,10 +12,12 @@ pub(crate) use small_blocks::{Int4, Iq4Nl, Mxfp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
 
 /// Number of rows per tile.
 pub(crate) const TILE_ROWS: usize = 16;
-/// Number of tokens up to which kernels prefetch weights: they come from memory then, and the hardware prefetcher stops at
-/// page boundaries.
+/// Number of tokens up to which kernels prefetch float weights, which come from memory then.
 pub(crate) const PREFETCH_TOKENS: usize = 4;
-/// Distance in bytes by which weights are prefetched ahead of the products.
+/// Distance in bytes by which weights are prefetched ahead of the products: the hardware prefetcher stops at page boundaries, so
+/// the first group of tokens would wait for weights that come from memory. For the groups after it, this costs less than it gains.
+/// Measured with Q4_0 in the shape of SmolLM2, with two threads and AVX-512 VNNI, against no prefetch: 8 tokens take 30 % less time,
+/// 16 take 18 %, 64 take 6 % and 256 take 4 %.
 pub(crate) const PREFETCH_BYTES: usize = 4096;
 
 /// Reads the tiles of one format. `block` counts blocks of 32 values along the row.
