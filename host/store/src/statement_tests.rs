@@ -145,7 +145,7 @@ impl Found {
         while at < tokens.len() {
             let next = tokens.get(at + 1);
             match &tokens[at] {
-                // What follows is the name of a result or of a type.
+                // The next token is the name of a result or of a type.
                 Token::Word(word) if word.eq_ignore_ascii_case("AS") => at += 2,
                 Token::Sign(':') if next == Some(&Token::Sign(':')) => at += 3,
                 Token::Sign('(') => {
@@ -285,7 +285,7 @@ fn literals(source: &str) -> Vec<String> {
             let mut text = String::new();
             at += 1;
             while at < characters.len() && characters[at] != '"' {
-                // What is escaped is white space or a quote, and the same to this check.
+                // An escaped character is white space or a quote, and the same to this check.
                 let is_escaped = characters[at] == '\\';
                 text.push(if is_escaped { ' ' } else { characters[at] });
                 at += if is_escaped { 2 } else { 1 };

@@ -265,14 +265,14 @@ async fn the_streams_of_an_mcp_client_continue_at_another_host_when_their_own_is
     assert_eq!(client.listen(&c, Some(&calling.last_id)).await.answer(7).await, answer);
     assert_eq!(client.listen(&c, Some(&resumed.last_id)).await.next().await, None);
     assert_eq!(client.listen(&c, Some(&listed.last_id)).await.next().await, None);
-    // Other answers are lost, and the client is told.
+    // Other answers are lost, and the client gets an error that says so.
     let lost = client.listen(&c, Some(&list_began)).await.next().await.unwrap();
     assert_eq!(
         (&lost["id"], &lost["error"]["data"]["skep.dev/code"]),
         (&json!(6), &json!("answer_lost")),
         "{lost}"
     );
-    // What may have changed meanwhile is said in the session's own stream.
+    // The session's own stream says what may have changed meanwhile.
     while news.event().await.is_some() {}
     let mut news = client.listen(&c, Some(&news.last_id)).await;
     for list in ["tools", "prompts", "resources"] {

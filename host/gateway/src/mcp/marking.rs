@@ -52,7 +52,7 @@ impl<S: Stream<Item = ServerSseMessage> + Send + Sync + 'static> Marking<S> {
     async fn next(&mut self) -> Option<ServerSseMessage> {
         let event = tokio::select! {
             biased;
-            // The turn is told before the answer, which the client may not get.
+            // The client learns the turn before the answer, which it may not get.
             turn = turn_of(&mut self.request), if self.last_id.is_some() => {
                 if let Some(request) = &mut self.request {
                     request.add(turn);
@@ -83,9 +83,9 @@ async fn turn_of(request: &mut Option<Request>) -> String {
     if let Some(Request { turn, .. }) = request
         && let Some(waiting) = turn
     {
-        let told = waiting.await;
+        let found = waiting.await;
         *turn = None;
-        if let Ok(id) = told {
+        if let Ok(id) = found {
             return id;
         }
     }

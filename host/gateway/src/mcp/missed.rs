@@ -1,7 +1,7 @@
 //! Tells a client what it may have missed in its session's own stream while no host had the session.
 //!
-//! The notifications of that stream say that something may have changed, so a client that may have missed some is told
-//! that everything may have. Log lines are not repeated; they are in the agent's log.
+//! The notifications of that stream say that something may have changed, so a client that may have missed some gets one
+//! that says that everything may have. Log lines are not repeated; they are in the agent's log.
 
 // Subscriptions belong to the revisions with sessions.
 #![allow(deprecated)]

@@ -173,7 +173,7 @@ impl Rest {
             None => self.host.follow_keyed(agent, session, &call.spare_key).await?,
         };
         let turn_id = run.turn_id().to_owned();
-        // A call without a key cannot be made again, so its client waits for the decision.
+        // A call without a key cannot be repeated, so its client waits for the decision.
         let patience = (call.own_key.is_some() || shape.needs_approval).then_some(self.approval_wait);
         let client = Follower { progress: None, patience, approver: None, link: None };
         Ok((answer::follow(run, client).await?, turn_id))

@@ -59,7 +59,7 @@ async fn advance_all(
         .column("turn", commits.iter().map(|commit| commit.turn as i64))
         .column("at_ms", commits.iter().map(|commit| commit.at_ms as i64))
         .column("own", commits.iter().map(|commit| commit.key.map(|key| key.0)));
-    // Nothing is written for a commit that is refused, so it costs the others nothing.
+    // A commit that is refused writes nothing, so it costs the others nothing.
     let advance = rows.query(
         connection.dialect(),
         "UPDATE sessions SET turns = new.turn, updated_at_ms = new.at_ms FROM",
@@ -72,7 +72,7 @@ async fn advance_all(
         |row: &Row| ((row.get::<String>(0), row.get::<String>(1), row.get::<i64>(2)), row.get::<i64>(3));
     let mut keys: HashMap<_, i64> = advanced.iter().map(read).collect();
     let mut key_of = |commit: &TurnCommit| {
-        // Of two commits of the same turn, one has made it.
+        // If two commits are of the same turn, one of them has made it.
         keys.remove(&(commit.agent.clone(), commit.session.clone(), commit.turn as i64))
     };
     Ok(commits.iter().map(|commit| key_of(commit)).collect())

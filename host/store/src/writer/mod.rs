@@ -3,7 +3,7 @@
 //!
 //! Invariant: writes are made in the order of their requests, except joint ones (below), and no caller learns that a write is
 //! done before its transaction is committed. A write that is refused (a turn that is not the next one) has written nothing, so the
-//! others of its transaction are committed without it. After an error of the database, each is made again in a transaction of its
+//! others of its transaction are committed without it. After an error of the database, each is repeated in a transaction of its
 //! own, so nobody gets the error of another. No transaction accepts another write once it has lasted [`HOLD`]. A write that may
 //! take long is split into several (see `chunks`).
 //!

@@ -46,9 +46,9 @@ pub struct Contexts {
 pub enum Prefix {
     /// Every sequence has pages of its own.
     Own,
-    /// As many positions are in common pages, which are read once for all sequences.
+    /// This many positions are in common pages, which are read once for all sequences.
     Together(u32),
-    /// As many positions are in common pages, which are read for each sequence.
+    /// This many positions are in common pages, which are read for each sequence.
     Apart(u32),
 }
 

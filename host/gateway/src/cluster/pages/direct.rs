@@ -182,7 +182,7 @@ impl Shared {
         from: usize,
     ) -> Result<Borrowed, NoLoan> {
         let wanted = &question.names[from..];
-        // Nothing is asked for without room for it.
+        // Pages are asked for only if there is room for them.
         let reservation = direct.agent.reserve(wanted.len().min(MAX_LENT), question.image_bytes());
         let reservation = reservation.ok_or(NoLoan::AskOverHttp)?;
         let names = wanted[..reservation.images().min(wanted.len())].to_vec();

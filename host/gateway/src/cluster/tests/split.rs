@@ -185,7 +185,7 @@ async fn the_pages_of_an_order_come_over_http_while_a_host_has_no_helper() {
         assert!(found == expected, "{} pages", found.len());
         holds_nothing(&there.pages).await;
     }
-    // Nothing is lent of a transfer that has ended.
+    // A transfer that has ended lends nothing.
     let part = serde_json::from_value(json!({ "transfer": "gone", "from": 3, "held": 3 })).unwrap();
     assert_eq!(there.pages.lend_transfer(&part).await.unwrap_err().code, "transfer_not_found");
 }

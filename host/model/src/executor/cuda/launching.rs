@@ -21,7 +21,7 @@ pub(super) type Stages = Arc<Vec<Vec<Rank>>>;
 pub(super) struct Launchers {
     stages: Stages,
     threads: Vec<Launcher>,
-    /// Where the launches of all ranks of a stage meet, so that a test fails unless they overlap.
+    /// The launches of all ranks of a stage meet here, so that a test fails unless they overlap.
     #[cfg(test)]
     pub(super) meeting: Option<Arc<Barrier>>,
 }
