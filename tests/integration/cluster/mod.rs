@@ -197,7 +197,7 @@ fn committed_turns_are_measured_on_each_database() {
     let model = tempfile::tempdir().unwrap();
     tiny_model(model.path());
     let mut command = Command::new(env!("CARGO_BIN_EXE_skep"));
-    command.args(["bench", "store", "--json", "--seconds", "0.5", "--sessions", "48"]);
+    command.args(["bench", "store", "--json", "--seconds", "1.5", "--sessions", "48"]);
     command.args(["--database", &server.url(), "--model"]).arg(model.path());
     let output = command.stdin(Stdio::null()).output().unwrap();
     let report: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
