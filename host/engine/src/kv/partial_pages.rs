@@ -98,19 +98,13 @@ impl PartialPages {
     /// Takes the page after `previous` that has the most tokens in common with `next`, and at least half of its own: somebody
     /// else may continue the others. Returns it and the number of common tokens.
     pub fn take(&mut self, previous: PageId, next: &[u32]) -> Option<(PageId, usize)> {
-        let branches = self.after.get_mut(&previous)?;
         let common = |partial: &PartialPage| {
             let common = partial.tokens.iter().zip(next).take_while(|(one, other)| one == other).count();
-            (2 * common >= partial.tokens.len()).then_some(common)
+            (2 * common >= partial.tokens.len()).then_some((common, partial.kept_at))
         };
-        let found = branches.iter().enumerate().filter_map(|(at, partial)| Some((common(partial)?, at)));
-        let (common, at) = found.max()?;
-        let taken = branches.remove(at);
-        if branches.is_empty() {
-            self.after.remove(&previous);
-        }
-        self.by_age.remove(&taken.kept_at);
-        Some((taken.page, common))
+        let (common, kept_at) = self.after.get(&previous)?.iter().filter_map(common).max()?;
+        let page = self.remove(previous, |partial| partial.kept_at == kept_at).pop()?;
+        Some((page, common))
     }
 
     /// Removes as many as `count` pages, the least recently kept first, and returns them.
