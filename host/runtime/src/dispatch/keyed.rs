@@ -23,14 +23,24 @@ impl Dispatch {
         if let Some(row) = store.turn_with_idempotency_key(agent, session, key).await? {
             return self.follow(agent, session, &row.id).await;
         }
-        // The outcome is kept longer than its turn.
-        let outcome = store.outcome(agent, session, key).await?;
-        let Some(outcome) = outcome else {
-            let (agent, session) = (agent.to_owned(), excerpt(plain_session(session)));
-            return Err(RuntimeError::TurnNotFound { agent, session, turn: excerpt(key) });
-        };
         let feed = Feed::new(uuid::Uuid::now_v7().simple().to_string());
+        self.kept_outcome(&feed, agent, session, key).await?.ok_or_else(|| {
+            let (agent, session) = (agent.to_owned(), excerpt(plain_session(session)));
+            RuntimeError::TurnNotFound { agent, session, turn: excerpt(key) }
+        })
+    }
+
+    /// Ends a feed with the outcome that is stored under an idempotency key, and follows it. The outcome is kept longer than its
+    /// turn.
+    pub(super) async fn kept_outcome(
+        &self,
+        feed: &Arc<Feed>,
+        agent: &str,
+        session: &str,
+        key: &str,
+    ) -> Result<Option<RunHandle>, RuntimeError> {
+        let Some(outcome) = self.host.store.outcome(agent, session, key).await? else { return Ok(None) };
         feed.end(0, Ok(decode_outcome(&outcome)?));
-        Ok(feed.follow(Hold::Watches))
+        Ok(Some(feed.follow(Hold::Watches)))
     }
 }

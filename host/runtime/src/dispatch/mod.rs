@@ -328,10 +328,8 @@ impl Dispatch {
             if let Some(row) = store.turn_with_idempotency_key(&agent, &session, key).await? {
                 return self.follow_known(&invocation, row).await;
             }
-            // The outcome is kept longer than its turn.
-            if let Some(body) = store.outcome(&agent, &session, key).await? {
-                feed.end(0, Ok(decode_outcome(&body)?));
-                return Ok(feed.follow(Hold::Watches));
+            if let Some(handle) = self.kept_outcome(&feed, &agent, &session, key).await? {
+                return Ok(handle);
             }
         }
         // A session that accepts nothing new still returns earlier results.
