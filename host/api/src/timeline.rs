@@ -31,8 +31,8 @@ pub struct Timeline {
     /// Time that the commit took, in microseconds; `null` before the commit, and for all but the latest 1024 turns of this process.
     #[schema(required)]
     pub commit_us: Option<u64>,
-    /// How much the turn has used of each of its limits, in the unit of the limit's name and rounded up. A running turn shows what
-    /// it has used so far; the list is empty before a turn starts. A turn that continues after an approval counts from zero, except
+    /// The use of each limit of the turn, rounded up to the unit in the limit's name. A running turn shows its use so
+    /// far; the list is empty before a turn starts. A turn that continues after an approval counts from zero, except
     /// for `turn_ms`.
     #[serde(default)]
     #[schema(required)]

@@ -195,7 +195,7 @@ impl AttendBytes<'_> {
                         zeros = S::fma(value, S::zero(), zeros);
                     }
                     let (step, inverse) = steps(S::max_lane(peak));
-                    // Zero times a value that is not finite is not a number, so the row's scores are none, as without rounding.
+                    // Zero times infinity is not a number, so a query that is not finite makes its scores NaN, as without rounding.
                     to.steps[run * MAX_ROWS + r] = step + S::sum(zeros);
                     let (limit, inverse) = (S::splat(LARGEST), S::splat(inverse));
                     for column in (first..last).step_by(16) {

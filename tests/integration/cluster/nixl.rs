@@ -130,7 +130,7 @@ async fn pages_that_a_prefill_host_computes_are_read_in_its_memory_and_over_http
     file.write_all(settings.as_bytes()).unwrap();
     let tcp = ("UCX_TLS", "tcp");
     let decode = site.node_as_with("decode", &[], tcp).await;
-    // One host computes all of them while there is no other.
+    // The only host computes all of these answers, before others join.
     let mut expected = Vec::new();
     for number in 0..3 {
         expected.push(split::chat(&decode, number).await.0);

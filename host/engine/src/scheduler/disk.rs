@@ -21,7 +21,7 @@ const KEPT_PAGES: usize = 8;
 /// The sequences that matter to the disk.
 #[derive(Default)]
 pub(super) struct DiskView {
-    /// Whether prefixes are recorded whose pages sequences give back.
+    /// Whether prefixes are recorded when sequences give back their pages.
     is_on: bool,
     /// Waiting sequences whose prefix is being read.
     pub held: HashSet<SequenceId>,
