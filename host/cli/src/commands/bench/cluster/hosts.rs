@@ -19,8 +19,8 @@ use super::super::storm::{Life, Startup};
 use super::ways::{Way, Ways};
 use super::world::CALLEE;
 
-/// Time in which a host has to start; meanwhile, its database may be away.
-const START: Duration = Duration::from_secs(40);
+/// Time in which a host has to start, however busy the machine is; meanwhile, its database may be away.
+const START: Duration = Duration::from_secs(180);
 const PAUSE: Duration = Duration::from_millis(200);
 const KEY_BYTES: usize = 32;
 

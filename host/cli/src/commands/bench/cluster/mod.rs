@@ -109,6 +109,8 @@ struct Report {
     counts: Counts,
     /// Starts of hosts after the first one of each.
     restarts: usize,
+    /// From the first attempt to send a message to its acknowledgment, whatever failed meanwhile.
+    answer_ms: Times,
     /// From the kill of a host to the next acknowledged turn of each of its sessions.
     take_over_ms: Times,
     /// From the stop of a host, whose lease has to run out first.
@@ -235,6 +237,7 @@ async fn measure(args: &Args, database: &str, folder: PathBuf) -> Result<Report>
         first_violations: faults.iter().take(FAULTS_SHOWN).map(ToString::to_string).collect(),
         counts,
         restarts: hosts.restarts,
+        answer_ms: Times::of(history.answer_times_ms()),
         take_over_ms: world.takeovers.times(Cause::Killed),
         take_over_after_stop_ms: world.takeovers.times(Cause::Stopped),
         troubles,
@@ -344,11 +347,13 @@ fn for_people(report: &Report) -> Result<()> {
         "  connections: {peer_cuts} cuts and {peer_freezes} freezes between hosts, {database_cuts} and \
          {database_freezes} to the database"
     ))?;
+    let Times { p50, p99, longest, .. } = &report.answer_ms;
+    out::line(&format!("  time to an answer: p50 {p50:.0} ms, p99 {p99:.0} ms, longest {longest:.0} ms"))?;
     for (what, times) in [("a kill", &report.take_over_ms), ("a stop", &report.take_over_after_stop_ms)] {
-        let Times { count, p50, p99 } = times;
+        let Times { count, p50, p99, longest } = times;
         if *count > 0 {
             out::line(&format!(
-                "  take-over after {what}: p50 {p50:.0} ms, p99 {p99:.0} ms of {count} sessions"
+                "  take-over after {what}: p50 {p50:.0} ms, p99 {p99:.0} ms, longest {longest:.0} ms of {count} sessions"
             ))?;
         }
     }

@@ -41,6 +41,16 @@ pub struct Times {
     pub count: usize,
     pub p50: f64,
     pub p99: f64,
+    pub longest: f64,
+}
+
+impl Times {
+    /// Returns what there is to say about times in milliseconds.
+    pub fn of(mut ms: Vec<f64>) -> Self {
+        ms.sort_by(f64::total_cmp);
+        let at = |share| percentile(&ms, share);
+        Self { count: ms.len(), p50: at(0.5), p99: at(0.99), longest: at(1.0) }
+    }
 }
 
 impl Takeovers {
@@ -77,9 +87,7 @@ impl Takeovers {
     pub fn times(&self, cause: Cause) -> Times {
         let state = self.state();
         let of_cause = state.times.iter().filter(|(of, _)| *of == cause);
-        let mut ms: Vec<f64> = of_cause.map(|(_, time)| time.as_secs_f64() * 1e3).collect();
-        ms.sort_by(f64::total_cmp);
-        Times { count: ms.len(), p50: percentile(&ms, 0.5), p99: percentile(&ms, 0.99) }
+        Times::of(of_cause.map(|(_, time)| time.as_secs_f64() * 1e3).collect())
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -90,6 +98,12 @@ impl Takeovers {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn times_are_summed_up_whatever_their_order() {
+        let times = Times::of(vec![30.0, 10.0, 40.0, 20.0]);
+        assert_eq!((times.count, times.p50, times.p99, times.longest), (4, 20.0, 40.0, 40.0));
+    }
 
     #[test]
     fn a_take_over_lasts_until_another_host_acknowledges_a_message_of_the_session() {

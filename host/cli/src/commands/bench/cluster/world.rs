@@ -22,14 +22,16 @@ use super::takeovers::Takeovers;
 pub const AGENT: &str = "storm";
 /// A second agent with the same component, whose tool the first one calls.
 pub const CALLEE: &str = "storm-callee";
-/// Time in which one host has to answer one request. A host that is stopped is replaced before.
+/// Time after which a client gives up a request, and asks another host.
 const ATTEMPT: Duration = Duration::from_secs(20);
-/// Time in which some host has to answer, however often the request is sent.
-pub const ANSWER: Duration = Duration::from_secs(90);
+/// Time in which some host has to answer, however often the request is sent. The owner of a session may be stopped and killed several
+/// times, and each take-over may take some leases (see `faults`). The report has the times that answers took.
+pub const ANSWER: Duration = Duration::from_secs(300);
 /// Delay before a client asks another host.
 pub const PAUSE: Duration = Duration::from_millis(20);
-/// Maximum time until everything that was accepted has happened, once no client sends anything more.
-const SETTLE: Duration = Duration::from_secs(90);
+/// Maximum time until everything that was accepted has happened, once no client sends anything more. A webhook that has missed an event
+/// four times gets it within this time.
+const SETTLE: Duration = Duration::from_secs(300);
 /// Reads of sessions at the same time at the end.
 const READERS: usize = 8;
 const TROUBLES_SHOWN: usize = 10;
@@ -240,7 +242,12 @@ impl World {
 
     /// Returns the history once nothing runs any more, and all effects have happened or are late.
     pub async fn history(&self) -> Result<History> {
-        self.until_quiet().await?;
+        if !self.until_quiet().await {
+            let seconds = SETTLE.as_secs();
+            self.trouble(format!(
+                "turns were still open {seconds} s after the last message; violations may be what they changed later"
+            ));
+        }
         let sessions: BTreeSet<String> = {
             let notebook = self.notebook();
             notebook.orders.iter().map(|order| order.message.session.clone()).collect()
@@ -275,13 +282,13 @@ impl World {
         Ok(history)
     }
 
-    /// Waits until no turn is open at any host.
-    async fn until_quiet(&self) -> Result<()> {
+    /// Waits until no turn is open at any host. Returns whether that happened in time.
+    async fn until_quiet(&self) -> bool {
         let until = Instant::now() + SETTLE;
         let mut quiet = 0;
         while quiet < 3 {
             if Instant::now() > until {
-                bail!("turns are still open {} s after the last message", SETTLE.as_secs());
+                return false;
             }
             tokio::time::sleep(5 * PAUSE).await;
             let mut open = 0.0;
@@ -295,7 +302,7 @@ impl World {
             }
             quiet = if open == 0.0 { quiet + 1 } else { 0 };
         }
-        Ok(())
+        true
     }
 
     /// Returns a session with its turns, asking until a host answers.

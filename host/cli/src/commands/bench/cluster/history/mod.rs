@@ -196,6 +196,15 @@ impl History {
         faults.0
     }
 
+    /// Returns the times in milliseconds from sending each acknowledged message to its answer.
+    pub fn answer_times_ms(&self) -> Vec<f64> {
+        let time = |message: &Message| match message.outcome {
+            Outcome::Acknowledged { at, .. } => Some(at.saturating_sub(message.sent) as f64 / 1e3),
+            Outcome::Failed | Outcome::Unknown => None,
+        };
+        self.messages.iter().filter_map(time).collect()
+    }
+
     /// Returns whether an effect that has to happen has not happened.
     pub fn awaits_effects(&self) -> bool {
         let mut faults = Faults::default();

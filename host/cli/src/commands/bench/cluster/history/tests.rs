@@ -38,6 +38,7 @@ fn a_store_that_works_has_no_faults() {
     assert_eq!(count(|outcome| matches!(outcome, Outcome::Acknowledged { .. })), 48);
     assert_eq!((count(|outcome| *outcome == Outcome::Failed), history.reads.len()), (16, 32));
     assert_eq!((history.batches.len(), history.decisions.len()), (16, 32));
+    assert_eq!(history.answer_times_ms(), [0.001; 48], "a microsecond each");
 }
 
 #[test]
