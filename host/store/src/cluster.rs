@@ -56,8 +56,8 @@ impl HostRow {
     }
 }
 
-/// A host that was not heard from, with the time at which it was.
-type Silent = (i64, i64);
+/// A host that was not heard from: its number, the time at which it was, and whether it has been silent for a whole lease.
+type Silent = (i64, i64, bool);
 
 impl Store {
     /// Returns whether this is one of several hosts that use the database.
@@ -72,14 +72,12 @@ impl Store {
 
     /// Renews the lease of this host, stores its facts and its state, and marks dead hosts as gone. Returns the numbers of those
     /// that this call has marked. It is called every half second; a host that calls it less often than every second marks
-    /// none. Without a cluster it does nothing.
+    /// only hosts that hang, and one that calls it less often than every five seconds marks none. Without a cluster it does nothing.
     pub async fn meet_hosts(&self, facts: &str, is_draining: bool) -> Result<Vec<i64>, StoreError> {
         let (Some(membership), Some(host)) = (&self.membership, self.host) else { return Ok(Vec::new()) };
         let begun = Instant::now();
         let mut silent = self.silent_hosts(membership, host).await?;
-        if !membership.has_watched(begun) {
-            silent.clear();
-        }
+        silent.retain(|(_, _, is_lease_over)| membership.has_watched(begun, *is_lease_over));
         let state = if is_draining { DRAINS } else { SERVES };
         let data = (host, state, facts.to_owned(), silent);
         let gone = self
@@ -94,7 +92,7 @@ impl Store {
     /// Returns the hosts that count as dead if they are still silent when their rows are marked.
     async fn silent_hosts(&self, membership: &Membership, host: i64) -> Result<Vec<Silent>, StoreError> {
         let sql = format!(
-            "SELECT number, seen_at_ms FROM hosts WHERE state != ?1 AND number != ?2
+            "SELECT number, seen_at_ms, seen_at_ms < {NOW_MS} - ?3 FROM hosts WHERE state != ?1 AND number != ?2
              AND (seen_at_ms < {NOW_MS} - ?3
                  OR (seen_at_ms < {NOW_MS} - ?4 AND NOT EXISTS ({})))",
             holder_of_member("hosts.number")
@@ -170,7 +168,7 @@ async fn meet(
         .map_err(StoreError::while_it("wrote the state of the host"))?;
     let failed = || StoreError::while_it("marked a host as gone");
     let mut gone = Vec::new();
-    for (number, seen_at_ms) in silent {
+    for (number, seen_at_ms, _) in silent {
         // A host that was heard from meanwhile has another time; one with an open transaction has locked its row.
         let mark = format!(
             "UPDATE hosts SET state = ?1 WHERE number = (SELECT number FROM hosts

@@ -291,6 +291,23 @@ async fn a_host_that_hangs_loses_its_sessions_and_writes_nothing_when_it_wakes_u
 }
 
 #[tokio::test]
+async fn a_host_so_busy_that_its_meetings_are_seconds_apart_replaces_one_that_is_dead() {
+    let Some(mut database) = Database::new().await else { return };
+    let busy = member(&database, "busy").await;
+    let mortal = Mortal::start(&database).await;
+    let number = mortal.number();
+    mortal.kill();
+    database.run(format!("UPDATE hosts SET seen_at_ms = 0 WHERE number = {number}")).await;
+    let (begun, mut gone) = (Instant::now(), Vec::new());
+    while gone.is_empty() {
+        assert!(begun.elapsed() < PATIENCE, "nobody counts as dead");
+        tokio::time::sleep(Duration::from_millis(1_300)).await;
+        gone = meet(&busy).await;
+    }
+    assert_eq!(gone, [number]);
+}
+
+#[tokio::test]
 async fn a_host_that_was_cut_off_connects_again_before_it_counts_as_dead() {
     let Some(mut database) = Database::new().await else { return };
     let (cut_off, other) = (member(&database, "cut-off").await, member(&database, "other").await);

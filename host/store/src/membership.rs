@@ -1,15 +1,26 @@
 //! The part of one host in a cluster: what it remembers besides its connections.
 
-use crate::{postgres::SILENCE, sql::Pool};
+use crate::{
+    postgres::{LEASE, SILENCE},
+    sql::Pool,
+};
 use sqlx::PgPool;
 use std::{
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
-/// Time between two meetings after which this host may itself have been what was silent.
+/// Time between two meetings after which this host may itself have been what was silent, instead of hosts that have only lost their
+/// connections.
 const GAP: Duration = Duration::from_secs(1);
+/// The same time for hosts that were silent for a whole lease. The machine of this host may be so busy that its meetings are seconds
+/// apart, and those hosts have to be replaced then, too.
+const LONG_GAP: Duration = Duration::from_secs(5);
 const _: () = assert!(GAP.as_millis() < SILENCE.as_millis(), "a host that was away does not judge others");
+const _: () = assert!(
+    LONG_GAP.as_millis() * 2 <= LEASE.as_millis(),
+    "the others were silent while this host was there"
+);
 
 /// The way in which the losses of a turn are counted (see [`crate::Store::count_losses`]).
 #[derive(Debug)]
@@ -37,10 +48,12 @@ impl Membership {
     }
 
     /// Returns whether this host has been watching the others until now. One that hung, or whose database was away, finds all
-    /// others silent, which were as well as itself. `begun` is the time at which this meeting began to look.
-    pub(crate) fn has_watched(&self, begun: Instant) -> bool {
+    /// others silent, which were as well as itself. `begun` is the time at which this meeting began to look, and `is_lease_over` says
+    /// that the other host was silent for a whole lease.
+    pub(crate) fn has_watched(&self, begun: Instant, is_lease_over: bool) -> bool {
+        let gap = if is_lease_over { LONG_GAP } else { GAP };
         let met = *self.met.lock().unwrap_or_else(PoisonError::into_inner);
-        met.is_some_and(|met| begun.duration_since(met) < GAP) && begun.elapsed() < GAP
+        met.is_some_and(|met| begun.duration_since(met) < gap) && begun.elapsed() < gap
     }
 
     /// Records that a meeting has ended.
@@ -71,12 +84,15 @@ mod tests {
         let listening = PgPoolOptions::new().connect_lazy("postgres://localhost/none").unwrap();
         let membership = Membership::new(listening.clone(), listening);
         let now = Instant::now();
-        assert!(!membership.has_watched(now), "it has never met them");
-        membership.has_met();
-        assert!(membership.has_watched(Instant::now()));
-        assert!(!membership.has_watched(now - GAP), "it has looked for too long");
-        *membership.met.lock().unwrap() = Some(now - GAP);
-        assert!(!membership.has_watched(Instant::now()), "it has not met them for too long");
+        for (is_lease_over, gap) in [(false, GAP), (true, LONG_GAP)] {
+            *membership.met.lock().unwrap() = None;
+            assert!(!membership.has_watched(now, is_lease_over), "it has never met them");
+            membership.has_met();
+            assert!(membership.has_watched(Instant::now(), is_lease_over));
+            assert!(!membership.has_watched(now - gap, is_lease_over), "it has looked for too long");
+            *membership.met.lock().unwrap() = Some(now - gap);
+            assert!(!membership.has_watched(Instant::now(), is_lease_over), "it has been away for too long");
+        }
     }
 
     #[tokio::test]
