@@ -197,9 +197,10 @@ impl<Format: FloatFormat> Kernel for FloatRange<Format> {
                     };
                     token += match (tiles, self.tokens - token) {
                         (4, _) => product.compute::<S, 4, 1>(),
-                        (2, 8..) => product.compute::<S, 2, 8>(),
-                        (2, 4..) => product.compute::<S, 2, 4>(),
-                        (2, 2..) => product.compute::<S, 2, 2>(),
+                        // Other tiers have two tiles only for one token. The constant keeps the compiler from generating more.
+                        (2, 8..) if S::MANY_REGISTERS => product.compute::<S, 2, 8>(),
+                        (2, 4..) if S::MANY_REGISTERS => product.compute::<S, 2, 4>(),
+                        (2, 2..) if S::MANY_REGISTERS => product.compute::<S, 2, 2>(),
                         (2, _) => product.compute::<S, 2, 1>(),
                         (_, 4..) => product.compute::<S, 1, 4>(),
                         (_, 2..) => product.compute::<S, 1, 2>(),

@@ -1,6 +1,9 @@
 //! The portable tier, where vectors are plain arrays. It runs on any machine.
 //!
 //! Invariant: no instruction beyond the target's baseline is used.
+//!
+//! On x86-64, where this tier serves old machines and tests, an operation that takes many instructions is a call. Each is used in
+//! dozens of kernels and numbers of rows, and inlined there it was more than half of the code of all tiers.
 
 use half::f16;
 
@@ -52,7 +55,8 @@ unsafe impl Simd for Portable {
     unsafe fn store(to: *mut f32, value: Floats) {
         unsafe { to.cast::<Floats>().write_unaligned(value) }
     }
-    #[inline(always)]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
+    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
     unsafe fn load_f16(from: *const u16) -> Floats {
         let bits = unsafe { from.cast::<[u16; 16]>().read_unaligned() };
         bits.map(|bits| f16::from_bits(bits).to_f32())
@@ -67,7 +71,8 @@ unsafe impl Simd for Portable {
         let pairs = unsafe { from.cast::<Words>().read_unaligned() };
         [pairs.map(|pair| f32::from_bits(pair << 16)), pairs.map(|pair| f32::from_bits(pair & !0xffff))]
     }
-    #[inline(always)]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
+    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
     unsafe fn load_f8_pair(from: *const u8) -> [Floats; 2] {
         unsafe { [from, from.add(16)] }.map(|from| {
             unsafe { from.cast::<[u8; 16]>().read_unaligned() }.map(|code| {
@@ -80,7 +85,8 @@ unsafe impl Simd for Portable {
     unsafe fn load_i8(from: *const i8) -> Floats {
         unsafe { from.cast::<[i8; 16]>().read_unaligned() }.map(f32::from)
     }
-    #[inline(always)]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
+    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
     unsafe fn store_f16(to: *mut u16, value: Floats) {
         let bits = value.map(|value| f16::from_f32(value).to_bits());
         unsafe { to.cast::<[u16; 16]>().write_unaligned(bits) }
@@ -113,11 +119,13 @@ unsafe impl Simd for Portable {
     unsafe fn fma(a: Floats, b: Floats, c: Floats) -> Floats {
         std::array::from_fn(|lane| a[lane] * b[lane] + c[lane])
     }
-    #[inline(always)]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
+    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
     unsafe fn round(a: Floats) -> Floats {
         a.map(f32::round_ties_even)
     }
-    #[inline(always)]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
+    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
     unsafe fn exp2_whole(a: Floats) -> Floats {
         a.map(|a| f32::from_bits(((a as i32 + 127) as u32) << 23))
     }
@@ -129,7 +137,8 @@ unsafe impl Simd for Portable {
     unsafe fn max_lane(a: Floats) -> f32 {
         a.iter().fold(f32::NEG_INFINITY, |all, lane| all.max(*lane))
     }
-    #[inline(always)]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
+    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
     unsafe fn store_i8(to: *mut i8, value: Floats) {
         let bytes = value.map(|value| value.round_ties_even() as i8);
         unsafe { to.cast::<[i8; 16]>().write_unaligned(bytes) }
@@ -163,11 +172,13 @@ unsafe impl Simd for Portable {
     unsafe fn shl<const N: u32>(a: Words) -> Words {
         a.map(|a| a << N)
     }
-    #[inline(always)]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
+    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
     unsafe fn lookup(table: &[u8; 16], bytes: Words) -> Words {
         bytes.map(|word| u32::from_le_bytes(word.to_le_bytes().map(|byte| table[usize::from(byte & 15)])))
     }
-    #[inline(always)]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
+    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
     unsafe fn dot(sum: Words, bytes: Words, four: *const i8) -> Words {
         let four = unsafe { four.cast::<[i8; 4]>().read_unaligned() }.map(i32::from);
         std::array::from_fn(|lane| {
@@ -185,7 +196,8 @@ unsafe impl Simd for Portable {
     unsafe fn splat_4(from: *const u8) -> Words {
         [u32::from_le_bytes(unsafe { from.cast::<[u8; 4]>().read_unaligned() }); 16]
     }
-    #[inline(always)]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
+    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
     unsafe fn dot_pairs(sum: Words, a: Words, b: Words) -> Words {
         let product = |a: u32, b: u32| {
             let low = i32::from(a as i16) * i32::from(b as i16);
@@ -194,23 +206,27 @@ unsafe impl Simd for Portable {
         };
         std::array::from_fn(|lane| sum[lane].wrapping_add(product(a[lane], b[lane])))
     }
-    #[inline(always)]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
+    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
     unsafe fn byte_pairs(a: Words) -> [Words; 2] {
         let pair = |first: u8, second: u8| pair_of(first as i8, second as i8);
         let bytes = |word: u32| word.to_le_bytes();
         [a.map(|a| pair(bytes(a)[0], bytes(a)[2])), a.map(|a| pair(bytes(a)[1], bytes(a)[3]))]
     }
-    #[inline(always)]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
+    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
     unsafe fn load_pairs(a: *const i8, b: *const i8) -> Words {
         let [a, b] = [a, b].map(|from| unsafe { from.cast::<[i8; 16]>().read_unaligned() });
         std::array::from_fn(|lane| pair_of(a[lane], b[lane]))
     }
-    #[inline(always)]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
+    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
     unsafe fn store_i16(to: *mut i16, value: Floats) {
         let integers = value.map(|value| value.round_ties_even() as i16);
         unsafe { to.cast::<[i16; 16]>().write_unaligned(integers) }
     }
-    #[inline(always)]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
+    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
     unsafe fn transpose(rows: [Words; 16]) -> [Words; 16] {
         std::array::from_fn(|i| std::array::from_fn(|j| rows[j][i]))
     }
