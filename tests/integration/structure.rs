@@ -30,6 +30,9 @@ const REQUESTS: [(&str, &str); 2] = [
     ("host/gateway/src/openai/parameters.rs", "Parameters"),
 ];
 
+/// Languages of blocks in documentation that are not doc tests.
+const OTHER_LANGUAGES: [&str; 4] = ["json", "sh", "text", "toml"];
+
 type Edges = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
 
 #[test]
@@ -97,6 +100,44 @@ fn a_struct_has_few_fields() {
     }
     assert!(faults.is_empty(), "{}", faults.join("\n"));
     assert!(exempt.is_empty(), "these structs need no exception: {exempt:?}");
+}
+
+/// Cargo starts rustdoc for each crate that may have doc tests, and rustdoc reads all of a large one to find none. A block of Rust in
+/// a crate that says it has none would be neither compiled nor run.
+#[test]
+fn a_crate_without_doc_tests_says_so_and_has_no_block_of_rust() {
+    let (mut faults, mut without) = (Vec::new(), 0);
+    for package in packages() {
+        let blocks: Vec<String> =
+            rust_sources(package.sources()).iter().flat_map(|file| documented_rust(file)).collect();
+        match package.has_doc_tests {
+            true if blocks.is_empty() && package.folder.starts_with("host/") => {
+                faults.push(format!("{}: write `doctest = false` below [lib]", package.folder));
+            }
+            true => {}
+            false => {
+                without += 1;
+                faults.extend(blocks);
+            }
+        }
+    }
+    assert!(without > 10, "found only {without} crates");
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+/// Returns where the documentation in a file has a block that rustdoc takes for Rust.
+fn documented_rust(file: &Path) -> Vec<String> {
+    let (mut found, mut is_open) = (Vec::new(), false);
+    for (index, line) in fs::read_to_string(file).unwrap().lines().enumerate() {
+        let line = line.trim_start();
+        let Some(comment) = line.strip_prefix("///").or_else(|| line.strip_prefix("//!")) else { continue };
+        let Some(language) = comment.trim().strip_prefix("```") else { continue };
+        is_open = !is_open;
+        if is_open && !OTHER_LANGUAGES.contains(&language) {
+            found.push(format!("{}:{}: its doc tests do not run", file.display(), index + 1));
+        }
+    }
+    found
 }
 
 /// Returns what each top-level module imports of the others, with the items.

@@ -13,6 +13,8 @@ pub struct Package {
     pub folder: String,
     /// The file of its library.
     pub library: PathBuf,
+    /// Whether Cargo looks for doc tests.
+    pub has_doc_tests: bool,
 }
 
 impl Package {
@@ -39,6 +41,7 @@ pub fn packages() -> Vec<Package> {
             Some(Package {
                 folder: folder.to_str().unwrap().to_owned(),
                 library: library["src_path"].as_str().unwrap().into(),
+                has_doc_tests: library["doctest"].as_bool().unwrap(),
             })
         })
         .collect();
