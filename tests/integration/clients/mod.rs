@@ -8,7 +8,6 @@ use std::{
     collections::BTreeSet,
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    sync::{Mutex, PoisonError},
 };
 
 /// Clients in Python, in one virtual environment, which takes about 130 MB.
@@ -25,9 +24,6 @@ const NODE: [&str; 9] = [
     "workers-ai-provider@4.0.0",
     "zod@4.6.7",
 ];
-
-/// Tests that need the same folder wait for the one that makes it.
-static MADE: Mutex<()> = Mutex::new(());
 
 #[test]
 fn openai_for_python_works() {
@@ -144,10 +140,9 @@ pub fn made(
     packages: &[&str],
     make: impl FnOnce(&Path) -> Result<(), String>,
 ) -> Option<PathBuf> {
-    // A test that failed while it made a folder has left it without the file that says that it is ready.
-    let _one = MADE.lock().unwrap_or_else(PoisonError::into_inner);
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
-    // Tests in another process may make the same folder at this moment.
+    // Tests of this process or another one may make the same folder at this moment. One that failed while it made the folder has
+    // left it without the file that says that it is ready.
     let lock = std::fs::File::create(folder.with_extension("lock")).unwrap();
     lock.lock().unwrap();
     let (ready, wanted) = (folder.join("ready"), packages.join("\n"));
