@@ -13,10 +13,10 @@ use skep_cli::{
 };
 use skep_model::ExecutorOptions;
 use std::{
-    collections::HashMap,
+    collections::BTreeMap,
     net::SocketAddr,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, OnceLock},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
 };
 
 pub const MODEL: &str = "smollm2-135m";
@@ -201,16 +201,16 @@ pub async fn example(folder: &str) -> AgentSource {
     built.unwrap().unwrap_or_else(|error| panic!("{error:#}"))
 }
 
-/// Returns the component of one of `tests/guests`, built once per process.
+/// Returns the component of one of `tests/guests`, built once per process. A test waits only for the guest that it needs.
 pub fn guest(name: &str) -> Arc<[u8]> {
-    static BUILT: OnceLock<Mutex<HashMap<String, Arc<[u8]>>>> = OnceLock::new();
-    let mut built =
-        BUILT.get_or_init(Default::default).lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    static BUILT: Mutex<BTreeMap<String, Arc<OnceLock<Arc<[u8]>>>>> = Mutex::new(BTreeMap::new());
+    let built =
+        BUILT.lock().unwrap_or_else(PoisonError::into_inner).entry(name.to_owned()).or_default().clone();
     let build = || {
         let target = guest_build::GuestTarget::Example(name.to_owned());
         build_guest(&repository().join("tests/guests"), target)
     };
-    built.entry(name.to_owned()).or_insert_with(build).clone()
+    built.get_or_init(build).clone()
 }
 
 /// Returns the component of one of `tests/guests/components`.
