@@ -13,6 +13,7 @@ use crate::cpu::elementwise::{RmsNorm, Rotate};
 use crate::cpu::kv::{KvF16, KvF32, KvI8};
 use crate::cpu::latent::{AttendLatents, LatentPage, StoreLatent};
 use crate::cpu::latent_bytes::AttendBytes;
+use crate::cpu::rows::dispatch_rows;
 use crate::error::{expect_len, product};
 use crate::kv::{KvFormat, MAX_LATENT, read_parts, write_parts};
 use crate::pool::{SharedSlice, by_rows};
@@ -262,7 +263,7 @@ pub fn latent_attention(
                     $($format: PhantomData::<$of>)?
                 };
                 // SAFETY: the sequences were checked: their queries and pages exist.
-                unsafe { dispatch(isa, kernel) }
+                unsafe { dispatch_rows(isa, kernel) }
             }};
         }
         match layer.format {

@@ -21,6 +21,7 @@ use std::sync::atomic::Ordering;
 use crate::cpu::attention::{AttendRows, BLOCK, BlockState, MergeStates, QueryRow, Scales, State};
 use crate::cpu::dispatch;
 use crate::cpu::kv::{KvF16, KvF32, KvI8};
+use crate::cpu::rows::dispatch_rows;
 use crate::error::{expect_len, product};
 use crate::kv::{KvFormat, KvLayer, PAGE_TOKENS};
 use crate::pool::SharedSlice;
@@ -261,7 +262,7 @@ impl Call<'_> {
                     format: PhantomData,
                 };
                 // SAFETY: guaranteed by the caller.
-                unsafe { dispatch(self.isa, kernel) }
+                unsafe { dispatch_rows(self.isa, kernel) }
             }};
         }
         match kv.format {

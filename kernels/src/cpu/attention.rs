@@ -13,6 +13,7 @@ use std::ops::Range;
 
 use super::Kernel;
 use super::kv::{KvFormat, MAX_HEAD, MAX_LATENT, PAGE};
+use super::rows::RowKernel;
 use super::simd::{Simd, exp};
 
 /// Maximum number of query rows per call.
@@ -218,46 +219,37 @@ pub(crate) struct AttendRows<'a, Kv: KvFormat> {
     pub format: PhantomData<Kv>,
 }
 
-impl<Kv: KvFormat> Kernel for AttendRows<'_, Kv> {
-    type Output = ();
+impl<Kv: KvFormat> RowKernel for AttendRows<'_, Kv> {
+    fn rows(&self) -> usize {
+        self.rows.len()
+    }
 
+    /// Processes two pages at a time if there are enough registers, and four for few rows: each query that is loaded is used as often.
     #[inline(always)]
-    unsafe fn run<S: Simd>(self) {
+    unsafe fn run_rows<S: Simd, const N: usize>(self) {
         // SAFETY: guaranteed by the caller.
         unsafe {
-            match self.rows.len() {
-                0 => {}
-                1 => self.attend::<S, 1, 4>(),
-                2 => self.attend::<S, 2, 4>(),
-                3 => self.attend::<S, 3, 4>(),
-                4 => self.attend::<S, 4, 2>(),
-                5 => self.attend_many::<S, 5>(),
-                6 => self.attend_many::<S, 6>(),
-                7 => self.attend_many::<S, 7>(),
-                8 => self.attend_many::<S, 8>(),
-                _ => self.attend_many::<S, MAX_ROWS>(),
+            // Constants of a type keep the compiler from generating the other cases.
+            if Rows::<N>::ARE_FEW {
+                self.attend::<S, N, 4>();
+            } else if Rows::<N>::ARE_FOUR || S::MANY_REGISTERS {
+                self.attend::<S, N, 2>();
+            } else {
+                self.attend::<S, N, 1>();
             }
         }
     }
 }
 
-impl<Kv: KvFormat> AttendRows<'_, Kv> {
-    /// Processes `R` rows, two pages at a time if there are enough registers: each query that is loaded is used twice.
-    ///
-    /// # Safety
-    /// The conditions of `attend` hold.
-    #[inline(always)]
-    unsafe fn attend_many<S: Simd, const R: usize>(self) {
-        // SAFETY: guaranteed by the caller.
-        unsafe {
-            if S::MANY_REGISTERS {
-                self.attend::<S, R, 2>();
-            } else {
-                self.attend::<S, R, 1>();
-            }
-        }
-    }
+/// A number of rows.
+struct Rows<const N: usize>;
 
+impl<const N: usize> Rows<N> {
+    const ARE_FEW: bool = N < 4;
+    const ARE_FOUR: bool = N == 4;
+}
+
+impl<Kv: KvFormat> AttendRows<'_, Kv> {
     /// Processes `R` rows, and `P` pages or columns at a time: `R * P` independent sums hide the latency of the additions.
     ///
     /// # Safety

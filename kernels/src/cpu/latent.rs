@@ -10,10 +10,9 @@
 use std::marker::PhantomData;
 
 use super::Kernel;
-use super::attention::{
-    BLOCK, Factors, LANES, MASKED, MAX_ROWS, QueryRow, State, merge_values, softmax_weights,
-};
+use super::attention::{BLOCK, Factors, LANES, MASKED, QueryRow, State, merge_values, softmax_weights};
 use super::kv::{KvFormat, PAGE, scale, storable};
+use super::rows::RowKernel;
 use super::simd::Simd;
 
 /// Number of values of a latent that share a scale in scaled formats.
@@ -108,26 +107,15 @@ pub(crate) struct AttendLatents<'a, Kv: KvFormat> {
     pub format: PhantomData<Kv>,
 }
 
-impl<Kv: KvFormat> Kernel for AttendLatents<'_, Kv> {
-    type Output = ();
+impl<Kv: KvFormat> RowKernel for AttendLatents<'_, Kv> {
+    fn rows(&self) -> usize {
+        self.rows.len()
+    }
 
     #[inline(always)]
-    unsafe fn run<S: Simd>(self) {
+    unsafe fn run_rows<S: Simd, const N: usize>(self) {
         // SAFETY: guaranteed by the caller.
-        unsafe {
-            match self.rows.len() {
-                0 => {}
-                1 => self.attend::<S, 1>(),
-                2 => self.attend::<S, 2>(),
-                3 => self.attend::<S, 3>(),
-                4 => self.attend::<S, 4>(),
-                5 => self.attend::<S, 5>(),
-                6 => self.attend::<S, 6>(),
-                7 => self.attend::<S, 7>(),
-                8 => self.attend::<S, 8>(),
-                _ => self.attend::<S, MAX_ROWS>(),
-            }
-        }
+        unsafe { self.attend::<S, N>() }
     }
 }
 

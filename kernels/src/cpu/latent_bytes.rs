@@ -8,12 +8,12 @@
 // Loops over registers are written with indices, so that they stay in registers.
 #![allow(clippy::needless_range_loop)]
 
-use super::Kernel;
 use super::attention::{
     BLOCK, Factors, LANES, MASKED, MAX_ROWS, QueryRow, State, merge_values, softmax_weights,
 };
 use super::kv::{KvF16, KvFormat, MAX_LATENT, PAGE};
 use super::latent::{LatentPage, SCALE_RUN};
+use super::rows::RowKernel;
 use super::simd::Simd;
 
 /// The largest integer that a query or a weight is rounded to. A run of columns and a block of positions are both 128 long,
@@ -67,26 +67,15 @@ struct RunWeights<const N: usize> {
 pub(crate) const STACK_BYTES: usize =
     size_of::<Queries>() + size_of::<TurnedPage>() + size_of::<RunWeights<MAX_ROWS>>();
 
-impl Kernel for AttendBytes<'_> {
-    type Output = ();
+impl RowKernel for AttendBytes<'_> {
+    fn rows(&self) -> usize {
+        self.rows.len()
+    }
 
     #[inline(always)]
-    unsafe fn run<S: Simd>(self) {
+    unsafe fn run_rows<S: Simd, const N: usize>(self) {
         // SAFETY: guaranteed by the caller.
-        unsafe {
-            match self.rows.len() {
-                0 => {}
-                1 => self.attend::<S, 1>(),
-                2 => self.attend::<S, 2>(),
-                3 => self.attend::<S, 3>(),
-                4 => self.attend::<S, 4>(),
-                5 => self.attend::<S, 5>(),
-                6 => self.attend::<S, 6>(),
-                7 => self.attend::<S, 7>(),
-                8 => self.attend::<S, 8>(),
-                _ => self.attend::<S, MAX_ROWS>(),
-            }
-        }
+        unsafe { self.attend::<S, N>() }
     }
 }
 

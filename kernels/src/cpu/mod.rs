@@ -12,6 +12,7 @@ pub(crate) mod latent_bytes;
 pub(crate) mod pack;
 mod portable;
 pub(crate) mod quantize;
+pub(crate) mod rows;
 pub(crate) mod simd;
 pub(crate) mod tile_format;
 

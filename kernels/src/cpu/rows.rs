@@ -1,0 +1,56 @@
+//! Runs kernels that are compiled for each number of query rows.
+//!
+//! Each number of rows is a function of its own, in each tier. A function for all numbers would keep the compiler busy for minutes,
+//! on one core.
+
+use super::attention::MAX_ROWS;
+use super::simd::Simd;
+use super::{Kernel, dispatch};
+use crate::Isa;
+
+/// A computation for up to 8 query rows, or [`MAX_ROWS`].
+pub(crate) trait RowKernel {
+    /// Returns the number of rows.
+    fn rows(&self) -> usize;
+
+    /// Runs the computation.
+    ///
+    /// # Safety
+    /// There are `N` rows, and the conditions of [`Kernel::run`] hold.
+    unsafe fn run_rows<S: Simd, const N: usize>(self);
+}
+
+/// A kernel that has `N` rows.
+struct Exactly<K, const N: usize>(K);
+
+impl<K: RowKernel, const N: usize> Kernel for Exactly<K, N> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        // SAFETY: guaranteed by the caller.
+        unsafe { self.0.run_rows::<S, N>() }
+    }
+}
+
+/// Runs a kernel in the given tier, or in portable code if the machine does not support the tier.
+///
+/// # Safety
+/// The conditions of [`dispatch`] hold.
+pub(crate) unsafe fn dispatch_rows<K: RowKernel>(isa: Isa, kernel: K) {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        match kernel.rows() {
+            0 => {}
+            1 => dispatch(isa, Exactly::<K, 1>(kernel)),
+            2 => dispatch(isa, Exactly::<K, 2>(kernel)),
+            3 => dispatch(isa, Exactly::<K, 3>(kernel)),
+            4 => dispatch(isa, Exactly::<K, 4>(kernel)),
+            5 => dispatch(isa, Exactly::<K, 5>(kernel)),
+            6 => dispatch(isa, Exactly::<K, 6>(kernel)),
+            7 => dispatch(isa, Exactly::<K, 7>(kernel)),
+            8 => dispatch(isa, Exactly::<K, 8>(kernel)),
+            _ => dispatch(isa, Exactly::<K, MAX_ROWS>(kernel)),
+        }
+    }
+}
