@@ -10,7 +10,7 @@ use crate::cpu::Kernel;
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::bf16_tiles;
 use crate::cpu::dispatch;
-use crate::cpu::simd::Simd;
+use crate::cpu::simd::{Block, Simd};
 
 const MEASURE: Duration = Duration::from_millis(100);
 /// Passes over the operands in one run. A run takes some tens of microseconds.
@@ -84,7 +84,8 @@ fn best_s(mut run: impl FnMut() -> f32) -> f64 {
     best
 }
 
-/// Multiplies two registers with groups of `N` operands.
+/// Multiplies eight registers of 4-bit integers with groups of `N` tokens, or two registers where the instructions that multiply
+/// also add.
 struct Dots<'a, const N: usize>(&'a [i8; 4 * OPERANDS]);
 
 impl<const N: usize> Kernel for Dots<'_, N> {
@@ -98,10 +99,30 @@ impl<const N: usize> Kernel for Dots<'_, N> {
             let weights = [S::splat_i8(1), S::splat_i8(2)];
             for _ in 0..PASSES {
                 let operands = std::hint::black_box(self.0).as_ptr();
-                for group in 0..OPERANDS / N {
-                    for (sums, weight) in sums.iter_mut().zip(weights) {
-                        for (at, sum) in sums.iter_mut().enumerate() {
-                            *sum = S::dot(*sum, weight, operands.add(4 * (group * N + at)));
+                if S::MANY_REGISTERS {
+                    for group in 0..OPERANDS / N {
+                        for (sums, weight) in sums.iter_mut().zip(weights) {
+                            for (at, sum) in sums.iter_mut().enumerate() {
+                                *sum = S::dot(*sum, weight, operands.add(4 * (group * N + at)));
+                            }
+                        }
+                    }
+                    continue;
+                }
+                let [a, b] = std::hint::black_box(weights);
+                let block = Block {
+                    weights: [a, b, a, b, b, a, b, a],
+                    largest: 15,
+                    halves: false,
+                    zero: S::zero_i(),
+                };
+                // Each operand is combined with one register here, and counts as combined with two.
+                for _ in 0..2 {
+                    let operands = std::hint::black_box(operands);
+                    for group in 0..OPERANDS / 8 / N {
+                        let dots = S::dots::<N>(block, operands.add(32 * N * group));
+                        for (sum, [dot, _]) in sums[0].iter_mut().zip(dots) {
+                            *sum = S::add_i(*sum, dot);
                         }
                     }
                 }

@@ -224,18 +224,30 @@ impl<Kv: KvFormat> RowKernel for AttendRows<'_, Kv> {
         self.rows.len()
     }
 
-    /// Processes two pages at a time if there are enough registers, and four for few rows: each query that is loaded is used as often.
+    /// Uses each query that is loaded for as many pages as there are registers for.
     #[inline(always)]
     unsafe fn run_rows<S: Simd, const N: usize>(self) {
         // SAFETY: guaranteed by the caller.
         unsafe {
             // Constants of a type keep the compiler from generating the other cases.
-            if Rows::<N>::ARE_FEW {
-                self.attend::<S, N, 4>();
-            } else if Rows::<N>::ARE_FOUR || S::MANY_REGISTERS {
-                self.attend::<S, N, 2>();
+            if S::MANY_REGISTERS {
+                if Rows::<N>::ARE_FEW {
+                    self.attend::<S, N, N, 0, 4>();
+                } else {
+                    self.attend::<S, N, N, 0, 2>();
+                }
+            } else if Rows::<N>::IS_ONE {
+                self.attend::<S, N, N, 0, 4>();
+            } else if Rows::<N>::ARE_FEW {
+                self.attend::<S, N, N, 0, 2>();
+            } else if Rows::<N>::ARE_SEVEN {
+                self.attend::<S, N, 4, 3, 1>();
+            } else if Rows::<N>::ARE_EIGHT {
+                self.attend::<S, N, 4, 4, 1>();
+            } else if Rows::<N>::ARE_MOST {
+                self.attend::<S, N, 6, 6, 1>();
             } else {
-                self.attend::<S, N, 1>();
+                self.attend::<S, N, N, 0, 1>();
             }
         }
     }
@@ -245,17 +257,21 @@ impl<Kv: KvFormat> RowKernel for AttendRows<'_, Kv> {
 struct Rows<const N: usize>;
 
 impl<const N: usize> Rows<N> {
+    const IS_ONE: bool = N == 1;
     const ARE_FEW: bool = N < 4;
-    const ARE_FOUR: bool = N == 4;
+    const ARE_SEVEN: bool = N == 7;
+    const ARE_EIGHT: bool = N == 8;
+    const ARE_MOST: bool = N == MAX_ROWS;
 }
 
 impl<Kv: KvFormat> AttendRows<'_, Kv> {
-    /// Processes `R` rows, and `P` pages or columns at a time: `R * P` independent sums hide the latency of the additions.
+    /// Processes `R` rows, of which the first `A` and then the other `B` are summed together, and `P` pages or columns at a
+    /// time. The sums of so many rows and pages fit into the registers, and hide the latency of the additions.
     ///
     /// # Safety
-    /// There are `R` rows, the pages cover `from..to`, and `head_size <= MAX_HEAD`.
+    /// There are `R` rows, which is `A + B`, the pages cover `from..to`, and `head_size <= MAX_HEAD`.
     #[inline(always)]
-    unsafe fn attend<S: Simd, const R: usize, const P: usize>(self) {
+    unsafe fn attend<S: Simd, const R: usize, const A: usize, const B: usize, const P: usize>(self) {
         let mut query = [0f32; MAX_HEAD * MAX_ROWS];
         // SAFETY: the caller guarantees that offsets are inside the query.
         unsafe {
@@ -271,7 +287,10 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
                 let end = (at / BLOCK * BLOCK + BLOCK).min(self.to);
                 let pages = (end - at).div_ceil(PAGE);
                 for first in (0..pages).step_by(P) {
-                    self.score_pages::<S, R, P>(&query, at / PAGE, first..pages, &mut scores);
+                    self.score_pages::<S, R, A, P>(&query, at / PAGE, first..pages, 0, &mut scores);
+                    if B > 0 {
+                        self.score_pages::<S, R, B, P>(&query, at / PAGE, first..pages, A, &mut scores);
+                    }
                 }
                 let (mut largest, mut totals) = ([MASKED; LANES], [0f32; LANES]);
                 for r in 0..R {
@@ -285,14 +304,9 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
                     state.clear::<S>(R);
                 }
                 let factors = state.merge_totals::<S>(largest.as_ptr(), totals.as_ptr());
-                let mut column = 0;
-                while column + 16 * P <= self.state.value_stride {
-                    self.gather_values::<S, R, P>(&scores, at / PAGE, pages, state, &factors, column);
-                    column += 16 * P;
-                }
-                while column < self.state.value_stride {
-                    self.gather_values::<S, R, 1>(&scores, at / PAGE, pages, state, &factors, column);
-                    column += 16;
+                self.gather_rows::<S, R, A, P>(&scores, at / PAGE, pages, state, &factors, 0);
+                if B > 0 {
+                    self.gather_rows::<S, R, B, P>(&scores, at / PAGE, pages, state, &factors, A);
                 }
                 state.start = state.start.add(self.state_stride);
                 at = end;
@@ -300,17 +314,18 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
         }
     }
 
-    /// Scores the first `P` of `pages`, which are relative to `first_page`. It prefetches what is read next: the values of
+    /// Scores the first `P` of `pages`, which are relative to `first_page`, for `G` of the rows. It prefetches what is read next: the values of
     /// the same pages and the keys of the pages after them. Pages are not adjacent, so the processor does not foresee them.
     ///
     /// # Safety
     /// The conditions of `attend` hold, and the pages are in the sequence's page list.
     #[inline(always)]
-    unsafe fn score_pages<S: Simd, const R: usize, const P: usize>(
+    unsafe fn score_pages<S: Simd, const R: usize, const G: usize, const P: usize>(
         &self,
         query: &[f32; MAX_HEAD * MAX_ROWS],
         first_page: usize,
         pages: Range<usize>,
+        first_row: usize,
         scores: &mut [[f32; BLOCK]; R],
     ) {
         let last = self.pages.len() - 1;
@@ -325,14 +340,19 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
                 std::array::from_fn(|i| self.keys.add(page_at(pages.start + P + i) * self.key_page).cast()),
                 std::array::from_fn(|i| self.values.add(here[i] * self.value_page).cast()),
             ];
-            let mut sums = [[S::zero(); P]; R];
+            let mut sums = [[S::zero(); P]; G];
             for d in 0..self.head_size {
-                for ahead in ahead[d % 2] {
-                    S::prefetch(ahead.wrapping_add(d / 2 * 2 * PAGE * size_of::<Kv::Element>()));
+                if first_row == 0 {
+                    for ahead in ahead[d % 2] {
+                        S::prefetch(ahead.wrapping_add(d / 2 * 2 * PAGE * size_of::<Kv::Element>()));
+                    }
                 }
-                let loaded: [S::F; P] = std::array::from_fn(|i| Kv::load::<S>(keys[i].add(d * PAGE)));
+                let mut loaded = [S::zero(); P];
+                for (loaded, keys) in loaded.iter_mut().zip(keys) {
+                    *loaded = Kv::load::<S>(keys.add(d * PAGE));
+                }
                 for (r, sums) in sums.iter_mut().enumerate() {
-                    let query = S::splat(*query.as_ptr().add(d * R + r));
+                    let query = S::splat(*query.as_ptr().add(d * R + first_row + r));
                     for (sum, key) in sums.iter_mut().zip(loaded) {
                         *sum = S::fma(key, query, *sum);
                     }
@@ -341,9 +361,11 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
             for i in 0..P.min(pages.len()) {
                 if Kv::SCALED {
                     let scales = S::load(self.scales.keys.add(here[i] * self.scales.page));
-                    sums.iter_mut().for_each(|sums| sums[i] = S::mul(sums[i], scales));
+                    for sums in &mut sums {
+                        sums[i] = S::mul(sums[i], scales);
+                    }
                 }
-                for (row, sums) in scores.iter_mut().zip(&sums) {
+                for (row, sums) in scores[first_row..].iter_mut().zip(&sums) {
                     S::store(row.as_mut_ptr().add((pages.start + i) * PAGE), sums[i]);
                 }
             }
@@ -374,32 +396,63 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
         }
     }
 
-    /// Gathers `C` registers of a block's values, from `column` on, and merges them into the state.
+    /// Gathers the values of a block for `G` of the rows, `P` registers at a time, and merges them into the state.
     ///
     /// # Safety
-    /// The conditions of `attend` hold, and the columns are within `value_stride`.
+    /// The conditions of `attend` hold.
     #[inline(always)]
-    unsafe fn gather_values<S: Simd, const R: usize, const C: usize>(
+    unsafe fn gather_rows<S: Simd, const R: usize, const G: usize, const P: usize>(
         &self,
         weights: &[[f32; BLOCK]; R],
         first_page: usize,
         pages: usize,
         state: State,
         factors: &Factors,
-        column: usize,
+        first_row: usize,
+    ) {
+        let mut column = 0;
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            while column + 16 * P <= self.state.value_stride {
+                let at = [first_row, column];
+                self.gather_values::<S, R, G, P>(weights, first_page, pages, state, factors, at);
+                column += 16 * P;
+            }
+            while column < self.state.value_stride {
+                let at = [first_row, column];
+                self.gather_values::<S, R, G, 1>(weights, first_page, pages, state, factors, at);
+                column += 16;
+            }
+        }
+    }
+
+    /// Gathers `C` registers of a block's values for `G` rows, from a row and a column on, and merges them into the state.
+    ///
+    /// # Safety
+    /// The conditions of `attend` hold, and the columns are within `value_stride`.
+    #[inline(always)]
+    unsafe fn gather_values<S: Simd, const R: usize, const G: usize, const C: usize>(
+        &self,
+        weights: &[[f32; BLOCK]; R],
+        first_page: usize,
+        pages: usize,
+        state: State,
+        factors: &Factors,
+        [first_row, column]: [usize; 2],
     ) {
         // SAFETY: guaranteed by the caller; `value_stride <= MAX_HEAD`.
         unsafe {
-            let mut sums = [[S::zero(); C]; R];
+            let mut sums = [[S::zero(); C]; G];
             for p in 0..pages {
                 let page = self.pages[first_page + p] as usize * self.value_page;
                 let values = self.values.add(page + column);
                 for token in 0..PAGE {
-                    let loaded: [S::F; C] = std::array::from_fn(|c| {
-                        Kv::load::<S>(values.add(token * self.state.value_stride + 16 * c))
-                    });
+                    let mut loaded = [S::zero(); C];
+                    for (c, loaded) in loaded.iter_mut().enumerate() {
+                        *loaded = Kv::load::<S>(values.add(token * self.state.value_stride + 16 * c));
+                    }
                     for (r, sums) in sums.iter_mut().enumerate() {
-                        let weight = S::splat(*weights[r].as_ptr().add(p * PAGE + token));
+                        let weight = S::splat(*weights[first_row + r].as_ptr().add(p * PAGE + token));
                         for (sum, value) in sums.iter_mut().zip(loaded) {
                             *sum = S::fma(value, weight, *sum);
                         }
@@ -408,7 +461,8 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
             }
             for (r, sums) in sums.iter().enumerate() {
                 for (c, sum) in sums.iter().enumerate() {
-                    merge_values::<S>(state.values(r).add(column + 16 * c), *sum, factors, r);
+                    let row = first_row + r;
+                    merge_values::<S>(state.values(row).add(column + 16 * c), *sum, factors, row);
                 }
             }
         }

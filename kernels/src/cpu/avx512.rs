@@ -171,10 +171,6 @@ unsafe impl Simd for Avx512 {
         unsafe { _mm512_dpbusd_epi32(sum, bytes, _mm512_set1_epi32(four.cast::<i32>().read_unaligned())) }
     }
     #[inline(always)]
-    unsafe fn dot_wide(sum: __m512i, bytes: __m512i, four: *const i8) -> __m512i {
-        unsafe { Self::dot(sum, bytes, four) }
-    }
-    #[inline(always)]
     unsafe fn splat_4(from: *const u8) -> __m512i {
         unsafe { _mm512_set1_epi32(from.cast::<i32>().read_unaligned()) }
     }

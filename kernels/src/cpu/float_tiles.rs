@@ -202,6 +202,8 @@ impl<Format: FloatFormat> Kernel for FloatRange<Format> {
                         (2, 4..) if S::MANY_REGISTERS => product.compute::<S, 2, 4>(),
                         (2, 2..) if S::MANY_REGISTERS => product.compute::<S, 2, 2>(),
                         (2, _) => product.compute::<S, 2, 1>(),
+                        // Two registers a tile and six tokens make twelve sums, as many as leave room for the operands.
+                        (_, 6..) if !S::MANY_REGISTERS => product.compute::<S, 1, 6>(),
                         (_, 4..) => product.compute::<S, 1, 4>(),
                         (_, 2..) => product.compute::<S, 1, 2>(),
                         (_, _) => product.compute::<S, 1, 1>(),

@@ -8,7 +8,7 @@ use std::marker::PhantomData;
 
 use super::Kernel;
 use super::quantize::GroupView;
-use super::simd::Simd;
+use super::simd::{Block, Simd};
 use super::tile_format::{PREFETCH_BYTES, TILE_ROWS, TileFormat};
 
 /// Multiplies consecutive tiles with consecutive groups of up to 8 tokens.
@@ -109,26 +109,21 @@ impl<Format: TileFormat> TileProduct<Format> {
                 for line in 0..Format::BLOCK_BYTES.div_ceil(64) {
                     S::prefetch(ahead.wrapping_add(line * 64));
                 }
-                for (t, sum) in sums.iter_mut().enumerate() {
-                    let bytes = self.group.bytes.add((offset + t) * 32);
+                let block =
+                    Block { weights, largest: Format::LARGEST, halves: Format::HALVES, zero: S::zero_i() };
+                let dots = S::dots::<T>(block, self.group.bytes.add(offset * 32));
+                for (t, (sum, dots)) in sums.iter_mut().zip(dots).enumerate() {
                     let scale = S::splat(*self.group.scales.add(offset + t));
                     let total = *self.group.sums.add(offset + t);
                     if Format::HALVES {
                         let low_total = *self.group.low_sums.add(offset + t);
-                        let [w0, w1, w2, w3, w4, w5, w6, w7] = weights;
-                        let low = S::to_f32(dot::<S, Format>([w0, w1, w2, w3], bytes));
-                        let high = S::to_f32(dot::<S, Format>([w4, w5, w6, w7], bytes.add(16)));
+                        let (low, high) = (S::to_f32(dots[0]), S::to_f32(dots[1]));
                         let both = S::fma(low, scales[0].0, S::mul(high, scales[1].0));
                         *sum = S::fma(both, scale, *sum);
                         *sum = S::fma(scales[0].1, S::splat(low_total), *sum);
                         *sum = S::fma(scales[1].1, S::splat(total - low_total), *sum);
                     } else {
-                        let [w0, w1, w2, w3, w4, w5, w6, w7] = weights;
-                        // Two independent chains halve the latency.
-                        let low = dot::<S, Format>([w0, w1, w2, w3], bytes);
-                        let high = dot::<S, Format>([w4, w5, w6, w7], bytes.add(16));
-                        let all = S::to_f32(S::add_i(low, high));
-                        *sum = S::fma(S::mul(all, scales[0].0), scale, *sum);
+                        *sum = S::fma(S::mul(S::to_f32(dots[0]), scales[0].0), scale, *sum);
                         *sum = S::fma(scales[0].1, S::splat(total), *sum);
                     }
                 }
@@ -136,29 +131,6 @@ impl<Format: TileFormat> TileProduct<Format> {
             for (t, sum) in sums.iter().enumerate() {
                 S::store(self.out.add(t * self.stride), *sum);
             }
-        }
-    }
-}
-
-/// Computes the dot products of four weight registers with 16 activations. It has no loop, because a build that does not
-/// unroll it keeps the registers in memory.
-///
-/// # Safety
-/// `bytes` is valid for 16 bytes.
-#[inline(always)]
-unsafe fn dot<S: Simd, Format: TileFormat>([a, b, c, d]: [S::I; 4], bytes: *const i8) -> S::I {
-    // SAFETY: guaranteed by the caller.
-    unsafe {
-        if Format::WIDE {
-            let sum = S::dot_wide(S::zero_i(), a, bytes);
-            let sum = S::dot_wide(sum, b, bytes.add(4));
-            let sum = S::dot_wide(sum, c, bytes.add(8));
-            S::dot_wide(sum, d, bytes.add(12))
-        } else {
-            let sum = S::dot(S::zero_i(), a, bytes);
-            let sum = S::dot(sum, b, bytes.add(4));
-            let sum = S::dot(sum, c, bytes.add(8));
-            S::dot(sum, d, bytes.add(12))
         }
     }
 }
@@ -186,7 +158,7 @@ impl<Format: TileFormat> Kernel for UnpackBlock<Format> {
             for k in 0..32 {
                 one_hot[k % 4] = 1;
                 let (scale, min) = scales[k / 16];
-                let integer = S::to_f32(S::dot_wide(S::zero_i(), weights[k / 4], one_hot.as_ptr()));
+                let integer = S::to_f32(S::dot(S::zero_i(), weights[k / 4], one_hot.as_ptr()));
                 S::store(lanes.as_mut_ptr(), S::fma(integer, scale, min));
                 one_hot[k % 4] = 0;
                 for (row, lane) in out.iter_mut().zip(lanes) {

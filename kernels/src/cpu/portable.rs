@@ -189,10 +189,6 @@ unsafe impl Simd for Portable {
         })
     }
     #[inline(always)]
-    unsafe fn dot_wide(sum: Words, bytes: Words, four: *const i8) -> Words {
-        unsafe { Self::dot(sum, bytes, four) }
-    }
-    #[inline(always)]
     unsafe fn splat_4(from: *const u8) -> Words {
         [u32::from_le_bytes(unsafe { from.cast::<[u8; 4]>().read_unaligned() }); 16]
     }

@@ -48,10 +48,11 @@ impl Kernel for QuantizeRow {
                 let largest = S::max_lane(S::max(low_abs, high_abs));
                 let usable = largest > 1e-30 && largest < 1e30;
                 let (scale, inverse) = if usable { (largest / 127.0, 127.0 / largest) } else { (0.0, 0.0) };
-                let limit = S::splat(127.0);
-                let clamp =
-                    |x| S::max(S::min(S::round(S::mul(x, S::splat(inverse))), limit), S::splat(-127.0));
-                let (low, high) = if usable { (clamp(low), clamp(high)) } else { (S::zero(), S::zero()) };
+                let (low, high) = if usable {
+                    (to_integers::<S>(low, inverse), to_integers::<S>(high, inverse))
+                } else {
+                    (S::zero(), S::zero())
+                };
                 let offset = block * self.group + self.token;
                 S::store_i8(self.bytes.add(offset * 32), low);
                 S::store_i8(self.bytes.add(offset * 32 + 16), high);
@@ -61,6 +62,19 @@ impl Kernel for QuantizeRow {
                 *self.sums.add(offset) = scale * (low_sum + S::sum(high));
             }
         }
+    }
+}
+
+/// Multiplies and rounds to whole numbers in -127..=127.
+///
+/// # Safety
+/// It is called inside a dispatched kernel.
+#[inline(always)]
+unsafe fn to_integers<S: Simd>(values: S::F, factor: f32) -> S::F {
+    // SAFETY: only register arithmetic in the caller's tier.
+    unsafe {
+        let rounded = S::round(S::mul(values, S::splat(factor)));
+        S::max(S::min(rounded, S::splat(127.0)), S::splat(-127.0))
     }
 }
 

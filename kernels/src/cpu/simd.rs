@@ -4,6 +4,17 @@
 //! operation always rounds the same way: a multiply-add is fused either everywhere or nowhere. Loads and stores need no
 //! alignment.
 
+/// The integers of 32 columns of 16 rows: byte `4 r + j` of register `g` is the unsigned value of row `r` and column `4 g + j`.
+#[derive(Clone, Copy)]
+pub(crate) struct Block<I> {
+    pub weights: [I; 8],
+    /// Upper bound of the integers.
+    pub largest: u8,
+    /// Whether the sums over columns 0 to 15 and 16 to 31 are separate. Otherwise the second sum is zero.
+    pub halves: bool,
+    pub zero: I,
+}
+
 /// The vector types and operations of one tier.
 ///
 /// # Safety
@@ -57,10 +68,33 @@ pub(crate) unsafe trait Simd: Copy {
     unsafe fn shl<const N: u32>(a: Self::I) -> Self::I;
     /// Replaces each byte, which must be below 16, by an entry of the table.
     unsafe fn lookup(table: &[u8; 16], bytes: Self::I) -> Self::I;
-    /// Adds to each lane the dot product of its 4 unsigned bytes (at most 127) with the 4 signed bytes at `four`.
+    /// Adds to each lane the dot product of its 4 unsigned bytes with the 4 signed bytes at `four`, none of which is -128.
     unsafe fn dot(sum: Self::I, bytes: Self::I, four: *const i8) -> Self::I;
-    /// Does the same as `dot` for bytes up to 255.
-    unsafe fn dot_wide(sum: Self::I, bytes: Self::I, four: *const i8) -> Self::I;
+    /// Returns the dot products of a block of 16 rows of weights with the activations of `T` tokens. Each token has 32 signed
+    /// bytes, none of which is -128; those of consecutive tokens follow each other.
+    #[inline(always)]
+    unsafe fn dots<const T: usize>(block: Block<Self::I>, activations: *const i8) -> [[Self::I; 2]; T] {
+        // It has no loop over the weights, because a build that does not unroll it keeps the registers in memory.
+        let [a, b, c, d, e, f, g, h] = block.weights;
+        let mut sums = [[block.zero; 2]; T];
+        for (token, sums) in sums.iter_mut().enumerate() {
+            // SAFETY: guaranteed by the caller.
+            unsafe {
+                let at = activations.add(32 * token);
+                // Two independent chains halve the latency.
+                let low = Self::dot(block.zero, a, at);
+                let low = Self::dot(low, b, at.add(4));
+                let low = Self::dot(low, c, at.add(8));
+                let low = Self::dot(low, d, at.add(12));
+                let high = Self::dot(block.zero, e, at.add(16));
+                let high = Self::dot(high, f, at.add(20));
+                let high = Self::dot(high, g, at.add(24));
+                let high = Self::dot(high, h, at.add(28));
+                *sums = if block.halves { [low, high] } else { [Self::add_i(low, high), block.zero] };
+            }
+        }
+        sums
+    }
     /// Copies the 4 bytes at `from` to each lane.
     unsafe fn splat_4(from: *const u8) -> Self::I;
     /// Adds to each lane the dot product of two pairs of signed 16-bit integers, none of which is -32768.

@@ -46,7 +46,7 @@ impl Q2K {
 impl TileFormat for Q2K {
     const BLOCK_BYTES: usize = Self::GROUP / 8;
     const HALVES: bool = true;
-    const WIDE: bool = false;
+    const LARGEST: u8 = 3;
 
     #[inline(always)]
     unsafe fn integers<S: Simd>(tile: *const u8, block: usize) -> [S::I; 8] {
@@ -88,7 +88,7 @@ impl Q3K {
 impl TileFormat for Q3K {
     const BLOCK_BYTES: usize = Self::GROUP / 8;
     const HALVES: bool = true;
-    const WIDE: bool = false;
+    const LARGEST: u8 = 7;
 
     #[inline(always)]
     unsafe fn integers<S: Simd>(tile: *const u8, block: usize) -> [S::I; 8] {
@@ -128,7 +128,7 @@ impl TileFormat for Q3K {
 impl TileFormat for Q6K {
     const BLOCK_BYTES: usize = 420;
     const HALVES: bool = true;
-    const WIDE: bool = false;
+    const LARGEST: u8 = 63;
 
     #[inline(always)]
     unsafe fn integers<S: Simd>(tile: *const u8, block: usize) -> [S::I; 8] {
@@ -196,7 +196,7 @@ impl<High: HighPlane> SixBit<High> {
 impl<High: HighPlane> TileFormat for SixBit<High> {
     const BLOCK_BYTES: usize = High::GROUP / 8;
     const HALVES: bool = false;
-    const WIDE: bool = false;
+    const LARGEST: u8 = if High::BYTES == 0 { 15 } else { 31 };
 
     #[inline(always)]
     unsafe fn integers<S: Simd>(tile: *const u8, block: usize) -> [S::I; 8] {
@@ -242,7 +242,7 @@ impl Iq4Xs {
 impl TileFormat for Iq4Xs {
     const BLOCK_BYTES: usize = Self::GROUP / 8;
     const HALVES: bool = false;
-    const WIDE: bool = true;
+    const LARGEST: u8 = 255;
 
     #[inline(always)]
     unsafe fn integers<S: Simd>(tile: *const u8, block: usize) -> [S::I; 8] {

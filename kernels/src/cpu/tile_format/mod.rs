@@ -5,6 +5,8 @@
 
 mod large_blocks;
 mod small_blocks;
+#[cfg(test)]
+mod tests;
 
 use super::simd::Simd;
 pub(crate) use large_blocks::{Iq4Xs, Q2K, Q3K, Q4K, Q5K, Q6K};
@@ -26,8 +28,8 @@ pub(crate) trait TileFormat: Copy {
     const BLOCK_BYTES: usize;
     /// Whether the two 16-value halves of a block have separate scales.
     const HALVES: bool;
-    /// Whether integers may exceed 127.
-    const WIDE: bool;
+    /// Upper bound of the integers.
+    const LARGEST: u8;
 
     /// Returns the unsigned integers of a block.
     ///
@@ -152,8 +154,18 @@ unsafe fn nibbles<S: Simd>(from: *const u8) -> [S::I; 8] {
     // SAFETY: guaranteed by the caller.
     unsafe {
         let mask = S::splat_i8(15);
-        let q: [S::I; 4] = std::array::from_fn(|z| S::load_i(from.add(z * 64)));
-        std::array::from_fn(|g| if g < 4 { S::and(q[g], mask) } else { S::and(S::shr::<4>(q[g - 4]), mask) })
+        let (a, b) = (S::load_i(from), S::load_i(from.add(64)));
+        let (c, d) = (S::load_i(from.add(128)), S::load_i(from.add(192)));
+        [
+            S::and(a, mask),
+            S::and(b, mask),
+            S::and(c, mask),
+            S::and(d, mask),
+            S::and(S::shr::<4>(a), mask),
+            S::and(S::shr::<4>(b), mask),
+            S::and(S::shr::<4>(c), mask),
+            S::and(S::shr::<4>(d), mask),
+        ]
     }
 }
 

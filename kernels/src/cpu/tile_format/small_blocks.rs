@@ -26,7 +26,7 @@ pub(crate) struct Mxfp4;
 impl TileFormat for Q4_0 {
     const BLOCK_BYTES: usize = 288;
     const HALVES: bool = false;
-    const WIDE: bool = false;
+    const LARGEST: u8 = 15;
 
     #[inline(always)]
     unsafe fn integers<S: Simd>(tile: *const u8, block: usize) -> [S::I; 8] {
@@ -46,7 +46,7 @@ impl TileFormat for Q4_0 {
 impl TileFormat for Q4_1 {
     const BLOCK_BYTES: usize = 320;
     const HALVES: bool = false;
-    const WIDE: bool = false;
+    const LARGEST: u8 = 15;
 
     #[inline(always)]
     unsafe fn integers<S: Simd>(tile: *const u8, block: usize) -> [S::I; 8] {
@@ -67,7 +67,7 @@ impl TileFormat for Q4_1 {
 impl TileFormat for Q5_0 {
     const BLOCK_BYTES: usize = NIBBLES + BIT_PLANE + HALF_ROW;
     const HALVES: bool = false;
-    const WIDE: bool = false;
+    const LARGEST: u8 = 31;
 
     #[inline(always)]
     unsafe fn integers<S: Simd>(tile: *const u8, block: usize) -> [S::I; 8] {
@@ -91,7 +91,7 @@ impl TileFormat for Q5_0 {
 impl TileFormat for Q5_1 {
     const BLOCK_BYTES: usize = NIBBLES + BIT_PLANE + 2 * HALF_ROW;
     const HALVES: bool = false;
-    const WIDE: bool = false;
+    const LARGEST: u8 = 31;
 
     #[inline(always)]
     unsafe fn integers<S: Simd>(tile: *const u8, block: usize) -> [S::I; 8] {
@@ -115,12 +115,24 @@ impl TileFormat for Q5_1 {
 impl TileFormat for Q8_0 {
     const BLOCK_BYTES: usize = 544;
     const HALVES: bool = false;
-    const WIDE: bool = true;
+    const LARGEST: u8 = 255;
 
     #[inline(always)]
     unsafe fn integers<S: Simd>(tile: *const u8, block: usize) -> [S::I; 8] {
         // SAFETY: a block is 544 bytes; the rest is guaranteed by the caller.
-        unsafe { std::array::from_fn(|g| S::load_i(tile.add(block * 544 + g * 64))) }
+        unsafe {
+            let at = tile.add(block * 544);
+            [
+                S::load_i(at),
+                S::load_i(at.add(64)),
+                S::load_i(at.add(128)),
+                S::load_i(at.add(192)),
+                S::load_i(at.add(256)),
+                S::load_i(at.add(320)),
+                S::load_i(at.add(384)),
+                S::load_i(at.add(448)),
+            ]
+        }
     }
 
     #[inline(always)]
@@ -136,7 +148,7 @@ impl TileFormat for Q8_0 {
 impl TileFormat for Iq4Nl {
     const BLOCK_BYTES: usize = NIBBLES + HALF_ROW;
     const HALVES: bool = false;
-    const WIDE: bool = true;
+    const LARGEST: u8 = 255;
 
     #[inline(always)]
     unsafe fn integers<S: Simd>(tile: *const u8, block: usize) -> [S::I; 8] {
@@ -157,7 +169,7 @@ impl TileFormat for Iq4Nl {
 impl TileFormat for Int4 {
     const BLOCK_BYTES: usize = NIBBLES + HALF_ROW + TILE_ROWS;
     const HALVES: bool = false;
-    const WIDE: bool = false;
+    const LARGEST: u8 = 15;
 
     #[inline(always)]
     unsafe fn integers<S: Simd>(tile: *const u8, block: usize) -> [S::I; 8] {
@@ -179,7 +191,7 @@ impl TileFormat for Int4 {
 impl TileFormat for Mxfp4 {
     const BLOCK_BYTES: usize = NIBBLES + TILE_ROWS;
     const HALVES: bool = false;
-    const WIDE: bool = false;
+    const LARGEST: u8 = 24;
 
     #[inline(always)]
     unsafe fn integers<S: Simd>(tile: *const u8, block: usize) -> [S::I; 8] {
