@@ -4,50 +4,19 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use skep_cache::{DiskTier, TierOptions};
-use skep_model::{
-    Batch, CpuExecutor, Executor, ExecutorLimits, LogitRow, MemoryPlan, ModelError, PageForm, PageId,
-    RowOutput,
-};
+use skep_model::Executor;
 
 use super::disk_pages::{cached, engine_of, open, written};
 use super::fixture::{collect, executor_options, first_token, generate, greedy, ids_together, model};
+use super::intercepted::{Intercepted, Interceptor};
 use crate::{Engine, EngineOptions, GenerateRequest};
 
 /// Takes longer to copy a page than copying may take between two steps.
-struct SlowCopies(CpuExecutor);
+struct SlowCopies;
 
-impl Executor for SlowCopies {
-    fn limits(&self) -> &ExecutorLimits {
-        self.0.limits()
-    }
-
-    fn forward(&mut self, batch: &Batch) -> Result<(), ModelError> {
-        self.0.forward(batch)
-    }
-
-    fn logits(&self, row: usize) -> Result<&[f32], ModelError> {
-        self.0.logits(row)
-    }
-
-    fn sample(&mut self, rows: &[LogitRow<'_>]) -> Result<Vec<RowOutput>, ModelError> {
-        self.0.sample(rows)
-    }
-
-    fn plan(&self) -> &MemoryPlan {
-        self.0.plan()
-    }
-
-    fn page_form(&self) -> Option<&PageForm> {
-        self.0.page_form()
-    }
-
-    fn read_pages(&mut self, pages: &[PageId], out: &mut [u8]) -> Result<(), ModelError> {
+impl Interceptor for SlowCopies {
+    fn before_copies(&self) {
         std::thread::sleep(Duration::from_millis(1));
-        self.0.read_pages(pages, out)
-    }
-
-    fn write_pages(&mut self, pages: &[PageId], bytes: &[u8]) -> Result<(), ModelError> {
-        self.0.write_pages(pages, bytes)
     }
 }
 
@@ -57,7 +26,9 @@ async fn pages_are_copied_for_the_disk_before_steps_evict_them() {
     let tier = open(folder.path());
     // Forty pages of memory, and six prompts of 20 pages without a pause between them.
     let options = EngineOptions { disk: Some(tier.clone()), ..EngineOptions::default() };
-    let engine = Engine::start(model(640, |executor| Box::new(SlowCopies(executor))), options).unwrap();
+    let slow =
+        |executor| -> Box<dyn Executor> { Box::new(Intercepted { executor, interceptor: SlowCopies }) };
+    let engine = Engine::start(model(640, slow), options).unwrap();
     let requests: Vec<GenerateRequest> = (0..6)
         .map(|number| greedy(&format!("conversation {number}: {}", "words that stand there. ".repeat(13)), 4))
         .collect();

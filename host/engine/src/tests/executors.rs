@@ -6,9 +6,10 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use skep_model::{
-    Batch, CpuExecutor, DrawnAhead, Executor, ExecutorLimits, Fault, KernelError, LogitRow, MemoryPlan,
-    ModelError, RowOutput, StepAhead,
+    Batch, CpuExecutor, DrawnAhead, Executor, Fault, KernelError, LogitRow, ModelError, StepAhead,
 };
+
+use super::intercepted::{Intercepted, Interceptor};
 
 /// Bounds the wait at a gate: a test that fails before it opens its gate must not hang.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
@@ -25,7 +26,7 @@ impl Gate {
             gate.pass();
             Ok(())
         };
-        Hooked { executor, before }
+        Intercepted { executor, interceptor: BeforeStep(before) }
     }
 
     pub fn open(&self) {
@@ -52,7 +53,7 @@ impl Recorder {
             recorder.note(batch);
             Ok(())
         };
-        Hooked { executor, before }
+        Intercepted { executor, interceptor: BeforeStep(before) }
     }
 
     /// Returns a prompt whose token at each position identifies its owner, one of 26.
@@ -90,13 +91,13 @@ impl Breaker {
             true => Err(ModelError::Batch { problem: "the machine is broken".to_string() }),
             false => Ok(()),
         };
-        Hooked { executor, before }
+        Intercepted { executor, interceptor: BeforeStep(before) }
     }
 
     /// Returns an executor that returns from a step before it is done, and reports the step's failure when its
     /// tokens are requested.
     pub fn guard_late(&self, executor: CpuExecutor) -> impl Executor + use<> {
-        Late { executor, breaker: self.clone() }
+        Intercepted { executor, interceptor: Late(self.clone()) }
     }
 
     pub fn set_broken(&self, is_broken: bool) {
@@ -122,7 +123,7 @@ impl DeviceLoss {
                 false => Ok(()),
             }
         };
-        Hooked { executor, before }
+        Intercepted { executor, interceptor: BeforeStep(before) }
     }
 
     /// Loses the device of the executor that computes the step after the next `steps` ones.
@@ -137,44 +138,22 @@ impl DeviceLoss {
     }
 }
 
-struct Late {
-    executor: CpuExecutor,
-    breaker: Breaker,
-}
+/// Reports the failure of a broken step when its result is needed.
+struct Late(Breaker);
 
-impl Late {
-    fn wait(&self) -> Result<(), ModelError> {
-        match self.breaker.0.load(Relaxed) {
+impl Interceptor for Late {
+    fn forward(&mut self, executor: &mut CpuExecutor, batch: &Batch) -> Result<(), ModelError> {
+        executor.forward(batch)?;
+        if batch.logit_rows() == 0 { self.before_logits() } else { Ok(()) }
+    }
+
+    fn before_logits(&self) -> Result<(), ModelError> {
+        match self.0.0.load(Relaxed) {
             true => {
                 Err(KernelError::Driver { call: "wait", reason: "the device is gone".to_string() }.into())
             }
             false => Ok(()),
         }
-    }
-}
-
-impl Executor for Late {
-    fn limits(&self) -> &ExecutorLimits {
-        self.executor.limits()
-    }
-
-    fn forward(&mut self, batch: &Batch) -> Result<(), ModelError> {
-        self.executor.forward(batch)?;
-        if batch.logit_rows() == 0 { self.wait() } else { Ok(()) }
-    }
-
-    fn logits(&self, row: usize) -> Result<&[f32], ModelError> {
-        self.wait()?;
-        self.executor.logits(row)
-    }
-
-    fn sample(&mut self, rows: &[LogitRow<'_>]) -> Result<Vec<RowOutput>, ModelError> {
-        self.wait()?;
-        self.executor.sample(rows)
-    }
-
-    fn plan(&self) -> &MemoryPlan {
-        self.executor.plan()
     }
 }
 
@@ -193,7 +172,8 @@ pub struct AheadCounts {
 
 impl Ahead {
     pub fn watch(&self, executor: CpuExecutor) -> impl Executor + use<> {
-        Continues { executor, begun: None, counts: self.clone() }
+        let counts = self.clone();
+        Intercepted { executor, interceptor: Continues { begun: None, counts } }
     }
 
     pub fn counts(&self) -> AheadCounts {
@@ -202,19 +182,14 @@ impl Ahead {
 }
 
 struct Continues {
-    executor: CpuExecutor,
     begun: Option<Batch>,
     counts: Ahead,
 }
 
-impl Executor for Continues {
-    fn limits(&self) -> &ExecutorLimits {
-        self.executor.limits()
-    }
-
-    fn forward(&mut self, batch: &Batch) -> Result<(), ModelError> {
+impl Interceptor for Continues {
+    fn forward(&mut self, executor: &mut CpuExecutor, batch: &Batch) -> Result<(), ModelError> {
         if let Some(begun) = self.begun.take() {
-            self.executor.forward(&begun)?;
+            executor.forward(&begun)?;
             let mut counts = self.counts.0.lock().unwrap();
             if begun == *batch {
                 counts.used += 1;
@@ -222,15 +197,7 @@ impl Executor for Continues {
             }
             counts.forgotten += 1;
         }
-        self.executor.forward(batch)
-    }
-
-    fn logits(&self, row: usize) -> Result<&[f32], ModelError> {
-        self.executor.logits(row)
-    }
-
-    fn sample(&mut self, rows: &[LogitRow<'_>]) -> Result<Vec<RowOutput>, ModelError> {
-        self.executor.sample(rows)
+        executor.forward(batch)
     }
 
     fn supports_lookahead(&self) -> bool {
@@ -239,10 +206,11 @@ impl Executor for Continues {
 
     fn sample_and_begin(
         &mut self,
+        executor: &mut CpuExecutor,
         rows: &[LogitRow<'_>],
         next: &StepAhead,
     ) -> Result<DrawnAhead, ModelError> {
-        let outputs = self.executor.sample(rows)?;
+        let outputs = executor.sample(rows)?;
         // A device draws no scores.
         let has_begun =
             rows.iter().all(|row| matches!(row, LogitRow::Sample(row) if row.top_logprobs.is_none()));
@@ -257,37 +225,14 @@ impl Executor for Continues {
         }
         Ok(DrawnAhead { outputs, has_begun })
     }
-
-    fn plan(&self) -> &MemoryPlan {
-        self.executor.plan()
-    }
 }
 
-/// Calls `before` ahead of each step, and fails the step if `before` fails.
-struct Hooked<F> {
-    executor: CpuExecutor,
-    before: F,
-}
+/// Calls a function ahead of each step, and fails the step if the function fails.
+struct BeforeStep<F>(F);
 
-impl<F: FnMut(&Batch) -> Result<(), ModelError> + Send> Executor for Hooked<F> {
-    fn limits(&self) -> &ExecutorLimits {
-        self.executor.limits()
-    }
-
-    fn forward(&mut self, batch: &Batch) -> Result<(), ModelError> {
-        (self.before)(batch)?;
-        self.executor.forward(batch)
-    }
-
-    fn logits(&self, row: usize) -> Result<&[f32], ModelError> {
-        self.executor.logits(row)
-    }
-
-    fn sample(&mut self, rows: &[LogitRow<'_>]) -> Result<Vec<RowOutput>, ModelError> {
-        self.executor.sample(rows)
-    }
-
-    fn plan(&self) -> &MemoryPlan {
-        self.executor.plan()
+impl<F: FnMut(&Batch) -> Result<(), ModelError> + Send> Interceptor for BeforeStep<F> {
+    fn forward(&mut self, executor: &mut CpuExecutor, batch: &Batch) -> Result<(), ModelError> {
+        (self.0)(batch)?;
+        executor.forward(batch)
     }
 }

@@ -2,11 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use skep_model::{
-    Batch, CpuExecutor, Executor, ExecutorLimits, LogitRow, MemoryPlan, ModelError, RowOutput, Sampling,
-};
+use skep_model::{Batch, CpuExecutor, Executor, ModelError, Sampling};
 
 use super::fixture::{collect, engine, engine_with, first_token, generate, greedy, model};
+use super::intercepted::{Intercepted, Interceptor};
 use crate::{Engine, EngineError, EngineOptions, ModelSet, Priority, TokenEvent};
 
 fn one_at_a_time(max_queue: usize) -> Engine {
@@ -191,18 +190,14 @@ async fn draining_past_its_deadline_ends_running_requests() {
 }
 
 /// Fails the steps that hold the token `!`, and panics in those that hold `?`.
-struct Flaky(CpuExecutor);
+struct Flaky;
 
-impl Executor for Flaky {
-    fn limits(&self) -> &ExecutorLimits {
-        self.0.limits()
-    }
-
-    fn forward(&mut self, batch: &Batch) -> Result<(), ModelError> {
+impl Interceptor for Flaky {
+    fn forward(&mut self, executor: &mut CpuExecutor, batch: &Batch) -> Result<(), ModelError> {
         let holds = |byte: u8| batch.sequences.iter().any(|s| s.tokens.contains(&u32::from(byte)));
         assert!(!holds(b'?'), "a step that panics");
         if holds(b'!') {
-            return self.0.forward(&Batch {
+            return executor.forward(&Batch {
                 sequences: vec![skep_model::BatchSequence {
                     tokens: vec![1],
                     start: usize::MAX / 2,
@@ -211,25 +206,13 @@ impl Executor for Flaky {
                 }],
             });
         }
-        self.0.forward(batch)
-    }
-
-    fn logits(&self, row: usize) -> Result<&[f32], ModelError> {
-        self.0.logits(row)
-    }
-
-    fn sample(&mut self, rows: &[LogitRow<'_>]) -> Result<Vec<RowOutput>, ModelError> {
-        self.0.sample(rows)
-    }
-
-    fn plan(&self) -> &MemoryPlan {
-        self.0.plan()
+        executor.forward(batch)
     }
 }
 
 #[tokio::test]
 async fn a_failed_step_fails_only_its_requests() {
-    let model = model(4096, |executor| Box::new(Flaky(executor)));
+    let model = model(4096, |executor| Box::new(Intercepted { executor, interceptor: Flaky }));
     let engine = Engine::start(model, EngineOptions::default()).unwrap();
     let letters = || {
         let mut request = greedy("fine", 6);

@@ -12,6 +12,7 @@ mod executors;
 mod faults;
 pub(crate) mod fixture;
 mod health;
+mod intercepted;
 mod lifecycle;
 mod lookahead;
 mod masked_draws;

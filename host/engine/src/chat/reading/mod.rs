@@ -64,7 +64,7 @@ impl AnswerReader {
     }
 
     /// Creates a reader of calls in Hermes' markup alone.
-    #[cfg(any(test, feature = "fuzz"))]
+    #[cfg(feature = "fuzz")]
     pub(super) fn for_hermes() -> Self {
         AnswerReader { think: None, calls: Calls::Hermes(ToolParser::new()) }
     }
