@@ -8,7 +8,7 @@
 use crate::{
     Json, RunEvent, RuntimeError, Tenant,
     clock::Clock,
-    feed::{Parked, Pause},
+    feed::{Suspension, SuspensionWatch},
     journal::{Call, Identity, Journal, Stopped},
     text::excerpt,
 };
@@ -22,8 +22,8 @@ use std::{
 use tokio::{sync::watch, task::JoinSet};
 
 /// Reason for the refusal, as the agent and its model see it.
-const NOT_IN_TIME: &str = "nobody approved this call in time, which is `approval_ms` under [limits] in agent.toml; it was \
-                           not made";
+const NOT_IN_TIME: &str = "nobody approved this call in time; it was not made (`approval_ms` under [limits] in agent.toml \
+                           sets the time)";
 
 const MAX_PAGE: u32 = 1_000;
 /// Interval at which a waiting turn of a cluster looks for decisions that were made on another host, which cannot wake it.
@@ -62,7 +62,7 @@ pub(crate) struct ApprovalDesk {
     wakers: Arc<Wakers>,
 }
 
-/// The approvals that one turn has requested and the pauses it waits for.
+/// The approvals that one turn has requested and the suspensions it waits for.
 pub(crate) struct TurnApprovals {
     desk: ApprovalDesk,
     journal: Arc<Journal>,
@@ -78,7 +78,7 @@ struct Inner {
     /// The calls that wait for a decision.
     waiting: HashMap<u32, Waiting>,
     /// Called turns of other agents that are suspended.
-    called: HashMap<u32, Parked>,
+    called: HashMap<u32, SuspensionWatch>,
     /// Calls of the model that a person approved, by call id, with the tool and the arguments that
     /// the person saw.
     approved: HashMap<String, (String, String)>,
@@ -128,8 +128,8 @@ impl TurnApprovals {
     }
 
     /// Records that a call waits for a suspended turn.
-    pub(crate) fn wait_for_called(&self, call: &Call, parked: &Parked) {
-        self.lock().called.insert(call.number(), parked.clone());
+    pub(crate) fn wait_for_called(&self, call: &Call, suspension: &SuspensionWatch) {
+        self.lock().called.insert(call.number(), suspension.clone());
     }
 
     pub(crate) fn called_turn_resumed(&self, call: &Call) {
@@ -138,11 +138,11 @@ impl TurnApprovals {
 
     /// Returns what the turn waits for, if it only waits. Returns `None` if a turn that it called
     /// has already resumed.
-    pub(crate) fn pause(&self) -> Option<Pause> {
+    pub(crate) fn suspension(&self) -> Option<Suspension> {
         let inner = self.lock();
         let own = inner.waiting.values().min_by_key(|waiting| waiting.expires_at_ms);
-        own.map(|waiting| Pause { approval: waiting.approval.clone() })
-            .or_else(|| inner.called.values().find_map(Parked::pause))
+        own.map(|waiting| Suspension { approval: waiting.approval.clone() })
+            .or_else(|| inner.called.values().find_map(SuspensionWatch::current))
     }
 
     /// Resolves when the turn may continue: somebody has decided, the time limit of a call has
@@ -150,7 +150,7 @@ impl TurnApprovals {
     pub(crate) async fn decided(&self) {
         let (mut decided, expires_at_ms, called, asked) = {
             let inner = self.lock();
-            let called: Vec<Parked> = inner.called.values().cloned().collect();
+            let called: Vec<SuspensionWatch> = inner.called.values().cloned().collect();
             let asked: Vec<String> = inner.waiting.values().map(|waiting| waiting.approval.clone()).collect();
             let expires_at_ms = inner.waiting.values().map(|waiting| waiting.expires_at_ms).min();
             (inner.decided.clone(), expires_at_ms, called, asked)
@@ -169,7 +169,7 @@ impl TurnApprovals {
             }
         };
         let mut ended: JoinSet<()> =
-            called.into_iter().map(|mut parked| async move { parked.ends().await }).collect();
+            called.into_iter().map(|mut suspension| async move { suspension.ends().await }).collect();
         tokio::select! {
             () = own => {}
             Some(_one) = ended.join_next() => {}

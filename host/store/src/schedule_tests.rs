@@ -134,15 +134,15 @@ async fn deleting_a_session_removes_its_schedules_but_not_those_of_the_manifest(
 }
 
 #[tokio::test]
-async fn a_parked_schedule_is_not_due_until_it_is_run() {
+async fn a_failed_schedule_is_not_due_until_it_is_run() {
     let store = with_agent().await;
     let set = vec![ScheduleChange::Set(schedule("x", "s", 10))];
     store.commit_turn(turn("s", 1, set)).await.unwrap();
     store.begin_schedule("s-x-10", 10, 0, 1, 10).await.unwrap();
     assert!(!store.run_schedule(AGENT, "s-x-10", 60).await.unwrap(), "it has started");
-    store.park_schedule("s-x-10", "it never worked").await.unwrap();
-    let parked = &store.schedules(None, 10).await.unwrap()[0];
-    assert_eq!((parked.state, parked.error.as_deref()), (ScheduleState::Failed, Some("it never worked")));
+    store.fail_schedule("s-x-10", "it never worked").await.unwrap();
+    let failed = &store.schedules(None, 10).await.unwrap()[0];
+    assert_eq!((failed.state, failed.error.as_deref()), (ScheduleState::Failed, Some("it never worked")));
     assert!(due(&store, 1_000).await.is_empty());
     assert!(store.run_schedule(AGENT, "s-x-10", 60).await.unwrap());
     assert_eq!(due(&store, 60).await, ["s-x-10"]);

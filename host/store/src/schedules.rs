@@ -262,7 +262,7 @@ impl Store {
     }
 
     /// Marks a started schedule as failed. It stays listed.
-    pub async fn park_schedule(&self, id: &str, error: &str) -> Result<(), StoreError> {
+    pub async fn fail_schedule(&self, id: &str, error: &str) -> Result<(), StoreError> {
         self.write((id.to_owned(), error.to_owned()), |connection, (id, error)| {
             Box::pin(async move {
                 query("UPDATE schedules SET state = ?, error = ? WHERE id = ? AND state IN (?, ?)")

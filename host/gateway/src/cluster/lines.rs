@@ -15,16 +15,33 @@ const SILENCE: Duration = Duration::from_secs(30);
 /// Maximum size of a line. The results of agents have limits of their own, far below it.
 const MAX_LINE_BYTES: usize = 256 << 20;
 
-/// A line as it is written. A reader skips lines that it does not know, which a newer host may write.
+/// A line as it is written. A reader skips lines that it does not know, which a newer host may write. Two lines are written under the
+/// names that earlier hosts know.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Line {
-    Turn { id: String },
-    Event { id: u64, event: RunEvent },
-    Parked { approval: String },
-    Unparked {},
-    Ended { id: u64, outcome: Outcome },
-    Failed { code: String, message: String, retry_after_ms: Option<u32> },
+    Turn {
+        id: String,
+    },
+    Event {
+        id: u64,
+        event: RunEvent,
+    },
+    #[serde(rename = "parked")]
+    Suspended {
+        approval: String,
+    },
+    #[serde(rename = "unparked")]
+    Resumed {},
+    Ended {
+        id: u64,
+        outcome: Outcome,
+    },
+    Failed {
+        code: String,
+        message: String,
+        retry_after_ms: Option<u32>,
+    },
     Alive {},
 }
 
@@ -91,8 +108,8 @@ impl Line {
     fn of(event: RemoteEvent) -> Self {
         match event {
             RemoteEvent::Event { id, event } => Line::Event { id, event },
-            RemoteEvent::Parked { approval } => Line::Parked { approval },
-            RemoteEvent::Unparked => Line::Unparked {},
+            RemoteEvent::Suspended { approval } => Line::Suspended { approval },
+            RemoteEvent::Resumed => Line::Resumed {},
             RemoteEvent::Ended { id, outcome } => Line::Ended { id, outcome },
             RemoteEvent::Failed { code, message, retry_after_ms } => {
                 Line::Failed { code, message, retry_after_ms }
@@ -104,8 +121,8 @@ impl Line {
     fn event(self) -> Option<RemoteEvent> {
         Some(match self {
             Line::Event { id, event } => RemoteEvent::Event { id, event },
-            Line::Parked { approval } => RemoteEvent::Parked { approval },
-            Line::Unparked {} => RemoteEvent::Unparked,
+            Line::Suspended { approval } => RemoteEvent::Suspended { approval },
+            Line::Resumed {} => RemoteEvent::Resumed,
             Line::Ended { id, outcome } => RemoteEvent::Ended { id, outcome },
             Line::Failed { code, message, retry_after_ms } => {
                 RemoteEvent::Failed { code, message, retry_after_ms }
@@ -205,8 +222,8 @@ mod tests {
     fn shown(event: &Result<RemoteEvent, PeerError>) -> String {
         match event {
             Ok(RemoteEvent::Event { id, event }) => format!("{id} {event:?}"),
-            Ok(RemoteEvent::Parked { approval }) => format!("parked {approval}"),
-            Ok(RemoteEvent::Unparked) => "unparked".to_owned(),
+            Ok(RemoteEvent::Suspended { approval }) => format!("suspended {approval}"),
+            Ok(RemoteEvent::Resumed) => "resumed".to_owned(),
             Ok(RemoteEvent::Ended { id, outcome }) => format!("{id} ended {}", outcome.text),
             Ok(RemoteEvent::Failed { code, .. }) => format!("failed {code}"),
             Err(PeerError::Broken(why)) => format!("broken: {why}"),
@@ -218,8 +235,8 @@ mod tests {
     async fn every_event_arrives_as_it_was_sent() {
         let sent = [
             RemoteEvent::Event { id: 1, event: RunEvent::Delta { text: "a\nb".to_owned() } },
-            RemoteEvent::Parked { approval: "7".to_owned() },
-            RemoteEvent::Unparked,
+            RemoteEvent::Suspended { approval: "7".to_owned() },
+            RemoteEvent::Resumed,
             RemoteEvent::Event { id: 2, event: RunEvent::Done(outcome()) },
             RemoteEvent::Failed { code: "busy".to_owned(), message: "m".to_owned(), retry_after_ms: Some(9) },
             RemoteEvent::Ended { id: 2, outcome: outcome() },
@@ -241,8 +258,8 @@ mod tests {
             shown,
             [
                 "1 Delta { text: \"a\\nb\" }",
-                "parked 7",
-                "unparked",
+                "suspended 7",
+                "resumed",
                 &expected_done,
                 "failed busy",
                 "2 ended two\nlines"
@@ -277,7 +294,7 @@ mod tests {
     async fn lines_of_a_newer_host_are_skipped_and_others_break_the_run() {
         let turn = "{\"turn\":{\"id\":\"t\"}}\n";
         let newer = "{\"news\":{\"a\":1}}\n{\"alive\":{}}\n{\"unparked\":{}}\n";
-        assert_eq!(read_all(&[turn, newer]).await, ["t", "unparked"]);
+        assert_eq!(read_all(&[turn, newer]).await, ["t", "resumed"]);
         let wrong = read_all(&[turn, "{\"event\":{\"id\":1}}\n", "{\"unparked\":{}}\n"]).await;
         assert!(wrong.len() == 2 && wrong[1].starts_with("broken: a line of the other host is not valid"));
         let broken_off = read_all(&[turn, "{\"unpar"]).await;

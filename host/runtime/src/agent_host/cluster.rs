@@ -225,7 +225,7 @@ impl Inner {
     fn has_handed_over(&self) -> bool {
         let host = &self.dispatch.host;
         let owned = host.cluster.ownership.sessions();
-        owned.iter().all(|key| self.dispatch.sessions.is_parked(key)) && host.live.depending() == 0
+        owned.iter().all(|key| self.dispatch.sessions.is_suspended(key)) && host.live.depending() == 0
     }
 }
 

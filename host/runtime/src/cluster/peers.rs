@@ -62,10 +62,10 @@ pub enum RemoteEvent {
         event: RunEvent,
     },
     /// The turn, or the one that it waits behind, only waits for people.
-    Parked {
+    Suspended {
         approval: String,
     },
-    Unparked,
+    Resumed,
     Ended {
         id: u64,
         outcome: Outcome,

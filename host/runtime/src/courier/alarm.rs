@@ -55,8 +55,8 @@ pub(super) async fn advance(
     let next = ScheduleTiming::decode(&row.schedule.timing).map(|timing| timing.next(due_ms.min(now_ms)));
     match next {
         Ok(Some(next_ms)) => context.store.advance_schedule(id, next_ms, 0, error).await,
-        Ok(None) => context.store.park_schedule(id, "the schedule is never due again").await,
-        Err(unreadable) => context.store.park_schedule(id, &unreadable).await,
+        Ok(None) => context.store.fail_schedule(id, "the schedule is never due again").await,
+        Err(unreadable) => context.store.fail_schedule(id, &unreadable).await,
     }
 }
 
@@ -133,8 +133,8 @@ impl Alarm {
                 if row.schedule.repeats {
                     self.advance(Some(&error)).await;
                 } else {
-                    let park = || store.park_schedule(id, &error);
-                    self.context.shutdown.stored("the failure of an alarm", park).await;
+                    let fail = || store.fail_schedule(id, &error);
+                    self.context.shutdown.stored("the failure of an alarm", fail).await;
                 }
             }
         }

@@ -19,7 +19,7 @@ use crate::{
     capability::tools::{Accepting, Invoke},
     cluster::Owned,
     error::known_code,
-    feed::{Feed, Hold, Live, Parked},
+    feed::{Feed, Hold, Live, SuspensionWatch},
     invocation::OWN_KEY,
     journal,
     name::{SessionKey, plain_session, tenant_of},
@@ -372,7 +372,7 @@ impl Dispatch {
         }
     }
 
-    fn enqueue(&self, key: SessionKey, request: TurnRequest) -> Result<Parked, RuntimeError> {
+    fn enqueue(&self, key: SessionKey, request: TurnRequest) -> Result<SuspensionWatch, RuntimeError> {
         let owned = request.live.session().clone();
         self.sessions.send(&self.host, key, Command::Turn(Box::new(request)), owned)
     }

@@ -14,7 +14,7 @@ use super::{
 use crate::{
     Member, PeerError, RemoteEvent, RemoteEvents, RunEvent, RunHandle, RuntimeError, TurnAddress,
     cluster::{PATIENCE, POLL_INTERVAL, failure},
-    feed::{Feed, Pause, Sent},
+    feed::{Feed, Sent, Suspension},
 };
 use futures::StreamExt as _;
 use std::{
@@ -127,8 +127,10 @@ impl Pump {
                     return Stop::Over;
                 }
                 Some(Ok(RemoteEvent::Event { id, event })) => feed.publish([(id, event)]),
-                Some(Ok(RemoteEvent::Parked { approval })) => feed.park(Some(Pause { approval })),
-                Some(Ok(RemoteEvent::Unparked)) => feed.park(None),
+                Some(Ok(RemoteEvent::Suspended { approval })) => {
+                    feed.set_suspension(Some(Suspension { approval }))
+                }
+                Some(Ok(RemoteEvent::Resumed)) => feed.set_suspension(None),
                 Some(Ok(RemoteEvent::Failed { code, message, retry_after_ms })) => {
                     if self.outlives_caller && self.is_open().await {
                         return Stop::Cut(message);
@@ -169,7 +171,7 @@ impl Pump {
         // A cancellation is passed on to the next host, too.
         self.has_cancelled = false;
         loop {
-            self.feed.upgrade()?.park(None);
+            self.feed.upgrade()?.set_suspension(None);
             let Some(dispatch) = self.dispatch.upgrade() else {
                 self.end(RuntimeError::ShuttingDown);
                 return None;

@@ -20,14 +20,14 @@ pub struct RunHandle {
     /// Number of events of the feed that were delivered.
     next_index: usize,
     last_id: Option<u64>,
-    end_told: bool,
+    end_reported: bool,
     hold: Hold,
     /// State of the turn ahead, if the reader does not want to wait for people.
-    in_front: Option<Parked>,
+    in_front: Option<SuspensionWatch>,
     /// State of the session, whichever turn it is running.
-    session: Option<Parked>,
-    /// The pause that [`RunHandle::next_remote`] has reported.
-    reported: Option<Pause>,
+    session: Option<SuspensionWatch>,
+    /// The suspension that [`RunHandle::next_remote`] has reported.
+    reported: Option<Suspension>,
 }
 
 /// Effect on the turn when its handle is dropped.
@@ -46,7 +46,7 @@ pub(crate) struct Feed {
     inner: Mutex<Inner>,
     changed: Notify,
     cancelled: watch::Sender<bool>,
-    parked: watch::Sender<Option<Pause>>,
+    suspension: watch::Sender<Option<Suspension>>,
     /// The client that waits for the turn, if it can receive notifications and questions.
     client: Mutex<Option<Weak<dyn TurnClient>>>,
     timeline: LiveTimeline,
@@ -54,14 +54,14 @@ pub(crate) struct Feed {
 
 /// State of a turn that only waits for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Pause {
+pub(crate) struct Suspension {
     /// A call that needs a decision, of this turn or of one that it waits for.
     pub(crate) approval: String,
 }
 
 /// Watches whether a turn only waits for people.
 #[derive(Clone, Debug)]
-pub(crate) struct Parked(watch::Receiver<Option<Pause>>);
+pub(crate) struct SuspensionWatch(watch::Receiver<Option<Suspension>>);
 
 #[derive(Debug, Default)]
 struct Inner {
@@ -93,9 +93,9 @@ pub(crate) struct TurnEnd {
 impl Feed {
     pub(crate) fn new(turn_id: String) -> Arc<Self> {
         let (inner, changed) = (Mutex::default(), Notify::new());
-        let (cancelled, parked) = (watch::Sender::new(false), watch::Sender::new(None));
+        let (cancelled, suspension) = (watch::Sender::new(false), watch::Sender::new(None));
         let (client, timeline) = (Mutex::default(), LiveTimeline::default());
-        Arc::new(Feed { turn_id, inner, changed, cancelled, parked, client, timeline })
+        Arc::new(Feed { turn_id, inner, changed, cancelled, suspension, client, timeline })
     }
 
     pub(crate) fn turn_id(&self) -> &str {
@@ -135,7 +135,7 @@ impl Feed {
             feed: self.clone(),
             next_index: 0,
             last_id: None,
-            end_told: false,
+            end_reported: false,
             hold,
             in_front: None,
             session: None,
@@ -149,8 +149,8 @@ impl Feed {
     }
 
     /// Publishes that the turn only waits for people, or that it continues.
-    pub(crate) fn park(&self, pause: Option<Pause>) {
-        self.parked.send_replace(pause);
+    pub(crate) fn set_suspension(&self, suspension: Option<Suspension>) {
+        self.suspension.send_replace(suspension);
     }
 
     /// Returns a receiver of whether the turn is to be cancelled. It fails once nobody follows the feed any more.
@@ -176,7 +176,7 @@ impl Feed {
             Err(error) => End::Failed { code: error.code(), message: error.to_string(), error: Some(error) },
         };
         drop(inner);
-        self.parked.send_replace(None);
+        self.suspension.send_replace(None);
         self.changed.notify_waiters();
     }
 
@@ -209,26 +209,26 @@ impl RunHandle {
         matches!(inner.end, End::Done) && inner.events.last().is_some_and(|(last, _)| *last <= id)
     }
 
-    pub(crate) fn parked(&self) -> Parked {
-        Parked(self.feed.parked.subscribe())
+    pub(crate) fn suspension(&self) -> SuspensionWatch {
+        SuspensionWatch(self.feed.suspension.subscribe())
     }
 
     /// Makes the handle end with an error if the turn ahead waits for people before this one has
     /// started.
-    pub(crate) fn behind(mut self, in_front: Parked) -> Self {
+    pub(crate) fn behind(mut self, in_front: SuspensionWatch) -> Self {
         self.in_front = Some(in_front);
         self
     }
 
     /// Sets the session in whose mailbox the turn waits.
-    pub(crate) fn in_session(mut self, session: Parked) -> Self {
+    pub(crate) fn in_session(mut self, session: SuspensionWatch) -> Self {
         self.session = Some(session);
         self
     }
 
     /// Resolves when the turn, or the one that it waits behind, only waits for people.
     pub(crate) fn idles(&self) -> impl Future<Output = ()> + use<> {
-        let (mut own, session) = (self.parked(), self.session.clone());
+        let (mut own, session) = (self.suspension(), self.session.clone());
         async move {
             let Some(mut session) = session else { return own.begins().await };
             tokio::select! {
@@ -246,9 +246,10 @@ impl RunHandle {
             tokio::pin!(changed);
             // No change is missed from here on.
             changed.as_mut().enable();
-            // Read before the events, because a pause caused by this turn itself follows its first
+            // Read before the events, because a suspension caused by this turn itself follows its first
             // event.
-            let pause = self.in_front.as_ref().filter(|_| self.next_index == 0).and_then(Parked::pause);
+            let suspension =
+                self.in_front.as_ref().filter(|_| self.next_index == 0).and_then(SuspensionWatch::current);
             {
                 let mut inner = feed.lock();
                 if let Some((id, event)) = inner.events.get(self.next_index) {
@@ -257,15 +258,15 @@ impl RunHandle {
                     return Some(Ok(event.clone()));
                 }
                 match &mut inner.end {
-                    End::Open if self.end_told => return None,
+                    End::Open if self.end_reported => return None,
                     End::Open => {
-                        if let Some(Pause { approval }) = pause {
-                            self.end_told = true;
+                        if let Some(Suspension { approval }) = suspension {
+                            self.end_reported = true;
                             return Some(Err(RuntimeError::WaitingForApproval { approval }));
                         }
                     }
-                    End::Failed { code, message, error } if !self.end_told => {
-                        self.end_told = true;
+                    End::Failed { code, message, error } if !self.end_reported => {
+                        self.end_reported = true;
                         let failed = || RuntimeError::TurnFailed { code, message: message.clone() };
                         return Some(Err(error.take().unwrap_or_else(failed)));
                     }
@@ -293,20 +294,20 @@ impl RunHandle {
     }
 }
 
-impl Parked {
-    pub(crate) fn new(pauses: watch::Receiver<Option<Pause>>) -> Self {
-        Parked(pauses)
+impl SuspensionWatch {
+    pub(crate) fn new(suspensions: watch::Receiver<Option<Suspension>>) -> Self {
+        SuspensionWatch(suspensions)
     }
 
-    /// Returns the pause while the turn only waits for people.
-    pub(crate) fn pause(&self) -> Option<Pause> {
+    /// Returns the suspension while the turn only waits for people.
+    pub(crate) fn current(&self) -> Option<Suspension> {
         self.0.borrow().clone()
     }
 
     /// Resolves once the turn only waits for people.
     pub(crate) async fn begins(&mut self) {
         if self.0.wait_for(Option::is_some).await.is_err() {
-            // The feed is gone, so no pause will ever start.
+            // The feed is gone, so no suspension will ever start.
             std::future::pending::<()>().await;
         }
     }
@@ -342,8 +343,8 @@ impl TurnEnd {
     }
 
     /// Publishes that the turn is suspended, or that it continues.
-    pub(crate) fn set_parked(&self, pause: Option<Pause>) {
-        self.feed.park(pause);
+    pub(crate) fn set_suspension(&self, suspension: Option<Suspension>) {
+        self.feed.set_suspension(suspension);
     }
 
     pub(crate) fn is_abandoned(&self) -> bool {
@@ -408,24 +409,24 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_pause_ahead_ends_waiting_handles_but_not_started_ones() {
-        let (pauses, in_front) = watch::channel(None);
+    async fn a_suspension_ahead_ends_waiting_handles_but_not_started_ones() {
+        let (suspensions, in_front) = watch::channel(None);
         let feed = Feed::new("t".into());
-        let behind = || feed.follow(Hold::Watches).behind(Parked::new(in_front.clone()));
+        let behind = || feed.follow(Hold::Watches).behind(SuspensionWatch::new(in_front.clone()));
         let (mut waits, mut begun) = (behind(), behind());
         let event = tokio::spawn(async move { (waits.next().await, waits.next().await.is_none()) });
-        let pause = Some(Pause { approval: "t-1".into() });
-        pauses.send_replace(pause.clone());
+        let suspension = Some(Suspension { approval: "t-1".into() });
+        suspensions.send_replace(suspension.clone());
         let (event, is_over) = event.await.expect("the task does not panic");
         let error = event.expect("an end").expect_err("nobody decided");
         assert_eq!((error.code(), is_over), ("waiting_for_approval", true));
-        pauses.send_replace(None);
+        suspensions.send_replace(None);
         feed.publish([(0, RunEvent::Started { turn: 1 })]);
-        // This is the pause of the turn itself.
-        pauses.send_replace(pause);
+        // This is the suspension of the turn itself.
+        suspensions.send_replace(suspension);
         begun.next().await.expect("not over").expect("it has begun");
         feed.end(1, Ok(outcome()));
-        assert_eq!(begun.outcome().await.expect("no pause"), outcome());
+        assert_eq!(begun.outcome().await.expect("no suspension"), outcome());
     }
 
     #[tokio::test]

@@ -1,17 +1,17 @@
 //! The events of a turn for a follower on another host.
 
-use super::{Parked, Pause, RunHandle};
+use super::{RunHandle, Suspension, SuspensionWatch};
 use crate::{RunEvent, cluster::RemoteEvent};
 
 impl RunHandle {
-    /// Returns the next event with its number, a change of the pause, or the end. `None` after the end.
+    /// Returns the next event with its number, a change of the suspension, or the end. `None` after the end.
     ///
-    /// A pause of the turn ahead counts as one of this turn, because a follower elsewhere knows no other turn of the session.
+    /// A suspension of the turn ahead counts as one of this turn, because a follower elsewhere knows no other turn of the session.
     pub async fn next_remote(&mut self) -> Option<RemoteEvent> {
-        let (mut own, mut session) = (self.parked(), self.session.clone());
+        let (mut own, mut session) = (self.suspension(), self.session.clone());
         let reported = self.reported.clone();
         tokio::select! {
-            // A pause follows the events that led to it.
+            // A suspension follows the events that led to it.
             biased;
             event = self.next() => Some(match event? {
                 Ok(RunEvent::Done(outcome)) => RemoteEvent::Ended { id: self.last_id.unwrap_or_default(), outcome },
@@ -22,27 +22,27 @@ impl RunHandle {
                     retry_after_ms: error.retry_after_ms(),
                 },
             }),
-            pause = changed(&mut own, session.as_mut(), reported) => {
-                self.reported = pause.clone();
-                Some(match pause {
-                    Some(Pause { approval }) => RemoteEvent::Parked { approval },
-                    None => RemoteEvent::Unparked,
+            suspension = changed(&mut own, session.as_mut(), reported) => {
+                self.reported = suspension.clone();
+                Some(match suspension {
+                    Some(Suspension { approval }) => RemoteEvent::Suspended { approval },
+                    None => RemoteEvent::Resumed,
                 })
             }
         }
     }
 }
 
-/// Resolves once the pause of a turn, or of the session in whose mailbox it waits, differs from the reported one.
+/// Resolves once the suspension of a turn, or of the session in whose mailbox it waits, differs from the reported one.
 async fn changed(
-    own: &mut Parked,
-    mut session: Option<&mut Parked>,
-    reported: Option<Pause>,
-) -> Option<Pause> {
+    own: &mut SuspensionWatch,
+    mut session: Option<&mut SuspensionWatch>,
+    reported: Option<Suspension>,
+) -> Option<Suspension> {
     loop {
-        let pause = own.pause().or_else(|| session.as_ref().and_then(|session| session.pause()));
-        if pause != reported {
-            return pause;
+        let suspension = own.current().or_else(|| session.as_ref().and_then(|session| session.current()));
+        if suspension != reported {
+            return suspension;
         }
         match &mut session {
             None => own.changes().await,
@@ -54,8 +54,8 @@ async fn changed(
     }
 }
 
-impl Parked {
-    /// Resolves once the pause has changed since the last call.
+impl SuspensionWatch {
+    /// Resolves once the suspension has changed since the last call.
     async fn changes(&mut self) {
         if self.0.changed().await.is_err() {
             // The sender is gone, so nothing changes any more.
@@ -73,21 +73,21 @@ mod tests {
     };
     use tokio::sync::watch;
 
-    fn parked(approval: &str) -> RemoteEvent {
-        RemoteEvent::Parked { approval: approval.into() }
+    fn suspended(approval: &str) -> RemoteEvent {
+        RemoteEvent::Suspended { approval: approval.into() }
     }
 
     #[tokio::test]
-    async fn events_pauses_and_the_end_arrive_in_their_order() {
+    async fn events_suspensions_and_the_end_arrive_in_their_order() {
         let feed = Feed::new("t".into());
         let mut handle = feed.follow(Hold::Watches);
         let started = RunEvent::Started { turn: 1 };
         feed.publish([(0, started.clone())]);
-        feed.park(Some(Pause { approval: "t-1".into() }));
+        feed.set_suspension(Some(Suspension { approval: "t-1".into() }));
         assert_eq!(handle.next_remote().await, Some(RemoteEvent::Event { id: 0, event: started }));
-        assert_eq!(handle.next_remote().await, Some(parked("t-1")));
-        feed.park(None);
-        assert_eq!(handle.next_remote().await, Some(RemoteEvent::Unparked));
+        assert_eq!(handle.next_remote().await, Some(suspended("t-1")));
+        feed.set_suspension(None);
+        assert_eq!(handle.next_remote().await, Some(RemoteEvent::Resumed));
         let outcome =
             Outcome { text: "hi".into(), data: None, turn: 1, usage: Default::default(), elapsed_us: 1 };
         feed.end(3, Ok(outcome.clone()));
@@ -96,14 +96,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_pause_of_the_turn_ahead_is_reported_and_an_error_is_the_end() {
+    async fn a_suspension_of_the_turn_ahead_is_reported_and_an_error_is_the_end() {
         let feed = Feed::new("t".into());
-        let (pauses, session) = watch::channel(None);
-        let mut handle = feed.follow(Hold::Watches).in_session(Parked::new(session));
+        let (suspensions, session) = watch::channel(None);
+        let mut handle = feed.follow(Hold::Watches).in_session(SuspensionWatch::new(session));
         let next = tokio::spawn(async move { (handle.next_remote().await, handle) });
-        pauses.send_replace(Some(Pause { approval: "u-1".into() }));
+        suspensions.send_replace(Some(Suspension { approval: "u-1".into() }));
         let (event, mut handle) = next.await.expect("the task does not panic");
-        assert_eq!(event, Some(parked("u-1")));
+        assert_eq!(event, Some(suspended("u-1")));
         let full = RuntimeError::MailboxFull { message: "full".into(), retry_after_ms: 5 };
         feed.end(0, Err(full));
         let failed = handle.next_remote().await.expect("an end");

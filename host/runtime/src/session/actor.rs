@@ -10,7 +10,7 @@ use crate::{
         CommittedConversations,
         state::{State, state_bytes},
     },
-    feed::Pause,
+    feed::Suspension,
     name::SessionKey,
     requests::Askers,
     session::TurnHost,
@@ -55,7 +55,7 @@ pub(super) struct Actor {
     /// Closed when nobody wants this actor anymore.
     pub(super) gone: watch::Receiver<()>,
     /// Set while the session's turn waits for people.
-    pub(super) pauses: watch::Sender<Option<Pause>>,
+    pub(super) suspensions: watch::Sender<Option<Suspension>>,
     pub(super) memory: Option<Memory>,
     /// Set while a resumed turn is about to start.
     pub(super) resuming: Option<OwnedSemaphorePermit>,
@@ -80,7 +80,7 @@ impl Memory {
 impl Command {
     /// Returns whether the command may wait as long as people take, because no connection is held
     /// open for it.
-    pub(super) fn outlasts_a_pause(&self) -> bool {
+    pub(super) fn outlasts_a_suspension(&self) -> bool {
         match self {
             Command::Turn(request) => !request.message.is_attached(),
             Command::Delete(_) | Command::Expire { .. } | Command::Fork { .. } | Command::Import { .. } => {
@@ -97,13 +97,13 @@ impl Actor {
         host: Arc<TurnHost>,
         registration: Registration,
         gone: watch::Receiver<()>,
-        pauses: watch::Sender<Option<Pause>>,
+        suspensions: watch::Sender<Option<Suspension>>,
     ) -> Self {
         Actor {
             host,
             key: registration.key.clone(),
             gone,
-            pauses,
+            suspensions,
             memory: None,
             resuming: None,
             registration,

@@ -1,7 +1,7 @@
 //! The handle to the actor of a loaded session, and the statistics that decide when it is unloaded.
 
 use super::actor::Command;
-use crate::{cluster::Owned, feed::Parked, name::SessionKey};
+use crate::{cluster::Owned, feed::SuspensionWatch, name::SessionKey};
 use std::{
     collections::HashMap,
     sync::{
@@ -20,7 +20,7 @@ pub(super) struct Loaded {
     /// Number of commands that are waiting or running.
     pub(super) pending: Arc<AtomicUsize>,
     /// Whether the session's turn is waiting for people.
-    pub(super) parked: Parked,
+    pub(super) suspension: SuspensionWatch,
     pub(super) remembered: Remembered,
     pub(super) used_at: Instant,
     /// The actor terminates when this is dropped.

@@ -24,7 +24,7 @@ pub(crate) use stored_end::{StoredFailure, decode_outcome};
 pub(crate) use turn::TurnRequest;
 pub(crate) use turn_host::{ResumePermits, TurnHost};
 
-use crate::{RuntimeError, RuntimeOptions, cluster::Owned, feed::Parked, name::SessionKey};
+use crate::{RuntimeError, RuntimeOptions, cluster::Owned, feed::SuspensionWatch, name::SessionKey};
 use actor::Actor;
 use loaded::{Envelope, Loaded, Pending, Remembered, idle_longest, remove};
 use std::{
@@ -79,14 +79,14 @@ impl Sessions {
 
     /// Puts a command into the session's mailbox and loads the session if necessary. A command
     /// whose caller cannot wait is refused while the turn ahead of it waits for people. The
-    /// returned handle reports when such a pause starts later.
+    /// returned handle reports when such a suspension starts later.
     pub(crate) fn send(
         self: &Arc<Self>,
         host: &Arc<TurnHost>,
         key: SessionKey,
         command: Command,
         owned: Owned,
-    ) -> Result<Parked, RuntimeError> {
+    ) -> Result<SuspensionWatch, RuntimeError> {
         let mut loaded = self.lock();
         // The actor panicked and has not been removed yet.
         if loaded.get(&key).is_some_and(|session| session.mailbox.is_closed()) {
@@ -98,8 +98,8 @@ impl Sessions {
         }
         let session = loaded.get_mut(&key).expect("the session was loaded above");
         session.used_at = Instant::now();
-        if let Some(pause) = session.parked.pause().filter(|_| !command.outlasts_a_pause()) {
-            return Err(RuntimeError::WaitingForApproval { approval: pause.approval });
+        if let Some(suspension) = session.suspension.current().filter(|_| !command.outlasts_a_suspension()) {
+            return Err(RuntimeError::WaitingForApproval { approval: suspension.approval });
         }
         let envelope = Envelope { command, _owned: owned, _pending: Pending::new(&session.pending) };
         session.mailbox.try_send(envelope).map_err(|_full| RuntimeError::MailboxFull {
@@ -109,7 +109,7 @@ impl Sessions {
             ),
             retry_after_ms: RETRY_AFTER_MS,
         })?;
-        Ok(session.parked.clone())
+        Ok(session.suspension.clone())
     }
 
     /// Loads a session with these turns in its mailbox, whose capacity is increased by their
@@ -154,8 +154,8 @@ impl Sessions {
     }
 
     /// Returns whether the turn of a session that is in memory only waits for people.
-    pub(crate) fn is_parked(&self, key: &SessionKey) -> bool {
-        self.lock().get(key).is_some_and(|session| session.parked.pause().is_some())
+    pub(crate) fn is_suspended(&self, key: &SessionKey) -> bool {
+        self.lock().get(key).is_some_and(|session| session.suspension.current().is_some())
     }
 
     #[cfg(test)]
@@ -227,17 +227,17 @@ impl Sessions {
         let (mailbox, receiver) = mpsc::channel(mailbox);
         let (alive, gone) = watch::channel(());
         let sessions: Weak<Sessions> = Arc::downgrade(self);
-        let (pauses, parked) = watch::channel(None);
+        let (suspensions, suspension) = watch::channel(None);
         let number = self.started.fetch_add(1, Ordering::Relaxed) + 1;
         let registration = Registration { sessions, key, number };
-        let actor = Actor::new(host.clone(), registration, gone, pauses);
+        let actor = Actor::new(host.clone(), registration, gone, suspensions);
         tokio::spawn(actor.run(receiver, self.idle));
         let remembered = Remembered::new(self.bytes.clone());
         Loaded {
             number,
             mailbox,
             pending: Arc::default(),
-            parked: Parked::new(parked),
+            suspension: SuspensionWatch::new(suspension),
             remembered,
             used_at: Instant::now(),
             _alive: alive,

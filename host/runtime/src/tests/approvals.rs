@@ -307,7 +307,8 @@ async fn waiting_for_a_suspended_turn_does_not_count_as_turn_time() {
     let host = start_chain(&outside, "[limits]\nturn_ms = 6000", "[limits]\napproval_ms = 6500").await;
     let (handle, _) = asked_below(&host).await;
     let outcome = handle.outcome().await.expect("the turn's time was not used up");
-    let refusal = "nobody approved this call in time, which is `approval_ms` under [limits] in agent.toml";
+    let refusal =
+        "nobody approved this call in time; it was not made (`approval_ms` under [limits] in agent.toml";
     assert!(outcome.text.starts_with(refusal), "{}", outcome.text);
 }
 

@@ -142,12 +142,12 @@ async fn a_failing_alarm_is_retried_and_then_parked_with_its_error() {
         assert!(waits.await.last_error.expect("the attempt failed").contains("trapped"));
     }
     clock.advance(100_000);
-    let parked = schedule(&host, |schedule| schedule.state == ScheduleState::Failed).await;
-    assert_eq!((parked.attempt, parked.tries), (6, 6));
-    host.agents.run_schedule("w", &parked.id).await.expect("the schedule can be run");
+    let failed = schedule(&host, |schedule| schedule.state == ScheduleState::Failed).await;
+    assert_eq!((failed.attempt, failed.tries), (6, 6));
+    host.agents.run_schedule("w", &failed.id).await.expect("the schedule can be run");
     schedule(&host, |schedule| schedule.attempt == 1 && schedule.state == ScheduleState::Waiting).await;
-    host.agents.cancel_schedule("w", &parked.id).await.expect("the schedule can be cancelled");
-    let gone = host.agents.cancel_schedule("w", &parked.id).await.expect_err("the schedule is gone");
+    host.agents.cancel_schedule("w", &failed.id).await.expect("the schedule can be cancelled");
+    let gone = host.agents.cancel_schedule("w", &failed.id).await.expect_err("the schedule is gone");
     assert_eq!(gone.code(), "schedule_not_found");
 }
 

@@ -189,7 +189,7 @@ async fn wait(
     timeout: Option<Duration>,
 ) -> Option<Result<Outcome, RuntimeError>> {
     turn.lets_others_resume();
-    let mut parked = handle.parked();
+    let mut suspension = handle.suspension();
     let outcome = handle.outcome();
     tokio::pin!(outcome);
     let mut left = timeout;
@@ -198,13 +198,13 @@ async fn wait(
         tokio::select! {
             ended = &mut outcome => return Some(ended),
             () = elapsed(left) => return None,
-            () = parked.begins() => {}
+            () = suspension.begins() => {}
         }
         left = left.map(|left| left.saturating_sub(began.elapsed()));
         // The turn is suspended here, unless something else in it continues.
-        turn.approvals.wait_for_called(call, &parked);
+        turn.approvals.wait_for_called(call, &suspension);
         let _waits = turn.journal.waits();
-        parked.ends().await;
+        suspension.ends().await;
         turn.approvals.called_turn_resumed(call);
     }
 }

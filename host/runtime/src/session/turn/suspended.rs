@@ -24,12 +24,12 @@ impl Suspended {
     pub(super) async fn wait(self, run: &mut Run<'_>) -> State {
         let Suspended { opened, since } = self;
         opened.turn.lets_others_resume();
-        let pause = opened.turn.approvals.pause();
-        run.end.set_parked(pause.clone());
-        run.actor.pauses.send_replace(pause);
+        let suspension = opened.turn.approvals.suspension();
+        run.end.set_suspension(suspension.clone());
+        run.actor.suspensions.send_replace(suspension);
         let decided = decided(run, &opened).await;
-        run.end.set_parked(None);
-        run.actor.pauses.send_replace(None);
+        run.end.set_suspension(None);
+        run.actor.suspensions.send_replace(None);
         match decided {
             Ok(()) => State::Opening(interrupted(opened, since)),
             Err(error) => {
