@@ -1,4 +1,4 @@
-//! A change at one host of a cluster applies at all of them, and strangers are refused.
+//! A change at one host of a cluster applies at all of them, and callers without the key are refused.
 
 use super::{
     deploy,

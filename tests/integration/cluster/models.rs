@@ -136,7 +136,7 @@ async fn answers_are_the_same_at_both(gateway: &Node, computing: &Node) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn hosts_with_different_models_have_one_catalogue() {
+async fn hosts_with_different_models_have_one_catalog() {
     let Some(site) = Site::start(false).await else { return };
     let one = site.node_with_model("one").await;
     let two = site.node_with_model("two").await;

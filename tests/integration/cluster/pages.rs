@@ -167,7 +167,7 @@ async fn a_session_moves_with_its_pages(a: Node, b: &Node) {
     gate.open();
     let (status, log) = a.exited().await;
     assert_eq!(status, Some(0), "{log}");
-    // Nobody has the pages of the next prompt, and it is answered all the same.
+    // Nobody has the pages of the next prompt, and it is answered anyway.
     let alone = json!([{"role": "user", "content": format!("Nobody has this. {}", long_text())}]);
     assert_eq!(prompt_tokens(&chat(b, &alone).await).1, 0);
 }

@@ -23,7 +23,7 @@ fn remaining(answer: &Response) -> u32 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_one_host_admits_is_missing_at_the_other() {
+async fn requests_that_one_host_admits_count_at_the_other() {
     let Some(site) = Site::start(true).await else { return };
     let mut settings = File::options().append(true).open(site.path("skep.toml")).unwrap();
     write!(settings, "[tenants.acme]\nrequests_per_minute = 1\nrequest_burst = {BURST}\n").unwrap();

@@ -61,7 +61,7 @@ impl Inner {
             counts: cluster.own_counts(),
             agents: host.deployments.stored_version(),
             role: cluster.role(),
-            catalogue: match cluster.is_clustered() && cluster.role() != HostRole::Prefill {
+            catalog: match cluster.is_clustered() && cluster.role() != HostRole::Prefill {
                 true => ModelFacts::of_own(models),
                 // Nobody asks it for generations.
                 false => Vec::new(),

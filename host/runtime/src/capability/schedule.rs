@@ -15,7 +15,7 @@ use serde_json::Value;
 use skep_store::{ScheduleChange, ScheduleRow, ScheduleState, Store};
 use std::{collections::BTreeMap, sync::Arc};
 
-/// Maximum size of all schedules of a session together, in their journalled form.
+/// Maximum size of all schedules of a session together, in their journaled form.
 const MAX_SESSION_BYTES: usize = 1 << 20;
 /// Maximum size of the schedules in one record of the journal. A record may have twice as much, and a single schedule is
 /// smaller than this.
@@ -375,7 +375,7 @@ mod tests {
         seen.set(&owner, "d", &large, every_minute).expect("replaces the schedule");
         assert!(seen.cancel("a"));
         seen.set(&owner, "e", &large, every_minute).expect("cancelling freed space");
-        // The journalled form is counted, including escapes.
+        // The journaled form is counted, including escapes.
         let quotes = Options { data: Some(format!("[{}]", vec!["\"\""; 60_000].join(","))), ..PLAIN };
         assert!(seen.cancel("b"));
         assert!(seen.set(&owner, "b", &quotes, every_minute).is_err());
@@ -452,6 +452,6 @@ mod tests {
         assert!(records.len() >= 6 && records.iter().all(|record| record.body.len() <= MAX_RECORD_BYTES));
         store.put_agent(&agent, b"component", &[]).await.expect("all schedules are removed");
         view.clock.advance(5_000);
-        assert_eq!(read().await, live, "the replay sees the journalled schedules");
+        assert_eq!(read().await, live, "the replay sees the journaled schedules");
     }
 }

@@ -15,7 +15,7 @@ impl HostWithStore<TurnContext> for Capabilities {
             context.charge(0)?;
             wasmtime::error::Ok(context.turn.clone())
         })?;
-        // While an agent describes itself nothing is journalled, and its deadline bounds the wait.
+        // While an agent describes itself nothing is journaled, and its deadline bounds the wait.
         let Some(turn) = turn else {
             tokio::time::sleep(Duration::from_millis(ms.into())).await;
             return Ok(());

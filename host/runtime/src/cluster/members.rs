@@ -1,6 +1,6 @@
 //! The hosts of the cluster, as of the last look.
 
-use super::catalogue::ModelFacts;
+use super::catalog::ModelFacts;
 use crate::{
     name::SessionKey,
     placement::{self, AgentDigest, Load, Report, SessionHash},
@@ -122,11 +122,12 @@ pub(crate) struct Facts {
     #[serde(default)]
     pub(crate) role: HostRole,
     /// The models that the host computes for others, too.
-    #[serde(default)]
-    pub(crate) catalogue: Vec<ModelFacts>,
+    /// The name of the field is the one that hosts of earlier versions write.
+    #[serde(default, rename = "catalogue")]
+    pub(crate) catalog: Vec<ModelFacts>,
     #[serde(default)]
     pub(crate) load: Load,
-    /// The agents whose sessions ran there lately, those first that ran last. At most [`placement::MAX_WARM`].
+    /// The agents whose sessions ran there recently, those first that ran last. At most [`placement::MAX_WARM`].
     #[serde(default)]
     pub(crate) warm: Vec<AgentDigest>,
     /// Sequences that its models compute at this moment, those for other hosts included. A host of an earlier version does not

@@ -7,19 +7,19 @@
 //!
 //! Without a cluster, all of this is absent: each session belongs to this host, and nothing is written or waited for.
 //!
-//! The models of all hosts are one catalogue: a generation of a model that this host lacks goes to a host that has it (`catalogue`).
+//! The models of all hosts are one catalog: a generation of a model that this host lacks goes to a host that has it (`catalog`).
 //!
 //! This module knows neither turns nor actors. `dispatch` decides where a turn runs, and `agent_host` keeps what is known here
 //! up to date.
 
-mod catalogue;
+mod catalog;
 mod generation;
 mod members;
 mod ownership;
 mod peers;
 mod placing;
 
-pub(crate) use catalogue::ModelFacts;
+pub(crate) use catalog::ModelFacts;
 pub use generation::{GenerationEvent, GenerationEvents, GenerationFailure, PeerGeneration};
 pub(crate) use members::Facts;
 pub use members::{ClusterHost, HostRole, Member, TokensInFlight, WorkingHost};
@@ -32,7 +32,7 @@ use crate::{
     name::{SessionKey, plain_session},
     placement::{AgentDigest, Choice, Placement},
 };
-use catalogue::{Catalogue, DEFAULT_MODEL, first_model};
+use catalog::{Catalog, DEFAULT_MODEL, first_model};
 use members::{KnownHost, Members};
 use placing::Placing;
 use skep_engine::{ModelSet, OtherModels};
@@ -118,7 +118,7 @@ struct Shared {
     gives_pages: bool,
     /// Models of other hosts hold them, too, and not the connections of the database.
     members: Arc<Members>,
-    catalogue: Catalogue,
+    catalog: Catalog,
     peers: Arc<dyn Peers>,
     counts: Option<Arc<dyn SharedCounts>>,
     placing: Placing,
@@ -128,7 +128,7 @@ struct Shared {
 impl Shared {
     /// Learns which default model the cluster has chosen, or chooses one as soon as a host has models.
     async fn choose_default(&self) -> Result<(), StoreError> {
-        if !self.catalogue.lacks_default() {
+        if !self.catalog.lacks_default() {
             return Ok(());
         }
         let hosts = self.members.hosts();
@@ -137,7 +137,7 @@ impl Shared {
             (None, Some(first)) => self.store.choose(DEFAULT_MODEL, first).await?,
             (None, None) => return Ok(()),
         };
-        self.catalogue.set_default(chosen);
+        self.catalog.set_default(chosen);
         Ok(())
     }
 }
@@ -161,7 +161,7 @@ impl Cluster {
             role,
             gives_pages,
             members: Arc::default(),
-            catalogue: Catalogue::new(default_model),
+            catalog: Catalog::new(default_model),
             peers,
             counts,
             placing: Placing::new(placement),
@@ -198,7 +198,7 @@ impl Cluster {
     /// last call.
     pub(crate) fn other_models(&self, models: &ModelSet) -> Option<OtherModels> {
         let shared = self.shared.as_ref()?;
-        shared.catalogue.look(shared.own, models, &shared.members, &shared.peers)
+        shared.catalog.look(shared.own, models, &shared.members, &shared.peers)
     }
 
     /// Returns the way to the other hosts.

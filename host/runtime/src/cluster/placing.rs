@@ -82,7 +82,7 @@ impl Placing {
         lock(&self.sent).note(host, now_ms);
     }
 
-    /// Returns how many sessions lately began at a host because of a choice of this one.
+    /// Returns how many sessions recently began at a host because of a choice of this one.
     pub(super) fn sent(&self, host: i64) -> u32 {
         let now_ms = self.now_ms();
         lock(&self.sent).count(host, now_ms)

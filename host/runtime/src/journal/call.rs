@@ -59,7 +59,7 @@ pub(crate) struct Call {
     /// Whether the caller has been shown some of the answer since the generation last began.
     pub(super) shows_answer: AtomicBool,
     /// Whether the journal contains tokens of this call.
-    pub(super) is_journalled: AtomicBool,
+    pub(super) is_journaled: AtomicBool,
     /// Whether reads are not replayed, because an early version did not record them.
     pub(super) reads_freely: bool,
     pub(super) _in_flight: CallInFlight,

@@ -139,7 +139,7 @@ impl Journal {
             }
         };
         self.feed.timeline().begin(number, &identity.name, matches!(recorded, RecordedCall::Finished { .. }));
-        let is_journalled =
+        let is_journaled =
             matches!(&recorded, RecordedCall::Interrupted { tokens, .. } if !tokens.is_empty());
         Ok(Call {
             number,
@@ -150,7 +150,7 @@ impl Journal {
             repeats: AtomicU32::new(0),
             shown: AtomicU32::new(shown),
             shows_answer: AtomicBool::new(shows_answer),
-            is_journalled: AtomicBool::new(is_journalled),
+            is_journaled: AtomicBool::new(is_journaled),
             reads_freely,
             _in_flight: in_flight,
             _children: Children { journal: self.clone(), parent: number },

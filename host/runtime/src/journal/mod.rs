@@ -30,7 +30,7 @@ pub(crate) use guest_clocks::{GuestMonotonicClock, GuestWallClock};
 use numbers::Numbers;
 pub(crate) use random::{random, seed};
 pub(crate) use reads::{NextRead, Reads};
-pub(crate) use record::{Identity, NO_PROGRESS, SUMMARISE};
+pub(crate) use record::{Identity, NO_PROGRESS, SUMMARIZE};
 pub(crate) use replay::{Attempt, LeftGeneration, ReplayPosition, left_generations};
 
 use crate::{Clock, Json, RunEvent, RuntimeError, feed::Feed, limits::TurnUse, turn_timeline::Stage};
@@ -108,7 +108,7 @@ pub(crate) fn republish_events(
     Ok(last_id)
 }
 
-/// Tells the guest's call to stop. The journal holds the reason.
+/// The error with which the guest's call stops. The journal holds the reason.
 #[derive(Debug, thiserror::Error)]
 #[error("the turn's journal cannot be continued")]
 pub(crate) struct Stopped;
@@ -178,7 +178,7 @@ impl Journal {
             return;
         }
         let (ids, text) = (ids.to_vec(), text.to_owned());
-        let model = (!call.is_journalled.swap(true, Ordering::Relaxed)).then(|| model.clone());
+        let model = (!call.is_journaled.swap(true, Ordering::Relaxed)).then(|| model.clone());
         let record = Record::Tokens { call: call.identity.clone(), ids, text, taken_back, model };
         self.append(&mut inner, call.number, [record]);
     }

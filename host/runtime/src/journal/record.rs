@@ -10,9 +10,9 @@ use skep_engine::{ModelDigest, RolledBack, Usage};
 pub(crate) const NO_PROGRESS: [&str; 3] =
     ["{\"used\":%", "{\"tokens\":{\"call\":{%},\"ids\":[],%", "{\"shown\":%"];
 
-/// Name of the call that summarizes a conversation. It is the only call that the host makes on
+/// Name of the call that summarizes a conversation, as journals have it. It is the only call that the host makes on
 /// behalf of the guest.
-pub(crate) const SUMMARISE: &str = "summarise";
+pub(crate) const SUMMARIZE: &str = "summarise";
 
 /// Identifies a call when the guest makes it again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -73,7 +73,7 @@ pub(super) enum Record {
 impl Identity {
     /// Returns whether the host makes this call on behalf of one of the guest's.
     pub(super) fn is_of_host(&self) -> bool {
-        self.name == SUMMARISE
+        self.name == SUMMARIZE
     }
 
     pub(crate) fn new(name: &str, arguments: &impl Serialize) -> Self {

@@ -136,7 +136,7 @@ async fn a_host_call_is_found_again_in_either_order() {
     let (journal, _) = turn.open().await;
     let made = journal.make().expect("live");
     let generate = journal.identify(made, identity("generate", 1)).expect("live");
-    let summary = journal.call_of_host(identity(SUMMARISE, 1), Some(1)).expect("live");
+    let summary = journal.call_of_host(identity(SUMMARIZE, 1), Some(1)).expect("live");
     assert_eq!((generate.number(), summary.number()), (1, 2));
     journal.tokens(&summary, &ModelDigest::default(), &[5], RolledBack::default(), "");
     assert_eq!(journal.immediate(identity("clock", 0), || 7).expect("live"), 7);
@@ -148,7 +148,7 @@ async fn a_host_call_is_found_again_in_either_order() {
         if guest_is_first {
             assert_eq!(clock(), 7);
         }
-        let summary = journal.call_of_host(identity(SUMMARISE, 1), Some(1)).expect("recorded");
+        let summary = journal.call_of_host(identity(SUMMARIZE, 1), Some(1)).expect("recorded");
         assert_eq!((summary.number(), summary.tokens()), (2, &[5][..]));
         if !guest_is_first {
             assert_eq!(clock(), 7);
@@ -369,7 +369,7 @@ async fn an_unrepeated_host_call_blocks_nothing_and_keeps_its_number() {
     let turn = Turn::new().await;
     let (journal, _) = turn.open().await;
     let generate = journal.call(identity("generate", 1)).expect("live");
-    let summary = journal.call_of_host(identity(SUMMARISE, 1), Some(1)).expect("live");
+    let summary = journal.call_of_host(identity(SUMMARIZE, 1), Some(1)).expect("live");
     journal.ended(&summary, &"summary", Vec::new());
     let sleep = journal.begin(identity("sleep", 1)).await.expect("live");
     assert_eq!((generate.number(), summary.number(), sleep.number()), (1, 2, 3));
@@ -380,7 +380,7 @@ async fn an_unrepeated_host_call_blocks_nothing_and_keeps_its_number() {
         let (journal, _) = turn.open().await;
         let generate = journal.call(identity("generate", 1)).expect("recorded");
         let another =
-            is_another.then(|| journal.call_of_host(identity(SUMMARISE, 2), Some(1)).expect("live"));
+            is_another.then(|| journal.call_of_host(identity(SUMMARIZE, 2), Some(1)).expect("live"));
         assert_eq!(another.map(|another| another.number()), is_another.then_some(4));
         // The parent is over.
         drop(generate);

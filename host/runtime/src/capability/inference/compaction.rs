@@ -23,7 +23,7 @@ use crate::{
         },
         turn::{AskedTokens, GenerationStart, Reservation, Turn},
     },
-    journal::{Call, Identity, ReplayPosition, SUMMARISE, Stopped},
+    journal::{Call, Identity, ReplayPosition, SUMMARIZE, Stopped},
 };
 use skep_engine::{
     Cancel, Engine, EngineError, Model, Sampling,
@@ -230,7 +230,7 @@ impl Compacting {
         let (finds, described) = (model.clone(), tools.to_vec());
         let find = move |cancel: &Cancel| {
             let asking = cut.to_summarize(&finds, &described, most, cancel);
-            let identity = Identity::new(SUMMARISE, &(cut.before.messages(), cut.at, most));
+            let identity = Identity::new(SUMMARIZE, &(cut.before.messages(), cut.at, most));
             (cut, asking, identity)
         };
         let (cut, asking, identity) = turn.compute(false, find).await;

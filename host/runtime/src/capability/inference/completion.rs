@@ -1,4 +1,4 @@
-//! Text completion without a conversation or a chat template. It is journalled like other generations.
+//! Text completion without a conversation or a chat template. It is journaled like other generations.
 
 use crate::{
     QUICK_BYTES, RunEvent,

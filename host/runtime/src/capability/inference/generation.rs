@@ -1,8 +1,8 @@
 //! A single generation: from the guest's options to a validated and appended message.
 //!
 //! The token loop runs here and in the engine; the guest is called once, with the result. Only a complete message whose tool
-//! calls have valid arguments is appended. Tokens are journalled as they are produced: a generation that a crash interrupted
-//! continues after the last journalled token, and a finished one is answered from the journal. What happens to an answer of
+//! calls have valid arguments is appended. Tokens are journaled as they are produced: a generation that a crash interrupted
+//! continues after the last journaled token, and a finished one is answered from the journal. What happens to an answer of
 //! another server that is cut off is in `remote`.
 
 use crate::{
@@ -60,7 +60,7 @@ pub(crate) struct StartedGeneration {
     before: Arc<Transcript>,
     reservation: Reservation,
     work: Work,
-    /// The journalled reads of the text, until it is known whether the guest streams it.
+    /// The journaled reads of the text, until it is known whether the guest streams it.
     reads: Option<Reads>,
 }
 

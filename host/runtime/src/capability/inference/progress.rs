@@ -26,7 +26,7 @@ pub(in crate::capability) struct Progress<'a> {
     /// Number of produced tokens when the journal last learned what the generation used.
     used: Option<u32>,
     /// Number of tokens that are in the journal.
-    journalled: usize,
+    journaled: usize,
     /// Reasoning that the caller has not been shown yet.
     reasoning: String,
     /// Number of bytes of text that the caller was shown before a restart and that have not been repeated yet.
@@ -45,11 +45,11 @@ impl<'a> Progress<'a> {
         // A remote model answers again from the beginning after a restart, and so does a local one after a remote one.
         let continues = model.engine().is_some() && !call.was_shown_by_remote();
         let shown_before = if continues { call.shown_bytes() } else { 0 };
-        let journalled = call.tokens().len();
+        let journaled = call.tokens().len();
         // A resumed local model has already reported its prompt length.
         let used = (model.engine().is_some() && !call.attempts().is_empty()).then_some(0);
         let (reasoning, stage) = (String::new(), Stage::Waiting);
-        Progress { turn, call, model, visible, used, journalled, reasoning, shown_before, stage }
+        Progress { turn, call, model, visible, used, journaled, reasoning, shown_before, stage }
     }
 
     /// Journals new tokens. `produced` holds all tokens so far, `delta` the text of the latest ones, and `taken_back` what had
@@ -60,11 +60,11 @@ impl<'a> Progress<'a> {
         if self.visible {
             self.shown_before -= known;
         }
-        let new = produced.get(self.journalled..).unwrap_or_default();
+        let new = produced.get(self.journaled..).unwrap_or_default();
         if new.is_empty() && text.is_empty() {
             return;
         }
-        self.journalled += new.len();
+        self.journaled += new.len();
         self.turn.journal.tokens(self.call, self.model.digest(), new, taken_back, text);
     }
 

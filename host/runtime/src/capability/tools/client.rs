@@ -153,7 +153,7 @@ pub(super) async fn call(
         _ => {
             let invalid = |error: serde_json::Error| ToolError::InvalidArguments(error.to_string());
             let Progress { progress, total, message } = serde_json::from_value(arguments).map_err(invalid)?;
-            // Other callers have nobody to notify; the tool works for them all the same.
+            // Other callers have nobody to notify; the tool works for them anyway.
             if let Some(client) = client {
                 client.progress(TurnProgress { progress, total, message });
             }

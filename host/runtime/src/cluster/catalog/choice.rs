@@ -126,8 +126,8 @@ mod tests {
     fn a_session_leaves_its_host_only_while_requests_wait_there_and_the_next_one_has_room() {
         let host = |number, state, waiting, computing| {
             let load = Load { waiting, capacity: 4, ..Load::default() };
-            let catalogue = vec![model("big")];
-            let facts = Facts { load, catalogue, computing: Some(computing), ..Facts::default() };
+            let catalog = vec![model("big")];
+            let facts = Facts { load, catalog, computing: Some(computing), ..Facts::default() };
             row(number, state, &facts.encode())
         };
         let serving = |number, waiting, computing| host(number, HostState::Serving, waiting, computing);
@@ -152,8 +152,8 @@ mod tests {
     fn a_host_with_another_model_of_the_same_name_is_not_asked() {
         let (one, two) = (ModelDigest::remote("test", "one"), ModelDigest::remote("test", "two"));
         let with = |number, digest: Option<&ModelDigest>| {
-            let catalogue = vec![ModelFacts { digest: digest.cloned(), ..model("big") }];
-            row(number, HostState::Serving, &Facts { catalogue, ..Facts::default() }.encode())
+            let catalog = vec![ModelFacts { digest: digest.cloned(), ..model("big") }];
+            row(number, HostState::Serving, &Facts { catalog, ..Facts::default() }.encode())
         };
         let rows = [with(2, Some(&one)), with(3, Some(&two)), with(4, None)];
         let mut asked = order(&rows, Asked { digest: Some(&one), ..BIG }, &of(1), 0);

@@ -1,4 +1,4 @@
-//! The models of all hosts of a cluster as one catalogue: each host reports those that it computes, and uses those of the
+//! The models of all hosts of a cluster as one catalog: each host reports those that it computes, and uses those of the
 //! others as models of its own set, which it asks through the connections between hosts.
 //!
 //! A host answers another one only with a model that it computes itself. So a generation is passed on once, and never in circles.
@@ -42,7 +42,7 @@ pub(crate) struct ModelFacts {
 }
 
 /// The models of the other hosts as of the last look.
-pub(super) struct Catalogue {
+pub(super) struct Catalog {
     /// The model of requests without one, once it is known: the one that the settings name, or the one that the cluster has
     /// chosen.
     default: OnceLock<String>,
@@ -113,12 +113,12 @@ impl ModelFacts {
     }
 }
 
-impl Catalogue {
-    /// Returns the catalogue of a host that knows no others yet. `default` names the model that requests without one get; without
+impl Catalog {
+    /// Returns the catalog of a host that knows no others yet. `default` names the model that requests without one get; without
     /// it, it is the one that the cluster chooses.
     pub(super) fn new(default: Option<String>) -> Self {
         let default: OnceLock<String> = default.map(OnceLock::from).unwrap_or_default();
-        Catalogue { default, known: Mutex::default() }
+        Catalog { default, known: Mutex::default() }
     }
 
     /// Returns whether the default is not known yet.
@@ -180,7 +180,7 @@ impl Known {
         let mut differing = BTreeSet::new();
         let others = hosts.iter().filter(|host| host.row.number != own);
         let reported =
-            others.flat_map(|host| host.catalogue().iter().map(move |facts| (host.row.number, facts)));
+            others.flat_map(|host| host.catalog().iter().map(move |facts| (host.row.number, facts)));
         for (host, facts) in reported.filter(|(_, facts)| !own_names.contains(facts.name.as_str())) {
             match models.iter_mut().find(|known| known.name == facts.name) {
                 Some(known) if !facts.is_of(known.digest.as_ref()) => {
@@ -224,18 +224,18 @@ impl Known {
 /// Returns the model that the cluster chooses as the default if it has not chosen one yet: the default of the host with the lowest
 /// number that computes any.
 pub(super) fn first_model(hosts: &[KnownHost]) -> Option<&str> {
-    hosts.iter().find_map(|host| host.catalogue().first()).map(|model| model.name.as_str())
+    hosts.iter().find_map(|host| host.catalog().first()).map(|model| model.name.as_str())
 }
 
 impl KnownHost {
     /// Returns what the host reports about the models that it computes.
-    fn catalogue(&self) -> &[ModelFacts] {
-        self.facts.as_ref().map(|facts| facts.catalogue.as_slice()).unwrap_or_default()
+    fn catalog(&self) -> &[ModelFacts] {
+        self.facts.as_ref().map(|facts| facts.catalog.as_slice()).unwrap_or_default()
     }
 
     /// Returns whether the host computes the model of this name and digest.
     fn computes(&self, model: &str, digest: Option<&ModelDigest>) -> bool {
-        self.catalogue().iter().any(|known| known.name == model && known.is_of(digest))
+        self.catalog().iter().any(|known| known.name == model && known.is_of(digest))
     }
 }
 
@@ -248,8 +248,8 @@ mod tests {
 
     /// Returns the facts of a host with these models.
     pub(super) fn facts(models: &[&str]) -> String {
-        let catalogue = models.iter().map(|name| model(name)).collect();
-        Facts { catalogue, ..Facts::default() }.encode()
+        let catalog = models.iter().map(|name| model(name)).collect();
+        Facts { catalog, ..Facts::default() }.encode()
     }
 
     pub(super) fn model(name: &str) -> ModelFacts {
@@ -264,7 +264,7 @@ mod tests {
     }
 
     fn with(number: i64, models: Vec<ModelFacts>) -> HostRow {
-        let facts = Facts { catalogue: models, ..Facts::default() };
+        let facts = Facts { catalog: models, ..Facts::default() };
         row(number, HostState::Serving, &facts.encode())
     }
 
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_with_different_models_have_one_catalogue() {
+    fn hosts_with_different_models_have_one_catalog() {
         let digest = digest("big");
         let long = ModelFacts { context_length: Some(4096), aliases: vec!["fast".into()], ..model("big") };
         let short = ModelFacts {
@@ -320,13 +320,13 @@ mod tests {
         let rows = [gateway, with(2, vec![model("b"), model("a")]), with(3, vec![model("a")])];
         assert_eq!((first(&rows).as_deref(), first(&rows[..1])), (Some("b"), None));
 
-        let catalogue = Catalogue::new(None);
-        assert!(catalogue.lacks_default());
+        let catalog = Catalog::new(None);
+        assert!(catalog.lacks_default());
         for chosen in ["b", "a"] {
-            catalogue.set_default(chosen.to_owned());
-            assert_eq!(catalogue.default.get().map(String::as_str), Some("b"), "a choice stays");
+            catalog.set_default(chosen.to_owned());
+            assert_eq!(catalog.default.get().map(String::as_str), Some("b"), "a choice stays");
         }
-        let set = Catalogue::new(Some("a".to_owned()));
+        let set = Catalog::new(Some("a".to_owned()));
         assert!(!set.lacks_default(), "the settings have chosen");
         let gone = Known::of(&[], 1, &BTreeSet::new(), &Known::default(), Some("b"));
         let others = gone.others(|facts| ServedModel::Remote(Arc::new(ClusterModel::of_nobody(&facts.name))));
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn facts_of_an_earlier_version_have_no_catalogue() {
+    fn facts_of_an_earlier_version_have_no_catalog() {
         let early = row(2, HostState::Serving, r#"{"models": ["a"], "running_turns": 1}"#);
         assert!(Facts::of(&early).is_some(), "it serves");
         let found = known(&[early], &[], &Known::default());

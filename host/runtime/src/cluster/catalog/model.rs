@@ -274,7 +274,7 @@ mod tests {
     use std::sync::Mutex;
     use std::time::Duration;
 
-    /// The behaviour of a host.
+    /// The behavior of a host.
     #[derive(Clone, Copy)]
     enum Does {
         Answer,
@@ -350,7 +350,7 @@ mod tests {
 
     impl ClusterModel {
         /// Returns a model that no host computes any more.
-        pub(in crate::cluster::catalogue) fn of_nobody(name: &str) -> Self {
+        pub(in crate::cluster::catalog) fn of_nobody(name: &str) -> Self {
             of(name, Arc::new(Hosts(Vec::new(), Mutex::default())))
         }
     }
@@ -450,8 +450,8 @@ mod tests {
         let model = of("big", Arc::new(Hosts(Vec::new(), Mutex::default())));
         let host = |number, state, waiting, computing| {
             let load = Load { waiting, capacity: 4, ..Load::default() };
-            let catalogue = vec![described("big")];
-            let facts = Facts { load, catalogue, computing: Some(computing), ..Facts::default() };
+            let catalog = vec![described("big")];
+            let facts = Facts { load, catalog, computing: Some(computing), ..Facts::default() };
             row(number, state, &facts.encode())
         };
         let serving = HostState::Serving;

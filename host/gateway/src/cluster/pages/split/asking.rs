@@ -318,12 +318,12 @@ impl Shared {
         ending
     }
 
-    /// Returns the outcome of an order that a host did not fulfil, and does not ask that host again for a while if it is to blame.
+    /// Returns the outcome of an order that a host did not fulfill, and does not ask that host again for a while if it is to blame.
     fn gone_wrong(&self, host: &Member, ending: FetchEnding) -> Outcome {
         match ending {
             FetchEnding::Late => self.let_rest(host, "it did not send a page in time"),
-            FetchEnding::Broken => self.let_rest(host, "it did not fulfil an order"),
-            FetchEnding::Rejected => self.let_rest(host, "a page was not the one that it was asked for"),
+            FetchEnding::Broken => self.let_rest(host, "it did not fulfill an order"),
+            FetchEnding::Rejected => self.let_rest(host, "it sent a page that was not requested"),
             FetchEnding::Fetched
             | FetchEnding::Absent
             | FetchEnding::Busy
