@@ -1,4 +1,4 @@
-//! Has the crate compiled again when a file of the console or a guide is added.
+//! Recompiles the crate when a file of the console or a guide is added.
 
 fn main() {
     for folder in ["ui", "../guide", "../../guest-sdk/guide"] {

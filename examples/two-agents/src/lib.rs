@@ -17,7 +17,7 @@ struct FindParcel {
     order: u32,
 }
 
-/// A parcel, as the warehouse describes it. Fields that are of no use here are left out.
+/// A parcel, as the warehouse describes it. Fields that are not needed here are left out.
 #[derive(Serialize, Deserialize)]
 struct Parcel {
     place: String,

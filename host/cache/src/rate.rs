@@ -1,4 +1,4 @@
-//! The rate at which pages come from where they are kept, as measured lately.
+//! The rate at which pages come from where they are kept, as measured recently.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};

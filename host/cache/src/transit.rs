@@ -1,4 +1,4 @@
-//! Pages on their way between hosts: the question for them, and the sealed images of the answer.
+//! Pages on their way between hosts: the request for them, and the sealed images of the answer.
 //!
 //! ```text
 //! question                                   image
@@ -44,7 +44,7 @@ pub struct PageQuestion {
 /// The reason that a question cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QuestionError {
-    #[error("it is not a question for KV pages of this version")]
+    #[error("it is not a request for KV pages in the form of this version")]
     Foreign,
     #[error("it asks for {found} pages, and at most {max} are allowed", max = MAX_ASKED_PAGES)]
     TooMany { found: usize },

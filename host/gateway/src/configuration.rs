@@ -1,4 +1,4 @@
-//! The seam to the operator's configuration: the gateway shows it and has it read again, wherever it is kept.
+//! The interface to the operator's configuration, which the gateway shows and reloads, wherever it is kept.
 
 use crate::metrics::CONFIG_RELOADS;
 use futures::future::BoxFuture;

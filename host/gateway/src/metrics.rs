@@ -250,13 +250,13 @@ const METRICS: &[MetricSpec] = &[
         name: KV_FETCHES,
         kind: MetricKind::Counter,
         unit: Unit::Count,
-        help: "Questions to the other hosts of the cluster for KV pages, by outcome",
+        help: "Requests to the other hosts of the cluster for KV pages, by outcome",
     },
     MetricSpec {
         name: KV_FETCH_TIME,
         kind: MetricKind::Histogram(SECONDS),
         unit: Unit::Seconds,
-        help: "Time from a question for KV pages to its last page, or to the miss",
+        help: "Time from a request for KV pages to its last page, or to the miss",
     },
     MetricSpec {
         name: KV_FETCHED_PAGES,

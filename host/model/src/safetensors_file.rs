@@ -22,7 +22,7 @@ pub(crate) struct FileTensor {
     pub(crate) bytes: Range<usize>,
 }
 
-/// Maximum number of dimensions. Tensors with more have no use here.
+/// Maximum number of dimensions. Tensors with more are not supported.
 const MAX_DIMENSIONS: usize = 8;
 
 /// Returns the tensors of a safetensors file, ordered by their offset.

@@ -1,4 +1,4 @@
-//! Memory from which pages are put, and into which they are got.
+//! The memory from which pages are written to the store, and into which they are read from it.
 //!
 //! Invariant: the memory of a lane is never freed and never read in place. A transfer that was reported as failed may still
 //! write to it later, so what a lane holds is copied out before it is checked, and a page that such a transfer has

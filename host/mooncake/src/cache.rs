@@ -166,7 +166,9 @@ impl ClusterCache {
         match leaving {
             Ok(thread) => {
                 if !has_ended(thread, Instant::now() + CLOSE_TIME) {
-                    tracing::warn!("the cluster cache does not answer; this host does not take leave of it");
+                    tracing::warn!(
+                        "the cluster cache does not answer; this host ends without signing off from it"
+                    );
                 }
             }
             Err(error) => tracing::error!(%error, "a thread of the cluster cache does not start"),

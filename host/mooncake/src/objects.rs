@@ -18,7 +18,7 @@ pub(crate) enum Failure {
     /// The bytes could not be moved: the host that has them is gone, or the store is full.
     #[error("the bytes were not moved (code {code})")]
     Transfer { code: i64 },
-    /// A call took so long that the next requests would wait in vain.
+    /// A call took so long that the next requests would wait for nothing.
     #[error("a call took {seconds} s")]
     Slow { seconds: u64 },
 }

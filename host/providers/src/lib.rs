@@ -1,4 +1,4 @@
-//! Upstream models: models that other servers compute, behind the same seam as the models of this process.
+//! Upstream models: models that other servers compute, behind the same interface as the models of this process.
 //!
 //! A request takes this path: [`Upstream`] turns the messages into a body of the server's wire format (`openai`,
 //! `anthropic`, `workers_ai`) → `limits` waits for a free slot → `breaker` refuses if the server fails all the time →

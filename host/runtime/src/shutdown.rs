@@ -9,7 +9,7 @@ use tokio::sync::watch;
 const FIRST_WAIT: Duration = Duration::from_millis(100);
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
 
-/// Tells whether the host is shutting down. Clones share the state.
+/// Whether the host is shutting down. Clones share the state.
 #[derive(Clone, Default)]
 pub(crate) struct Shutdown(watch::Sender<bool>);
 

@@ -80,7 +80,7 @@ pub(crate) async fn warm(
 /// Returns the engine that the tokens of a conversation belong to, or why there is none.
 fn engine_of(host: &TurnHost, stored: &StoredConversation) -> Result<Engine, &'static str> {
     if stored.transcript.tokens().is_empty() {
-        return Err("the model has seen nothing of it yet");
+        return Err("the model has not processed any of it yet");
     }
     let found = host.reach.models.set().find(Some(&stored.model)).map_err(|_| "its model is not served")?;
     let model = found.loaded().ok_or("its model is not loaded")?;

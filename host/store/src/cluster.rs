@@ -120,7 +120,7 @@ impl Store {
         hosts_from(from, "CAST(0 AS BIGINT)").await
     }
 
-    /// Returns what tells this host about changes that others made; `None` without a cluster.
+    /// Returns the notices of changes that other hosts made; `None` without a cluster.
     pub fn notices(&self) -> Option<Notices> {
         let membership = self.membership.as_ref()?;
         Some(Notices::new(self.readers.clone(), membership.listening.clone()))

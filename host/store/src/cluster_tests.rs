@@ -327,7 +327,7 @@ async fn a_host_that_was_cut_off_connects_again_before_it_counts_as_dead() {
 }
 
 #[tokio::test]
-async fn the_first_host_after_a_crash_of_all_finds_what_they_left() {
+async fn the_first_host_after_a_crash_of_all_hosts_adopts_their_work() {
     let Some(mut database) = Database::new().await else { return };
     let mortal = Mortal::start(&database).await;
     mortal.store.put_agent(&agent(), b"component", &[]).await.unwrap();

@@ -283,7 +283,7 @@ async fn a_change_is_noticed_without_a_notification() {
         database.run("UPDATE notices SET version = version + 1 WHERE kind = 'webhooks'".into()).await;
         let heard = tokio::time::timeout(PATIENCE, notices.next()).await.expect("a poll");
         assert_eq!(heard, [NoticeKind::Webhooks]);
-        // The connection that listens is lost, and the next change is found all the same.
+        // The connection that listens is lost, and the next change is still found.
         database.run(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN \"skep_%' AND pid != pg_backend_pid()"
                 .into(),

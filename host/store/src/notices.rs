@@ -1,4 +1,4 @@
-//! Notices: what tells the hosts of a cluster that something which they hold in memory was changed, by another host or by a
+//! Notices: they tell the hosts of a cluster that something which they hold in memory was changed, by another host or by a
 //! command.
 //!
 //! Each kind of thing has a version in the database, which grows in the transaction of the change. A notification of the
@@ -92,7 +92,7 @@ pub(crate) async fn raise(connection: &mut Connection, kind: NoticeKind) -> Resu
     rung.map(drop).map_err(failed())
 }
 
-/// Tells a host about changes that others made.
+/// Notifies a host of changes that others made.
 #[derive(Debug)]
 pub struct Notices {
     readers: Pool,

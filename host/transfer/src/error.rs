@@ -36,7 +36,7 @@ pub enum TransferError {
     Late(Duration),
     #[error("the READ failed: {reason}")]
     Failed { reason: String },
-    #[error("{found} images were asked for, and there is room for {reserved}")]
+    #[error("{found} images were requested, and there is room for {reserved}")]
     Reserved { found: usize, reserved: usize },
     #[error("an image has {found} bytes, and its slots have {room}")]
     Image { found: usize, room: usize },

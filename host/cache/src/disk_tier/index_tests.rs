@@ -187,7 +187,7 @@ fn a_page_has_a_bounded_number_of_owners() {
 }
 
 #[test]
-fn an_index_loads_what_can_be_reached_and_is_owned() {
+fn an_index_loads_only_reachable_pages_with_owners() {
     let mut index = Index::default();
     path(&mut index, &[1, 2, 3], TENANT, owner(1));
     path(&mut index, &[1, 4], TENANT, owner(2));

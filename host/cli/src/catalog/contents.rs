@@ -45,7 +45,7 @@ impl CachedModel {
         }
     }
 
-    /// Tells whether a user means this model: by the name that requests use, its reference, or a name of the catalog.
+    /// Returns whether a user means this model: by the name that requests use, its reference, or a name of the catalog.
     pub fn is_called(&self, name: &str) -> bool {
         let is_alias = super::entry(name).is_some_and(|entry| record::key(&entry.source) == self.reference);
         is_alias || self.name == name || self.reference == name
@@ -57,7 +57,7 @@ impl CachedModel {
 pub struct Leftovers {
     /// Files and folders with their sizes.
     pub found: Vec<(PathBuf, u64)>,
-    /// Folders that a running pull uses, which were left alone.
+    /// Folders that a running pull uses, which were kept.
     pub busy: Vec<PathBuf>,
 }
 

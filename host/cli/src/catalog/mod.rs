@@ -60,7 +60,7 @@ pub fn resolve(name_or_path: &str, progress: &dyn Progress) -> Result<ResolvedMo
     {
         bail!(
             "{} does not run yet: Skep lacks {}\n  hint: `skep model recommend` shows the models that run here; \
-             `skep model pull {}` stores this one all the same",
+             `skep model pull {}` stores this one anyway",
             entry.name,
             lacks.join(", "),
             entry.name
@@ -215,7 +215,7 @@ fn pull_reference(reference: &Reference, name: String, progress: &dyn Progress) 
     Ok(PulledModel { model: ResolvedModel { name, path }, reference, files })
 }
 
-/// Tells whether a path is that of a download that is not complete.
+/// Returns whether a path is that of a download that is not complete.
 fn is_unfinished(path: &Path) -> bool {
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     UNFINISHED.iter().any(|end| name.ends_with(end))

@@ -37,7 +37,7 @@ pub struct PackageReference {
 }
 
 impl Reference {
-    /// Tells whether a text is meant to be a reference, well-formed or not.
+    /// Returns whether a text is meant to be a reference, well-formed or not.
     pub fn is_meant_by(text: &str) -> bool {
         text.starts_with("hf:") || text.starts_with("pip:")
     }
@@ -115,7 +115,7 @@ fn package(text: &str) -> Result<PackageReference> {
     Ok(PackageReference { requirement: requirement.to_owned(), member: member.to_owned(), sha256 })
 }
 
-/// Tells whether a text is a SHA-256 in hexadecimal.
+/// Returns whether a text is a SHA-256 in hexadecimal.
 pub fn is_sha256(text: &str) -> bool {
     text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
@@ -124,7 +124,7 @@ fn is_sound(part: &str) -> bool {
     !part.is_empty() && !part.starts_with('.') && !part.contains(['\\', '\0', '/', '@'])
 }
 
-/// Tells whether a path that someone else wrote, such as the hub, stays inside the folder that it is joined to.
+/// Returns whether a path that someone else wrote, such as the hub, stays inside the folder that it is joined to.
 pub fn is_sound_path(path: &str) -> bool {
     path.split('/').all(|part| !part.is_empty() && !part.starts_with('.') && !part.contains(['\\', '\0']))
 }

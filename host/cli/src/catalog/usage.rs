@@ -21,7 +21,7 @@ pub fn hold(name_or_path: &str, progress: &dyn Progress) -> Result<ModelInUse> {
     Ok(ModelInUse { _lock: lock })
 }
 
-/// Tells whether a process uses the model at `path`.
+/// Returns whether a process uses the model at `path`.
 pub fn is_held(path: &Path) -> bool {
     let Ok(file) = File::open(path) else { return false };
     matches!(file.try_lock(), Err(std::fs::TryLockError::WouldBlock))

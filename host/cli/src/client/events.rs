@@ -180,7 +180,7 @@ mod tests {
     }
 
     /// Returns the error of a client whose host sends `answer` to its message and closes the connection.
-    async fn told_by(answer: &'static str) -> String {
+    async fn reported_for(answer: &'static str) -> String {
         use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let url = format!("http://{}", listener.local_addr().expect("an address"));
@@ -202,16 +202,16 @@ mod tests {
     #[tokio::test]
     async fn a_client_that_loses_its_host_learns_how_to_find_its_turn() {
         let head = "HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n";
-        let told = told_by(head).await;
+        let told = reported_for(head).await;
         assert!(told.contains("hint: the host did not report the turn's id"), "{told}");
-        let told = told_by(concat!(
+        let told = reported_for(concat!(
             "HTTP/1.1 200 OK\r\ncontent-length: 999\r\n\r\n",
             "event: turn\ndata: {\"turn\":1,\"turn_id\":\"t1\"}\n\n"
         ))
         .await;
         assert!(told.starts_with("the connection ended before the turn was done"), "{told}");
         assert!(told.contains("hint: run `skep turn desk raum-ä t1`"), "{told}");
-        let told = told_by("").await;
+        let told = reported_for("").await;
         assert!(told.starts_with("the host did not answer") && !told.contains("%C3%A4"), "{told}");
     }
 

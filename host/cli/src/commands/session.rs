@@ -16,7 +16,7 @@ use crate::style;
 /// Maximum size of a document that can be imported.
 const MAX_DOCUMENT_BYTES: u64 = 64 << 20;
 
-/// List, search, show, copy, move and delete the sessions of an agent, and keep their KV pages at hand
+/// List, search, show, copy, move and delete the sessions of an agent, and read ahead or pin their KV pages
 #[derive(Debug, clap::Subcommand)]
 pub enum Command {
     List(ListArgs),

@@ -11,7 +11,7 @@ const MISSED_FOR: Duration = Duration::from_secs(2);
 /// Maximum number of such pages that are remembered.
 const MAX_MISSES: usize = 256;
 
-/// The pages that nobody gave lately, oldest first.
+/// The pages that no host gave recently, oldest first.
 #[derive(Default)]
 pub(super) struct RecentMisses(VecDeque<(Instant, Digest)>);
 

@@ -14,7 +14,7 @@ use crate::lost_executor::LostExecutor;
 use crate::recovery::Progress;
 use crate::scheduler::PlannedSequence;
 
-/// Time after which a request may be tried again that has waited in vain for another executor.
+/// Time after which a request may be tried again that has waited for another executor without success.
 const RETRY_MS: u32 = 5000;
 
 impl EngineLoop {

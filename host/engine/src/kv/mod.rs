@@ -207,7 +207,7 @@ impl KvCache {
         Some(mark)
     }
 
-    /// Makes what windows need to continue from a cached prefix give way last.
+    /// Moves what windows need to continue from a cached prefix to the end of the order of eviction.
     fn touch_windows(&mut self, prefix: &[PageId]) {
         if let Some(windows) = &mut self.windows {
             let end = windows.usable(prefix);

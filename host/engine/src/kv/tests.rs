@@ -334,7 +334,7 @@ fn pages_in_use_survive_until_their_sequence_drops_them() {
 }
 
 #[test]
-fn what_is_left_of_an_evicted_prefix_is_forgotten_too() {
+fn forgets_the_rest_of_a_partly_evicted_prefix() {
     let mut kv = cache(6);
     turn(&mut kv, &owner("t", "one"), &pages_of_tokens(&[1, 2]));
     turn(&mut kv, &owner("t", "one"), &pages_of_tokens(&[1, 2, 3, 4]));

@@ -118,7 +118,7 @@ impl WindowedPages {
             .for_each(|page| self.change(*page, |state| state.seen_by = state.seen_by.saturating_sub(1)));
     }
 
-    /// Makes pages that no sequence sees the ones that give way last.
+    /// Moves pages that no sequence sees to the end of the order of eviction.
     pub fn touch(&mut self, pages: &[PageId]) {
         self.see(pages);
         self.leave(pages);

@@ -69,7 +69,7 @@ fn a_prefix_is_continued_where_its_last_window_is_kept() {
     assert_eq!(usable(&mut kv, &other), 0, "the window before the place where it diverges is gone");
     let mut short = cache(32, 16);
     warm(&mut short, &tokens);
-    assert_eq!(usable(&mut short, &other), 5, "with enough pages, nothing gives way");
+    assert_eq!(usable(&mut short, &other), 5, "with enough pages, nothing is evicted");
 }
 
 #[test]

@@ -299,7 +299,7 @@ async fn an_alias_is_pointed_at_another_model() {
 }
 
 #[tokio::test]
-async fn models_come_and_go_in_one_step_and_those_who_have_one_keep_it() {
+async fn model_changes_are_atomic_and_holders_keep_their_model() {
     let models = ModelSet::new(declared("old")).with(declared("kept"));
     models.set_alias("fast", "old").expect("valid");
     models.set_alias("smart", "old").expect("valid");

@@ -21,7 +21,7 @@ use crate::telemetry::ContinuationOutcome;
 const KEPT_TIME: Duration = Duration::from_secs(2);
 /// The fraction of the pages, as a divisor, that continuations keep.
 const KEPT_SHARE: usize = 2;
-/// Maximum number of expected continuations. The oldest one gives way.
+/// Maximum number of expected continuations. The oldest one is dropped to make room.
 const MAX_EXPECTED: usize = 256;
 
 /// The sequences that are expected to be continued.

@@ -1,4 +1,4 @@
-//! A JSON Schema validator whose run time is bounded: schemas and values come from strangers, and the parts of a schema may refer to each
+//! A JSON Schema validator whose run time is bounded: schemas and values are untrusted, and the parts of a schema may refer to each
 //! other so that a small value takes exponentially many steps.
 //!
 //! The library validates a representation of JSON that counts each look at the value ([`metered`]) and unwinds when the

@@ -1,4 +1,4 @@
-//! The questions that `proxy` asks: who owns what, and who is alive. The runtime answers them, and in tests a script.
+//! The interface through which `proxy` learns who owns a session and which hosts are alive: the runtime, or in tests a script.
 
 use futures::future::BoxFuture;
 use skep_runtime::{AgentHost, RuntimeError, SessionPlace, WorkingHost};

@@ -59,7 +59,8 @@ fn with_cookie(headers: &HeaderMap, key: &str, end: &str) -> Response {
     let cookie = format!("{}={key}; Path=/; HttpOnly; SameSite=Strict{secure}{end}", cookie_name(headers));
     match HeaderValue::from_str(&cookie) {
         Ok(cookie) => (StatusCode::NO_CONTENT, [(header::SET_COOKIE, cookie)]).into_response(),
-        Err(_) => ApiError::parameter("key", "the key has characters that no key has").into_response(),
+        Err(_) => ApiError::parameter("key", "the key has characters that are not allowed in an API key")
+            .into_response(),
     }
 }
 

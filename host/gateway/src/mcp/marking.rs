@@ -102,7 +102,7 @@ mod tests {
     use tokio::sync::mpsc;
 
     #[tokio::test]
-    async fn the_turn_of_a_call_is_told_between_two_events() {
+    async fn the_turn_of_a_call_is_named_between_two_events() {
         let params = json!({"name": "echo"});
         let call = json!({"jsonrpc": "2.0", "id": 5, "method": "tools/call", "params": params});
         let mut call: ClientJsonRpcMessage = serde_json::from_value(call).unwrap();

@@ -29,13 +29,13 @@ const MAX_UNREAD_BYTES: usize = 64 << 10;
 pub(super) struct Refusals {
     lingering: Arc<Semaphore>,
     refused: AtomicU64,
-    told_at: Mutex<Option<Instant>>,
+    logged_at: Mutex<Option<Instant>>,
 }
 
 impl Default for Refusals {
     fn default() -> Self {
         let lingering = Arc::new(Semaphore::new(MAX_LINGERING));
-        Refusals { lingering, refused: AtomicU64::new(0), told_at: Mutex::default() }
+        Refusals { lingering, refused: AtomicU64::new(0), logged_at: Mutex::default() }
     }
 }
 
@@ -67,7 +67,7 @@ impl Refusals {
         };
         metrics::counter!(CONNECTIONS_REFUSED, "bound" => bound).increment(1);
         self.refused.fetch_add(1, Ordering::Relaxed);
-        if self.may_tell() {
+        if self.may_log() {
             let refused = self.refused.swap(0, Ordering::Relaxed);
             tracing::warn!(
                 %peer, bound, refused,
@@ -87,7 +87,7 @@ impl Refusals {
     /// Records that accepting failed, most likely because the process has no file handles left.
     pub(super) fn accepting_failed(&self, error: &io::Error) {
         metrics::counter!(CONNECTIONS_REFUSED, "bound" => "files").increment(1);
-        if self.may_tell() {
+        if self.may_log() {
             tracing::error!(
                 %error,
                 "no connection can be accepted; if the process has too many open files, raise its limit (ulimit -n) or lower \
@@ -96,11 +96,11 @@ impl Refusals {
         }
     }
 
-    fn may_tell(&self) -> bool {
-        let mut told_at = self.told_at.lock().unwrap_or_else(PoisonError::into_inner);
-        let may = told_at.is_none_or(|at| at.elapsed() >= QUIET);
+    fn may_log(&self) -> bool {
+        let mut logged_at = self.logged_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let may = logged_at.is_none_or(|at| at.elapsed() >= QUIET);
         if may {
-            *told_at = Some(Instant::now());
+            *logged_at = Some(Instant::now());
         }
         may
     }

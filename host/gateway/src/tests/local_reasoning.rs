@@ -1,4 +1,4 @@
-//! Tests of a local model that reasons, through the routes of every API: the reasoning is apart from the answer, whole and in
+//! Tests of a local model that reasons, through the routes of every API: the reasoning is separate from the answer, whole and in
 //! streams, its budget and its switch are obeyed, and fields that change nothing are named.
 
 use super::fixture::{Server, TestResponse};

@@ -78,10 +78,10 @@ async fn a_client_gets_the_result_of_a_call_that_ended_while_it_was_away_once() 
         let (answered, answer) = seen.last().unwrap().clone();
         let answer = answer.expect("the last event is the answer");
         assert_eq!((&answer["id"], &answer["result"]["isError"]), (&json!(id), &json!(false)), "{answer}");
-        // The event before the answer tells the turn of the call.
-        let (told, message) = &seen[seen.len() - 2];
+        // The event before the answer names the turn of the call.
+        let (named, message) = &seen[seen.len() - 2];
         assert!(message.is_none(), "{seen:?}");
-        let again = client.resume(told).await;
+        let again = client.resume(named).await;
         assert_eq!(again.len(), 1, "{again:?}");
         assert_eq!(again[0].1.as_ref(), Some(&answer));
         for last in [&answered, &again[0].0] {
@@ -91,7 +91,7 @@ async fn a_client_gets_the_result_of_a_call_that_ended_while_it_was_away_once() 
 }
 
 #[tokio::test]
-async fn a_client_is_told_that_an_answer_is_lost() {
+async fn a_client_learns_that_an_answer_is_lost() {
     let client = Client::begin().await;
     let seen = client.send(8, "tools/list", json!({})).await;
     let (_, lost) = client.resume(&seen[0].0).await.remove(0);

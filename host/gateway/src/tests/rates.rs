@@ -97,7 +97,7 @@ fn everyone(others: TenantRates) -> RateOptions {
 }
 
 /// Returns the status and the rate-limit headers of requests: limit, remaining, reset, and the retry delay.
-fn told(answer: &TestResponse) -> (u16, [&str; 4]) {
+fn rate_status(answer: &TestResponse) -> (u16, [&str; 4]) {
     let header = |name: &str| answer.headers.get(name).map_or("", |value| value.to_str().unwrap());
     let names = ["limit", "remaining", "reset"].map(|what| format!("x-ratelimit-{what}-requests"));
     let [limit, remaining, reset] = names.each_ref().map(|name| header(name));
@@ -135,18 +135,18 @@ async fn requests_over_the_burst_are_refused_with_a_retry_delay() {
     let host = Limited::start(true, everyone(requests(20, 2)), 100).await;
     let key = host.key("acme", None).await;
     let from = From::Key(&key);
-    assert_eq!(told(&host.say(from).await), (200, ["20", "1", "3s", ""]));
-    assert_eq!(told(&host.say(from).await), (200, ["20", "0", "6s", ""]));
+    assert_eq!(rate_status(&host.say(from).await), (200, ["20", "1", "3s", ""]));
+    assert_eq!(rate_status(&host.say(from).await), (200, ["20", "0", "6s", ""]));
     host.pass(Duration::from_millis(1_500));
     let refused = host.say(from).await;
-    assert_eq!(told(&refused), (429, ["20", "0", "4.5s", "2"]));
+    assert_eq!(rate_status(&refused), (429, ["20", "0", "4.5s", "2"]));
     let error = refused.error();
     assert_eq!((&error["type"], &error["code"]), (&json!("rate_limit_error"), &json!("rate_limit_exceeded")));
     let message = error["message"].as_str().unwrap();
     assert!(message.contains("requests per minute: 20") && message.contains("[tenants.acme]"), "{message}");
     host.pass(Duration::from_millis(1_500));
-    assert_eq!(told(&host.say(from).await), (200, ["20", "0", "6s", ""]));
-    assert_eq!(told(&host.say(from).await).0, 429, "only answered requests count");
+    assert_eq!(rate_status(&host.say(from).await), (200, ["20", "0", "6s", ""]));
+    assert_eq!(rate_status(&host.say(from).await).0, 429, "only answered requests count");
 }
 
 /// Returns how many are used of each rate with this name, and how many can be, and whether it is a key's own.
@@ -255,7 +255,7 @@ async fn tenants_have_independent_limits() {
     assert_eq!(host.say(From::Key(&same)).await.status, 429, "a tenant's keys share its limit");
     assert_eq!(host.say(From::Key(&other)).await.status, 200);
     for remaining in ["2", "1", "0"] {
-        assert_eq!(told(&host.say(From::Key(&big)).await).1[1], remaining);
+        assert_eq!(rate_status(&host.say(From::Key(&big)).await).1[1], remaining);
     }
     assert_eq!(host.say(From::Key(&big)).await.status, 429);
 }
@@ -266,15 +266,15 @@ async fn replaced_limits_count_what_was_used_before() {
     let (key, narrow) = (host.key("acme", None).await, host.key("acme", Some(1)).await);
     host.rates.count("acme", 7);
     assert_eq!(host.say(From::Key(&narrow)).await.status, 200);
-    assert_eq!(told(&host.say(From::Key(&key)).await).1[1], "0");
+    assert_eq!(rate_status(&host.say(From::Key(&key)).await).1[1], "0");
     assert_eq!(host.say(From::Key(&key)).await.status, 429);
     host.rates.replace(everyone(requests(5, 5)));
-    assert_eq!(told(&host.say(From::Key(&key)).await).1[..2], ["5", "2"]);
+    assert_eq!(rate_status(&host.say(From::Key(&key)).await).1[..2], ["5", "2"]);
     assert_eq!(host.say(From::Key(&narrow)).await.status, 429, "the limit of the key itself stays used up");
     host.rates.replace(everyone(requests(1, 1)));
     assert_eq!(host.say(From::Key(&key)).await.status, 429);
     host.rates.replace(RateOptions::default());
-    assert_eq!(told(&host.say(From::Key(&key)).await), (200, ["", "", "", ""]));
+    assert_eq!(rate_status(&host.say(From::Key(&key)).await), (200, ["", "", "", ""]));
     let tokens_per_minute = NonZeroU32::new(5);
     host.rates.replace(everyone(TenantRates { tokens_per_minute, ..TenantRates::default() }));
     assert_eq!(host.say(From::Key(&key)).await.status, 200, "tokens are counted from now on");
@@ -286,12 +286,12 @@ async fn replaced_limits_count_what_was_used_before() {
 async fn a_key_can_have_a_limit_below_its_tenants() {
     let host = Limited::start(true, everyone(requests(60, 3)), 100).await;
     let (narrow, wide) = (host.key("acme", Some(1)).await, host.key("acme", None).await);
-    assert_eq!(told(&host.say(From::Key(&narrow)).await), (200, ["1", "0", "1m0s", ""]));
+    assert_eq!(rate_status(&host.say(From::Key(&narrow)).await), (200, ["1", "0", "1m0s", ""]));
     let refused = host.say(From::Key(&narrow)).await;
-    assert_eq!(told(&refused), (429, ["1", "0", "1m0s", "60"]));
+    assert_eq!(rate_status(&refused), (429, ["1", "0", "1m0s", "60"]));
     assert!(refused.text.contains("--requests-per-minute"), "{}", refused.text);
     assert_eq!(
-        told(&host.say(From::Key(&wide)).await).1[1],
+        rate_status(&host.say(From::Key(&wide)).await).1[1],
         "1",
         "the refused request did not count for the tenant"
     );
@@ -305,19 +305,19 @@ async fn only_invocations_are_refused_each_in_its_routes_shape() {
     assert_eq!(host.say(from).await.status, 200);
     for path in [MESSAGES, "/echo/s", "/v1/chat/completions", "/v1/completions", "/v1/events", "/mcp"] {
         let refused = host.ask(from, Method::POST, path, json!({})).await;
-        assert_eq!(told(&refused), (429, ["1", "0", "1m0s", "60"]), "{path}: {}", refused.text);
+        assert_eq!(rate_status(&refused), (429, ["1", "0", "1m0s", "60"]), "{path}: {}", refused.text);
         assert_eq!(refused.error()["code"], "rate_limit_exceeded", "{path}");
     }
     for path in ["/ai/run/tiny", "/client/v4/accounts/a/ai/run/@cf/x/tiny"] {
         let refused = host.ask(from, Method::POST, path, json!({"prompt": "x"})).await;
-        assert_eq!(told(&refused), (429, ["1", "0", "1m0s", "60"]), "{path}: {}", refused.text);
+        assert_eq!(rate_status(&refused), (429, ["1", "0", "1m0s", "60"]), "{path}: {}", refused.text);
         let body = refused.json();
         assert_eq!((&body["success"], &body["errors"][0]["code"]), (&json!(false), &json!(429)), "{body}");
         assert!(body["errors"][0]["message"].as_str().unwrap().contains("requests per minute: 1"), "{body}");
     }
     for path in ["/healthz", "/readyz", "/metrics", "/v1/agents", "/v1/models"] {
         let answer = host.ask(from, Method::GET, path, Value::Null).await;
-        assert_eq!(told(&answer), (200, ["", "", "", ""]), "{path}: {}", answer.text);
+        assert_eq!(rate_status(&answer), (200, ["", "", "", ""]), "{path}: {}", answer.text);
     }
     let cancelled =
         host.ask(from, Method::DELETE, "/v1/agents/echo/sessions/s/turns/none", Value::Null).await;

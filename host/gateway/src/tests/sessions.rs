@@ -200,7 +200,7 @@ async fn a_session_is_warmed_without_computing_and_is_pinned_only_where_there_is
     assert_eq!((&warmed["object"], &warmed["session"]), (&json!("session.warmed"), &json!("s")));
     let conversation = &warmed["conversations"][0];
     assert_eq!((&conversation["name"], &conversation["read_tokens"]), (&json!("main"), &json!(0)));
-    assert_eq!(conversation["skipped"], "the model has seen nothing of it yet");
+    assert_eq!(conversation["skipped"], "the model has not processed any of it yet");
     assert_eq!(server.engine.stats().steps, steps);
     let lost = server.post("/v1/agents/echo/sessions/nobody/warm", &json!({})).await;
     assert_eq!((lost.status.as_u16(), &lost.error()["code"]), (404, &json!("session_not_found")));

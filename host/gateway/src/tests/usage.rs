@@ -123,7 +123,7 @@ async fn a_stream_that_the_client_leaves_is_an_estimate() {
 }
 
 #[tokio::test]
-async fn what_is_spent_of_a_budget_is_shown() {
+async fn shows_how_much_of_a_budget_is_spent() {
     let server = priced(Some("0.50 USD"), prices()).await;
     server.ok("/v1/completions", &completion(4)).await;
     let spent = report(&server, "by=tenant", 1).await["total"]["cost"][0]["amount"].clone();

@@ -12,7 +12,7 @@ const LIMIT = 200;
 const HEAD = 50;
 const KEPT = 2000;
 const AGAIN_MS = 4000;
-/** A search asks so many times, unless it has found a screenful before. */
+/** Maximum number of requests of one search, unless it has found a screenful before. */
 const SEARCHES = 5;
 const ENOUGH = 30;
 const keyOf = ({ agent, id }) => `${agent} ${id}`;

@@ -90,7 +90,7 @@ export const Note = ({ tone = 'info', icon, children, action }) => html`<div cla
   <${Icon} name=${icon ?? (tone === 'warn' ? 'warning' : tone === 'ok' ? 'check' : 'info')} /><div class="note-body">${children}</div>${action}
 </div>`;
 
-/** Grey lines in the place of what is loading, so that nothing jumps when it comes. */
+/** Gray lines in the place of what is loading, so that nothing jumps when it comes. */
 export const Skeleton = ({ lines = 3, height }) => html`<div class="skeleton" role="status" aria-label="Loading" style=${height ? { height } : undefined}>
   ${Array.from({ length: lines }, (_, n) => html`<div class="skeleton-line" key=${n}></div>`)}
 </div>`;

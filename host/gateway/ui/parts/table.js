@@ -3,7 +3,7 @@ import { html, cx, useEffect, useLayoutEffect, useRef, useState } from '../lib/h
 import { Link, navigate } from '../lib/router.js';
 
 const AROUND = 12;
-/** The window moves by so many rows, so that not every step of the wheel draws. */
+/** Number of rows by which the window moves, so that not every step of the wheel draws. */
 const STEP = 4;
 const VIRTUAL_FROM = 100;
 

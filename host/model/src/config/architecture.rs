@@ -23,7 +23,7 @@ pub enum Architecture {
 }
 
 impl Architecture {
-    /// Tells whether models of this name, in either file format, are read.
+    /// Returns whether models of this name, in either file format, are read.
     pub fn is_read(name: &str) -> bool {
         Self::from_gguf(name).is_ok() || Self::from_model_type(name).is_ok()
     }

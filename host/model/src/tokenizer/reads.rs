@@ -1,4 +1,4 @@
-//! Tells which vocabularies are read, for catalogs that name them.
+//! Lists the vocabularies that can be read, for catalogs that name them.
 //!
 //! The reader itself gives the answer: this module gives it the smallest file with such a name, so no list can contradict it.
 

@@ -49,7 +49,7 @@ impl Decoder for AnthropicDecoder {
                 Ok(deltas)
             }
             "message_stop" => Ok(vec![Delta::Done]),
-            "error" => Err(told_error(200, event.get("error").unwrap_or(&Value::Null), None)),
+            "error" => Err(reported_error(200, event.get("error").unwrap_or(&Value::Null), None)),
             // New kinds of events may be added at any time, and are not part of the answer.
             _ => Ok(Vec::new()),
         }
@@ -135,12 +135,12 @@ fn count(usage: &Map<String, Value>) -> Count {
 pub(crate) fn failure(status: u16, body: &str, retry_after: Option<Duration>) -> Failure {
     let fields: Option<Map<String, Value>> = serde_json::from_str(body).ok();
     match fields.as_ref().and_then(|fields| fields.get("error")) {
-        Some(error) => told_error(status, error, retry_after),
+        Some(error) => reported_error(status, error, retry_after),
         None => Failure::of_status(status, body, retry_after),
     }
 }
 
-fn told_error(status: u16, error: &Value, retry_after: Option<Duration>) -> Failure {
+fn reported_error(status: u16, error: &Value, retry_after: Option<Duration>) -> Failure {
     let field = |name: &str| error.get(name).and_then(Value::as_str).unwrap_or_default();
     let message = field("message");
     if message.contains("prompt is too long") || message.contains("exceed context limit") {

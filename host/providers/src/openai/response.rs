@@ -49,7 +49,7 @@ fn parse(data: &str) -> Result<Map<String, Value>, Failure> {
 /// instead of both.
 pub(crate) fn chunk(chunk: &Map<String, Value>) -> Result<Vec<Delta>, Failure> {
     if let Some(error) = chunk.get("error").filter(|error| !error.is_null()) {
-        return Err(told_error(200, error, None));
+        return Err(reported_error(200, error, None));
     }
     let mut deltas = Vec::new();
     let choices = chunk.get("choices").and_then(Value::as_array);
@@ -161,9 +161,11 @@ pub(crate) fn usage(usage: &Map<String, Value>) -> Count {
 pub(crate) fn failure(status: u16, body: &str, retry_after: Option<Duration>) -> Failure {
     match serde_json::from_str::<Map<String, Value>>(body) {
         Ok(fields) => match fields.get("error").filter(|error| !error.is_null()) {
-            Some(error) => told_error(status, error, retry_after),
+            Some(error) => reported_error(status, error, retry_after),
             // Some servers put the error's fields at the top.
-            None if fields.contains_key("message") => told_error(status, &Value::Object(fields), retry_after),
+            None if fields.contains_key("message") => {
+                reported_error(status, &Value::Object(fields), retry_after)
+            }
             None => Failure::of_status(status, body, retry_after),
         },
         Err(_) => Failure::of_status(status, body, retry_after),
@@ -171,7 +173,7 @@ pub(crate) fn failure(status: u16, body: &str, retry_after: Option<Duration>) ->
 }
 
 /// Classifies an error object. Inside a stream, whose status was a success, the error's own code replaces it.
-fn told_error(status: u16, error: &Value, retry_after: Option<Duration>) -> Failure {
+fn reported_error(status: u16, error: &Value, retry_after: Option<Duration>) -> Failure {
     let field = |name: &str| error.get(name).and_then(Value::as_str).unwrap_or_default();
     let message = match (error.as_str(), field("message")) {
         (Some(text), _) => text.to_owned(),

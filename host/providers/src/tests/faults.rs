@@ -142,7 +142,7 @@ async fn a_deadline_ends_the_retries_and_the_answer() {
 }
 
 #[tokio::test]
-async fn what_is_not_an_answer_is_refused() {
+async fn rejects_malformed_answers() {
     let html = "HTTP/1.1 200 OK\r\ncontent-type: text/html\r\nconnection: close\r\n\r\n<p>Hello";
     let page = Server::always(move || vec![Part::Bytes(html.as_bytes().to_vec())]).await;
     let heard = ask(&*model(options(OpenAi, &page.url))).await;

@@ -316,7 +316,7 @@ fn seeing() -> UpstreamModelOptions {
 }
 
 #[test]
-fn images_stand_where_they_were_in_every_format() {
+fn images_keep_their_position_in_every_format() {
     let text = |text: &str| json!({"type": "text", "text": text});
     let url = |image: Value| json!({"type": "image_url", "image_url": image});
     let data = json!({"url": "data:image/png;base64,iVBORw0KGgo=", "detail": "low"});

@@ -155,7 +155,7 @@ async fn a_route_leaves_a_model_of_this_host_that_is_slow_to_start_but_not_while
 }
 
 #[tokio::test]
-async fn what_a_model_used_before_its_route_left_it_is_kept_under_its_name() {
+async fn the_usage_of_a_model_that_its_route_left_is_kept_under_its_name() {
     let cut = || vec![stream_head(), event(&said("{\"n\": 1"))];
     let counted = serde_json::json!({"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 4}});
     let whole = move || stream(&[said("{\"n\": 1}"), stopped(), counted.clone()]);

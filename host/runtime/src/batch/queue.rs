@@ -357,7 +357,10 @@ impl QueueShared {
         for id in &overdue {
             self.context.store.expire_batch(id).await?;
             self.running().retain(|_, running| running.batch != *id);
-            tracing::info!(batch = id, "the time of a batch is over; its unfinished requests are cancelled");
+            tracing::info!(
+                batch = id,
+                "a batch has reached the end of its completion window; its unfinished requests are cancelled"
+            );
         }
         if overdue.is_empty() { Ok(()) } else { self.end_finished().await }
     }

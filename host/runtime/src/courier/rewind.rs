@@ -1,4 +1,4 @@
-//! Adjusts waiting work after the clock was set back, so that it goes by the new time.
+//! Adjusts waiting work after the clock was set back, so that it follows the new time.
 //!
 //! Invariant: a repeating schedule is due within its interval, or at the next time of its calendar.
 //! A schedule that is due once keeps its time of day. A retry waits no longer than it would have

@@ -80,7 +80,7 @@ pub enum Move {
 #[derive(Clone, Copy, Debug)]
 pub struct Own {
     pub load: Load,
-    /// Whether sessions of the agent ran here lately.
+    /// Whether sessions of the agent ran here recently.
     pub is_warm: bool,
 }
 

@@ -25,7 +25,7 @@ pub struct Report {
     /// The time of the report, by the clock of the host that reads it.
     pub at_ms: u64,
     pub load: Load,
-    /// The agents whose sessions ran there lately.
+    /// The agents whose sessions ran there recently.
     pub warm: Vec<AgentDigest>,
 }
 

@@ -1,4 +1,4 @@
-//! The agents whose sessions ran at a host lately, so that the beginnings of their prompts are probably cached there.
+//! The agents whose sessions ran at a host recently, so that the beginnings of their prompts are probably cached there.
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};

@@ -1,4 +1,4 @@
-//! The lease of a host: the time for which it surely has its database for itself.
+//! The lease of a host: the time for which it is certain to be the only host of its database.
 //!
 //! Each transaction of a host renews the lease, and so does the writer when it has nothing to write. A host that did not
 //! renew it for [`LEASE`] hangs, or was cut off, and another one may take its place. The host itself counts from before the

@@ -127,7 +127,7 @@ fn converse(
             return "the host has stopped it".to_owned();
         }
         if shared.is_clogged() {
-            return "too many pages did not arrive, and it is ended to get their memory back".to_owned();
+            return "too many pages did not arrive, so it is ended to free their memory".to_owned();
         }
         match events.next() {
             Ok(Some(Event::Ready { metadata, base })) => {
@@ -139,7 +139,7 @@ fn converse(
             Ok(Some(Event::Failed { why })) => return why,
             Ok(Some(Event::Ended { transfer, fault })) => {
                 if !shared.ended(transfer, fault) {
-                    return format!("it has ended the READ {transfer}, which there is not");
+                    return format!("it reports the end of the READ {transfer}, which does not exist");
                 }
             }
             Ok(None) if commands.is_some() && Instant::now() > until => {

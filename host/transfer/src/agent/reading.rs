@@ -91,7 +91,7 @@ fn arrived(shared: Arc<Shared>, ended: Outcome, image_bytes: usize) -> Result<Ar
 }
 
 fn gone() -> TransferError {
-    TransferError::Failed { reason: "nobody knows how the READ ended".to_owned() }
+    TransferError::Failed { reason: "it is not known how the READ ended".to_owned() }
 }
 
 impl Arrived {

@@ -165,7 +165,7 @@ impl SamplingDefaults {
     }
 }
 
-/// Tells whether this version of Skep runs a model.
+/// Whether this version of Skep runs a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Support {
     Runs,

@@ -50,7 +50,7 @@ Examples:
   skep bench store
   skep bench store --database postgres://postgres@127.0.0.1:5432/postgres --sessions 128 --json")]
 pub struct Args {
-    /// Database without tables: postgres://USER@HOST/DATABASE [default: only a file is measured]
+    /// Empty database: postgres://USER@HOST/DATABASE [default: only a file is measured]
     #[arg(long, value_name = "ADDRESS")]
     database: Option<DatabaseAddress>,
     /// Duration of each measurement

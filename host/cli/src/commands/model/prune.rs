@@ -37,7 +37,7 @@ pub fn run(args: &Args) -> Result<()> {
         out::line(&format!("{:>12}  {}", DecimalBytes(*bytes).to_string(), path.display()))?;
     }
     for folder in &leftovers.busy {
-        eprintln!("  - a running pull uses {}; it was left alone", folder.display());
+        eprintln!("  - a running pull uses {}; it was kept", folder.display());
     }
     let frees = if args.dry_run { "would free" } else { "freed" };
     out::line(&format!("{frees} {}", DecimalBytes(bytes)))

@@ -1,4 +1,4 @@
-//! Watches the GPUs for a failure that only a restart of the process mends.
+//! Watches the GPUs for a failure that only a restart of the process fixes.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use skep_kernels::cuda::contexts;
 /// Time between two looks at their contexts.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Waits until a GPU has failed in a way that only a restart of the process mends, and returns the error.
+/// Waits until a GPU has failed in a way that only a restart of the process fixes, and returns the error.
 pub(super) async fn wait() -> anyhow::Error {
     loop {
         if let Some((ordinal, error)) = contexts::spoiled() {

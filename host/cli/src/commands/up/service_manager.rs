@@ -62,7 +62,7 @@ impl ServiceManager {
         if let Some(socket) = &self.socket
             && let Err(error) = socket.send(message.as_bytes())
         {
-            tracing::warn!("cannot tell the service manager {message:?}: {error}");
+            tracing::warn!("cannot send {message:?} to the service manager: {error}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Tells the reasoning at the beginning of an answer from what follows it.
+//! Separates the reasoning at the beginning of an answer from what follows it.
 //!
 //! Invariant: only the reasoning at the beginning is separated; a tag inside the answer is text.
 

@@ -93,7 +93,11 @@ impl Direct {
     }
 
     fn let_rest(&self, host: &Member, time: Duration, why: &str) {
-        tracing::debug!(host = host.number, why, "the memory of this host is not read for a while");
+        tracing::debug!(
+            host = host.number,
+            why,
+            "the memory of this host is not read for a while, and pages come over HTTP"
+        );
         self.resting().insert(host.number, Instant::now() + time);
     }
 
@@ -148,7 +152,7 @@ impl Shared {
                 Some(FetchEnding::Unwanted) => return (handed, Some(FetchEnding::Unwanted)),
                 Some(_) => {
                     Lane::Nixl.record_error();
-                    direct.let_rest(host, LONG_REST, "a page was not the one that it was asked for");
+                    direct.let_rest(host, LONG_REST, "it sent a page that was not requested");
                     return (handed, None);
                 }
             }

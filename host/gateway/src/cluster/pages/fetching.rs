@@ -122,7 +122,7 @@ impl Shared {
         match ending {
             FetchEnding::Late => self.let_rest(&host, "it did not send a page in time"),
             FetchEnding::Broken => self.let_rest(&host, "it did not send its pages"),
-            FetchEnding::Rejected => self.let_rest(&host, "a page was not the one that it was asked for"),
+            FetchEnding::Rejected => self.let_rest(&host, "it sent a page that was not requested"),
             _ => {}
         }
         ending

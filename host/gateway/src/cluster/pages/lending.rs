@@ -50,7 +50,7 @@ pub(super) struct Loans {
 }
 
 impl Loans {
-    /// Ends a loan. One that has ended already is left alone.
+    /// Ends a loan. One that has ended already is not changed.
     pub(super) fn end(&self, ended: &Return) {
         self.given().remove(&ended.loan);
     }

@@ -70,7 +70,7 @@ pub enum PageStage {
     Whole,
     /// The host computes prompts for others.
     Prefill,
-    /// Prefill hosts compute prompts with at least so many tokens, if that pays.
+    /// Prefill hosts compute prompts with at least `min_tokens` tokens, if that pays.
     Decode { min_tokens: usize },
 }
 
@@ -252,7 +252,7 @@ impl Shared {
         self.can_be_asked(others(), |host: &Member| host.number)
     }
 
-    /// Returns those of these hosts that answered as they should lately.
+    /// Returns those of these hosts that have answered correctly in recent requests.
     fn can_be_asked<T>(&self, mut hosts: Vec<T>, number: impl Fn(&T) -> i64) -> Vec<T> {
         let mut resting = self.resting();
         resting.retain(|_, since| since.elapsed() < REST);
@@ -262,7 +262,7 @@ impl Shared {
 
     /// Asks a host no more for a while.
     fn let_rest(&self, host: &Member, why: &str) {
-        tracing::debug!(host = host.number, why, "this host is not asked for KV pages for a while");
+        tracing::debug!(host = host.number, why, "no KV pages are requested from this host for a while");
         self.resting().insert(host.number, Instant::now());
     }
 
@@ -273,7 +273,7 @@ impl Shared {
 
 fn parse(body: &[u8]) -> Result<PageQuestion, ApiError> {
     PageQuestion::decode(body).map_err(|error| {
-        let message = format!("the question for KV pages cannot be answered: {error}");
+        let message = format!("the request for KV pages cannot be answered: {error}");
         ApiError::new(StatusCode::BAD_REQUEST, "invalid_question", message)
     })
 }

@@ -100,7 +100,7 @@ async fn a_host_whose_version_is_too_far_away_is_refused_with_a_named_error() {
 }
 
 #[tokio::test]
-async fn nobody_without_the_key_reaches_an_internal_route() {
+async fn internal_routes_require_the_key_of_the_cluster() {
     let (_server, routes, drain) = there().await;
     let body = json!({"agent": "echo", "session": "s", "turn": "t"}).to_string();
     for path in routes::ROUTES {

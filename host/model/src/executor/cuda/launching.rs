@@ -2,7 +2,7 @@
 //!
 //! Invariant: all launches of a stage have returned before the executor queues anything else. Ranks that share a device are
 //! launched by one thread, part by part: a driver may block a launch until the device has finished earlier work, and a rank
-//! that waits for another one on the same device would then keep the other's launches out for ever.
+//! that waits for another one on the same device would then block the other's launches forever.
 
 use std::sync::Arc;
 #[cfg(test)]

@@ -58,7 +58,7 @@ pub struct CudaExecutor {
     launchers: Option<Launchers>,
     /// The ranks of each stage, in the order of the stages.
     stages: Stages,
-    /// A rank that other ranks waited for in vain. The ranks' meeting state must be reset before the next step.
+    /// A rank that other ranks waited for until they gave up. The ranks' meeting state must be reset before the next step.
     stalled: Cell<Option<usize>>,
     cuts: Cuts,
     inputs: StepInputs,

@@ -82,12 +82,12 @@ impl Rank {
         always.into_iter().chain(&self.logits).cloned()
     }
 
-    /// Returns the failure word, which the device reads while it waits: 1 + the rank that this one waited for in vain, or 0.
+    /// Returns the failure word, which the device reads while it waits: 1 + the rank that this one waited for without success, or 0.
     fn failure(&self) -> Result<Slice<'_>, ModelError> {
         self.workspace_slice(&self.offsets.meeting.failure, 4)
     }
 
-    /// Returns the rank that this one waited for in vain, if the device has finished the step.
+    /// Returns the rank that this one waited for without success, if the device has finished the step.
     pub(super) fn missing_peer(&self) -> Option<usize> {
         self.report.word(0).checked_sub(1).map(|rank| rank as usize)
     }

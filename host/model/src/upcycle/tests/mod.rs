@@ -365,7 +365,7 @@ fn a_seed_makes_the_same_router_again() {
 }
 
 #[test]
-fn what_cannot_be_cut_is_refused_with_what_would_help() {
+fn rejects_models_that_cannot_be_cut_and_says_what_would_help() {
     let folder = tempfile::tempdir().unwrap();
     let source = folder.path().join("dense.gguf");
     std::fs::write(&source, gguf_llama(128)).unwrap();
@@ -404,7 +404,7 @@ fn what_cannot_be_cut_is_refused_with_what_would_help() {
 }
 
 #[test]
-fn nothing_is_overwritten_and_a_failure_leaves_nothing() {
+fn existing_files_are_kept_and_a_failure_leaves_no_file() {
     let folder = tempfile::tempdir().unwrap();
     let llama = fixture("llama-gqa");
     let taken = folder.path().join("taken");

@@ -104,7 +104,7 @@ async fn alarms_and_waiting_turns_of_a_dead_host_run_on_another_one() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_dead_host_has_not_finished_is_removed() {
+async fn removes_the_unfinished_writes_of_a_dead_host() {
     let Some((cluster, one, other)) = Cluster::of_two(RuntimeOptions::default()).await else { return };
     cluster.met(&[&one, &other]).await;
     let file = |bytes: usize| NewFile {

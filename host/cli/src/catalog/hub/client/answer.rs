@@ -73,7 +73,7 @@ pub(super) fn checked(response: Response, what: &str) -> Result<Response> {
     }
 }
 
-/// Tells whether a response is the rest of a file of `bytes` bytes from the byte `offset` on.
+/// Returns whether a response is the rest of a file of `bytes` bytes from the byte `offset` on.
 pub(super) fn continues_at(response: &Response, offset: u64, bytes: u64) -> bool {
     let range = response.headers().get(CONTENT_RANGE).and_then(|range| range.to_str().ok());
     let Some((at, total)) = range.and_then(|range| range.split_once('/')) else { return false };
@@ -82,7 +82,7 @@ pub(super) fn continues_at(response: &Response, offset: u64, bytes: u64) -> bool
         && (total == "*" || total == bytes.to_string())
 }
 
-/// Tells whether trying again may help: the connection broke, or the hub is busy.
+/// Returns whether trying again may help: the connection broke, or the hub is busy.
 pub(super) fn is_transient(error: &anyhow::Error) -> bool {
     use std::io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, TimedOut, UnexpectedEof};
     error.chain().any(|cause| {

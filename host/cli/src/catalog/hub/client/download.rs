@@ -51,7 +51,9 @@ impl HubClient {
             attempt = if has >= had + PROGRESS_BYTES { 1 } else { attempt + 1 };
             had = has;
             if attempt > RETRIES {
-                return Err(error.context("the download broke\n  hint: run the command again; it resumes"));
+                return Err(
+                    error.context("the download was interrupted\n  hint: run the command again; it resumes")
+                );
             }
             tokio::time::sleep(FIRST_PAUSE * 2u32.pow(attempt)).await;
         }

@@ -109,7 +109,7 @@ impl HubClient {
             }
             // A repository that was renamed redirects on the same host. A large file redirects to its storage.
             let location = response.headers().get(LOCATION).and_then(|location| location.to_str().ok());
-            let next = url.join(location.context("the hub redirects to no location")?)?;
+            let next = url.join(location.context("the hub sent a redirect without a location")?)?;
             if next.origin() != url.origin() || response.headers().contains_key("x-linked-size") {
                 return description(response.headers(), file.name);
             }

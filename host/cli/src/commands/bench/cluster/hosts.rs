@@ -243,7 +243,7 @@ impl Hosts {
         self.ways[place].get(way)
     }
 
-    /// Lets everything pass to and from the hosts of a place.
+    /// Lets all traffic to and from the hosts of a place pass.
     pub fn thaw(&self, place: usize) {
         for way in [Way::Database, Way::Peers] {
             if let Some(proxy) = self.way(place, way) {

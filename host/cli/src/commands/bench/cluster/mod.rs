@@ -67,7 +67,7 @@ pub struct Args {
     /// Number of hosts
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(2..=16))]
     hosts: u32,
-    /// Database without tables: postgres://USER@HOST/DATABASE
+    /// Empty database: postgres://USER@HOST/DATABASE
     #[arg(long, value_name = "ADDRESS")]
     database: Option<DatabaseAddress>,
     /// Shell command that restarts PostgreSQL; it runs now and then [default: the database is not restarted]

@@ -149,8 +149,8 @@ pub(super) fn run(
 
     let room = plan.decode().over(&options);
     let mut loaded = load(large, DType::Q4_0, room.clone())?;
-    let quantised = decode(&mut loaded, plan.decode(), &ceilings)?;
-    rows.push(Row::of_quantized(large, &one, &quantised));
+    let quantized = decode(&mut loaded, plan.decode(), &ceilings)?;
+    rows.push(Row::of_quantized(large, &one, &quantized));
     drop(loaded);
 
     let mut loaded = load(&shapes.small, DType::BF16, room)?;

@@ -24,12 +24,12 @@ pub(super) struct Costs {
 }
 
 impl Costs {
-    /// Returns the time in which a host computes so many tokens of prompts.
+    /// Returns the time in which a host computes this number of prompt tokens.
     pub(super) fn prefill_us(&self, tokens: u32) -> u64 {
         (f64::from(tokens) / self.prefill_tokens_per_s * 1e6) as u64
     }
 
-    /// Returns the time in which a sequence gets so many tokens. Reading the weights takes most of a step, so the time does not
+    /// Returns the time in which a sequence gets this number of tokens. Reading the weights takes most of a step, so the time does not
     /// depend on how many sequences run.
     pub(super) fn decode_us(&self, tokens: u32) -> u64 {
         (f64::from(tokens) * f64::from(self.sequences) / self.decode_tokens_per_s * 1e6) as u64

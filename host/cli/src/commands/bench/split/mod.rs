@@ -40,7 +40,7 @@ Examples:
   skep bench split --threads 16 --prefill-threads 10 --agents 16 --prompts 40 --interval-ms 500 \\
     --database postgres://postgres@127.0.0.1:5432/postgres --json")]
 pub struct Args {
-    /// Database without tables: postgres://USER@HOST/DATABASE
+    /// Empty database: postgres://USER@HOST/DATABASE
     #[arg(long, value_name = "ADDRESS")]
     database: Option<DatabaseAddress>,
     /// Model: a name, hf:OWNER/REPO[:FILE], or a path

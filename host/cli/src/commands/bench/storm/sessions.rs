@@ -44,7 +44,7 @@ impl Ledger {
             // A failed turn changes nothing, unless the answer that reported the failure was not its own.
             Reported::Failed(_) => {}
             Reported::Unsure => self.orders.push((id.to_owned(), true)),
-            // The agent learned of the interruption, and has recorded the order all the same.
+            // The agent learned of the interruption, and has recorded the order anyway.
             Reported::Done | Reported::Interrupted => self.orders.push((id.to_owned(), false)),
         }
     }

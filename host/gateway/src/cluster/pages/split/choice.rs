@@ -15,7 +15,7 @@ const NEWEST: f64 = 0.25;
 /// The rates of prefill hosts, and the pages and tokens that each of them has, as far as this host has seen.
 #[derive(Default)]
 pub(super) struct Known {
-    /// The host that has computed a page lately.
+    /// The host that has computed a page recently.
     holders: HashMap<Digest, i64>,
     /// The pages, those first that were computed first.
     order: VecDeque<Digest>,

@@ -1,4 +1,4 @@
-//! Prompts that one host computes for another one: prefill apart from decode.
+//! Prompts that one host computes for another one: prefill disaggregated from decode.
 //!
 //! A decode host that has a long prompt chooses a prefill host (`choice`), orders the pages that it lacks (`asking`), and fetches
 //! them as they become ready (`lane`). The prefill host computes the prompt as any other request (`desk`), and keeps copies of its

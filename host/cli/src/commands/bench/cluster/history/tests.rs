@@ -127,7 +127,7 @@ fn a_message_without_an_answer_is_committed_once_at_any_later_time_or_never() {
 }
 
 #[test]
-fn a_read_shows_what_was_known_and_may_show_what_is_under_way() {
+fn a_read_shows_committed_writes_and_may_show_pending_ones() {
     let history = || ByHand::default().acknowledged("a", 10, 20, 1).acknowledged("b", 30, 60, 2);
     for (began, ended, entries, faults) in [
         (25, 28, &["a", "b"][..], &[Kind::Torn][..]),
@@ -168,7 +168,7 @@ fn numbers_have_gaps_only_where_other_turns_run() {
 }
 
 #[test]
-fn a_session_that_is_gone_has_lost_what_it_acknowledged() {
+fn a_missing_session_counts_as_losing_its_acknowledged_turns() {
     let history = ByHand::default().acknowledged("a", 1, 2, 1).with("b", 3, Outcome::Unknown).0;
     assert_eq!(kinds(&history), [Kind::Lost]);
 }
