@@ -26,7 +26,7 @@ pub struct ClientFile {
 /// A file to upload.
 #[derive(Debug, Clone, ToSchema)]
 pub struct UploadFile {
-    /// The file, with its name: one JSON object a line, each a request of a batch.
+    /// The file, with its name: one JSON object per line, each a request of a batch.
     #[schema(format = Binary, value_type = String)]
     pub file: Vec<u8>,
     /// `batch`.

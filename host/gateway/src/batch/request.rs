@@ -1,4 +1,4 @@
-//! Reads the requests of a batch: a file with one JSON object a line. Every error names its line.
+//! Reads the requests of a batch: a file with one JSON object per line. Every error names its line.
 
 use super::{
     endpoint::Endpoint,

@@ -12,7 +12,7 @@ export function PageOutlet({ found, path, query, caller }) {
   useEffect(() => { scrollTo(0, 0); }, [path]);
   if (!found) {
     return html`<${Page} title="No such page"><${Empty} icon="search" title="There is nothing at this address"
-      action=${html`<${Button} href=${paths.playground()}>Open the playground<//>`}>The address may have a typing error, or the page may have moved.<//><//>`;
+      action=${html`<${Button} href=${paths.playground()}>Open the playground<//>`}>The address may have a typo, or the page may have moved.<//><//>`;
   }
   const { page, params } = found;
   if (!may(caller, page.need)) return html`<${Refused} caller=${caller} need=${page.need} title=${page.title} />`;

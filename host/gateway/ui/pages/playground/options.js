@@ -44,7 +44,7 @@ function Settings({ state, defaults }) {
       <${Field} label="Reasoning effort">${(id) => html`<select id=${id} value=${options.reasoning_effort ?? ''} onChange=${(event) => setOption('reasoning_effort', event.currentTarget.value)}>
         <option value="">default</option>${EFFORTS.map((effort) => html`<option key=${effort} value=${effort}>${effort}</option>`)}</select>`}<//>
     </div>
-    <${Field} label="Stop texts" hint="One a line; the answer ends before the first that appears.">${(id, note) => html`<textarea id=${id} class="mono" aria-describedby=${note} rows="2" value=${options.stop ?? ''}
+    <${Field} label="Stop texts" hint="One per line; the answer ends before the first that appears.">${(id, note) => html`<textarea id=${id} class="mono" aria-describedby=${note} rows="2" value=${options.stop ?? ''}
       onInput=${(event) => setOption('stop', event.currentTarget.value)} />`}<//>
     ${isSet && html`<div><${Button} small icon="retry" onClick=${() => change({ options: {} })}>Reset to the model’s defaults<//></div>`}
   </div>`;
