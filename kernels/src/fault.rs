@@ -36,7 +36,7 @@ impl Fault {
         }
     }
 
-    /// Returns whether a context in which this happened cannot be used any more.
+    /// Returns whether a context in which this happened cannot be used anymore.
     pub fn spoils_context(self) -> bool {
         match self {
             Fault::Memory => false,

@@ -473,7 +473,7 @@ async fn unknown_names_are_warnings_everywhere() {
     // An agent whose model is taken away is named, and works again when the model is back.
     let other = toml.replace("name = \"small\"", "name = \"other\"");
     let answer = up.reload(&other).await;
-    let lost = "agent concierge generates with the model \"small\", which this host does not serve any more";
+    let lost = "agent concierge generates with the model \"small\", which this host does not serve anymore";
     assert!(
         answer["warnings"]
             .as_array()

@@ -12,17 +12,17 @@ use std::sync::{
 pub struct Cancel(Arc<AtomicBool>);
 
 impl Cancel {
-    /// Records that nobody waits for the result any more.
+    /// Records that nobody waits for the result anymore.
     pub fn cancel(&self) {
         self.0.store(true, Ordering::Release);
     }
 
-    /// Returns whether nobody waits for the result any more.
+    /// Returns whether nobody waits for the result anymore.
     pub fn is_cancelled(&self) -> bool {
         self.0.load(Ordering::Acquire)
     }
 
-    /// Returns an error if nobody waits for the result any more.
+    /// Returns an error if nobody waits for the result anymore.
     pub fn check(&self) -> Result<(), EngineError> {
         if self.is_cancelled() { Err(EngineError::Cancelled) } else { Ok(()) }
     }

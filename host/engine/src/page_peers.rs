@@ -73,7 +73,7 @@ pub struct PrefillOrder {
     pub first: usize,
     /// The question for the pages after these.
     pub question: PageQuestion,
-    /// The time after which nobody waits for them any more.
+    /// The time after which nobody waits for them anymore.
     pub within: Duration,
 }
 

@@ -20,7 +20,7 @@ use crate::{EngineError, FinishReason};
 /// The sequences of a step and the rows that the executor computes.
 pub(crate) struct StepRows {
     pub plan: Vec<PlannedSequence>,
-    /// The rows. A step that was started ahead may have rows that nobody uses any more.
+    /// The rows. A step that was started ahead may have rows that nobody uses anymore.
     pub batch: Batch,
     /// The index into the batch of each planned sequence.
     pub slots: Vec<usize>,

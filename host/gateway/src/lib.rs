@@ -216,7 +216,7 @@ pub async fn serve(
         mcp.close();
     });
     let overtime = async {
-        // The sender is dropped only when nothing is served any more.
+        // The sender is dropped only when nothing is served anymore.
         if began.wait_for(|draining| *draining).await.is_err() {
             std::future::pending::<()>().await;
         }

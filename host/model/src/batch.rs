@@ -22,7 +22,7 @@ pub struct WindowLimits {
 /// A change of what pages keep for layers with a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WindowChange {
-    /// No window covers the page any more, or it is free.
+    /// No window covers the page anymore, or it is free.
     Release(PageId),
     /// A page keeps what another one kept, which has the same tokens at the same positions.
     Move { from: PageId, to: PageId },

@@ -162,7 +162,7 @@ impl Admission {
 impl Drop for Admission {
     fn drop(&mut self) {
         if self.is_trial && !self.decided {
-            // Nobody waits for the trial any more, so the next request is one.
+            // Nobody waits for the trial anymore, so the next request is one.
             let mut state = self.breaker.state();
             if let State::HalfOpen { cool_down, reason } = state.clone() {
                 let until = Instant::now();

@@ -2,7 +2,7 @@
 //! separate threads, so that it does not block the threads that serve everyone else.
 //!
 //! There are twice as many slots as CPUs. With several tenants, a single tenant never takes the last slot, so another
-//! tenant's work starts at once. Work that nobody waits for any more is notified through its [`Cancel`], and keeps its slot
+//! tenant's work starts at once. Work that nobody waits for anymore is notified through its [`Cancel`], and keeps its slot
 //! until it stops.
 
 use crate::tenancy::Tenancy;

@@ -18,7 +18,7 @@ struct Shared {
 
 #[derive(Debug)]
 struct Clock {
-    /// The deadline if nobody is asked any more.
+    /// The deadline if nobody is asked anymore.
     at: Instant,
     /// Number of questions that people have before them, and when the first of them was asked.
     asked: usize,

@@ -116,7 +116,7 @@ impl DiskPages {
             None if since.is_none() && tier.is_none_or(|tier| tier.status().pages_at_start == 0) => {}
             None => {
                 tracing::info!(
-                    "erasing all KV pages, because it is not known any more what other hosts have deleted"
+                    "erasing all KV pages, because it is not known anymore what other hosts have deleted"
                 );
                 self.erase(EraseScope::Everyone).await;
             }

@@ -339,7 +339,7 @@ async fn give_back_others(
     Ok(strays.len() as u64)
 }
 
-/// Records that items of these batches, one for each time that a batch is listed, do not run any more. The counter of a
+/// Records that items of these batches, one for each time that a batch is listed, do not run anymore. The counter of a
 /// batch that was cancelled is zero already.
 async fn stop_running(connection: &mut Connection, batches: &[i64]) -> Result<(), StoreError> {
     let mut stopped: BTreeMap<i64, i64> = BTreeMap::new();

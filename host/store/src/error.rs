@@ -24,7 +24,7 @@ pub enum StoreError {
          --cluster; stop that host, or start this one with --standby, which waits"
     )]
     InUse { database: String },
-    /// Another host works with the database now. This host writes nothing any more, until its process is started again.
+    /// Another host works with the database now. This host writes nothing anymore, until its process is started again.
     #[error(
         "another host has taken over the database {database}, because this one was cut off from it; nothing was written\n  \
          hint: start this host again"

@@ -15,13 +15,13 @@ pub(crate) type HostNumber = Option<i64>;
 pub(crate) const SERVES: i64 = 1;
 /// The state of a host that gives its sessions away. It may still write.
 pub(crate) const DRAINS: i64 = 2;
-/// The state of a host that writes nothing any more. It is set only while no transaction of the host is open, because each
+/// The state of a host that writes nothing anymore. It is set only while no transaction of the host is open, because each
 /// of them has locked the row.
 pub(crate) const GONE: i64 = 3;
 /// The time of the server.
 pub(crate) const NOW_MS: &str = "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS BIGINT)";
 
-/// Returns the condition that nobody works on a row any more, whose column `host` names who did.
+/// Returns the condition that nobody works on a row anymore, whose column `host` names who did.
 pub(crate) fn is_left(host: &str) -> String {
     format!("({host} IS NULL OR {host} NOT IN (SELECT number FROM hosts WHERE state != {GONE}))")
 }

@@ -32,7 +32,7 @@ pub enum PageErasure {
 pub struct PageErasures {
     /// The number of the last one.
     pub until: u64,
-    /// The erasures of other hosts in order; `None` if some of them are not known any more, so that everything has to be
+    /// The erasures of other hosts in order; `None` if some of them are not known anymore, so that everything has to be
     /// erased.
     pub erased: Option<Vec<PageErasure>>,
 }

@@ -70,7 +70,7 @@ fn addresses() -> io::Result<Vec<Exposed>> {
         let device = unsafe { CStr::from_ptr(entry.ifa_name) }.to_string_lossy().into_owned();
         found.push(Exposed { device, address });
     }
-    // SAFETY: the list came from `getifaddrs`, and nothing refers to it any more.
+    // SAFETY: the list came from `getifaddrs`, and nothing refers to it anymore.
     unsafe { libc::freeifaddrs(first) };
     Ok(found)
 }

@@ -71,7 +71,7 @@ pub(crate) fn slots_of(image_bytes: usize) -> usize {
     image_bytes.div_ceil(SLOT_BYTES)
 }
 
-/// Creates a file in memory whose size nobody can change any more.
+/// Creates a file in memory whose size nobody can change anymore.
 #[cfg(target_os = "linux")]
 fn anonymous_file(bytes: usize) -> io::Result<File> {
     use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};

@@ -91,7 +91,7 @@ impl Slots {
         self.change(run, &[SlotState::Reading], SlotState::Reserved);
     }
 
-    /// Notes that nobody waits for the READ any more, which has not ended.
+    /// Notes that nobody waits for the READ anymore, which has not ended.
     pub(crate) fn quarantine(&mut self, run: &Run) {
         self.change(run, &[SlotState::Reading], SlotState::Quarantined);
     }

@@ -1,6 +1,6 @@
 //! Times work on a device with events.
 //!
-//! Invariant: nothing that was timed is in the queue any more when a function returns.
+//! Invariant: nothing that was timed is in the queue anymore when a function returns.
 
 use super::device::{Device, Event};
 use crate::KernelError;

@@ -103,7 +103,7 @@ async fn pages_are_read_in_the_memory_of_another_host_and_over_http_without_its_
     until(async || a.process_with("kv-agent").is_some_and(|process| process != theirs)).await;
     until(async || lane(&a).await == "nixl").await;
 
-    // A helper that cannot be started any more leaves the pages to HTTP.
+    // A helper that cannot be started anymore leaves the pages to HTTP.
     std::fs::remove_file(folder).unwrap();
     let ours = b.process_with("kv-agent").expect("the helper runs");
     signal(ours, "-KILL");
@@ -164,7 +164,7 @@ async fn pages_that_a_prefill_host_computes_are_read_in_its_memory_and_over_http
         signal(theirs, "-KILL");
     });
 
-    // A helper that cannot be started any more leaves the pages to HTTP.
+    // A helper that cannot be started anymore leaves the pages to HTTP.
     until(async || prefill.process_with("kv-agent").is_some_and(|process| process != theirs)).await;
     until(async || kv(&prefill).await["peers"]["lane"] == "nixl").await;
     std::fs::remove_file(folder).unwrap();

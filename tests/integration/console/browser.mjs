@@ -61,7 +61,7 @@ export async function settled(page) {
   } while (await busy.count() > 0);
 }
 
-/** Waits until a page is painted as it stays: some frames have passed, and no color changes in a transition any more. */
+/** Waits until a page is painted as it stays: some frames have passed, and no color changes in a transition anymore. */
 export async function painted(page) {
   await page.evaluate(async () => {
     const frame = () => new Promise((done) => { requestAnimationFrame(done); });

@@ -3,7 +3,7 @@
 //! Invariants:
 //! - The page before a page is in the index, so a page is evicted only when none follows it.
 //! - Each page has an owner or a page after it. An owner is recorded at the last page of each of its prefixes, so that it
-//!   owns all pages before it. Pages that nobody owns any more are erased: deleting a session erases exactly what no other
+//!   owns all pages before it. Pages that nobody owns anymore are erased: deleting a session erases exactly what no other
 //!   session of its tenant still has.
 //!
 //! The module decides where pages are stored and touches no file; its callers apply the returned [`Changes`].

@@ -33,7 +33,7 @@ pub(super) fn open(options: TierOptions) -> Result<Shared, TierError> {
     let secret = match read_key(&folder).map_err(failed)? {
         Some(secret) if shared.is_none_or(|shared| shared == secret) => secret,
         _ => {
-            // Pages under a lost key, or another one, have names that nobody computes any more.
+            // Pages under a lost key, or another one, have names that nobody computes anymore.
             remove_pages(&folder).map_err(failed)?;
             create_key(&folder, shared.unwrap_or_else(rand::random)).map_err(failed)?
         }

@@ -1,4 +1,4 @@
-//! The contents of the cache: models with their size on the disk, and files that no model needs any more.
+//! The contents of the cache: models with their size on the disk, and files that no model needs anymore.
 
 use std::collections::BTreeSet;
 use std::fs::File;

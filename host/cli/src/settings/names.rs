@@ -61,7 +61,7 @@ pub fn agents_without_model(host: &AgentHost) -> Vec<String> {
         .map(|agent| {
             let meant = did_you_mean(&agent.model, known.iter().map(String::as_str));
             format!(
-                "agent {} generates with the model {:?}, which this host does not serve any more{meant}",
+                "agent {} generates with the model {:?}, which this host does not serve anymore{meant}",
                 agent.name, agent.model
             )
         })

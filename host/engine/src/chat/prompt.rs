@@ -166,7 +166,7 @@ fn with_bos(engine: &Engine, mut tokens: Vec<u32>) -> Vec<u32> {
 }
 
 /// Refuses a text that is far too long for the context before time is spent on all of it: a tokenizer needs
-/// seconds for a megabyte, and the caller may not wait any more. Chunks of the text are counted until there are
+/// seconds for a megabyte, and the caller may not wait anymore. Chunks of the text are counted until there are
 /// too many tokens; the count of a chunk is off by a few tokens at most.
 pub fn refuse_oversized(engine: &Engine, text: &str, cancel: &Cancel) -> Result<(), EngineError> {
     cancel.check()?;

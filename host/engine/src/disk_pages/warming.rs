@@ -39,7 +39,7 @@ impl Warming {
         &self.tokens[..self.tokens.len() / PAGE_TOKENS * PAGE_TOKENS]
     }
 
-    /// Returns whether nobody waits for the answer any more.
+    /// Returns whether nobody waits for the answer anymore.
     pub fn is_given_up(&self) -> bool {
         self.done.is_closed()
     }

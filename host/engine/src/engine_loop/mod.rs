@@ -70,7 +70,7 @@ struct Sampled {
 /// The commands that a running loop accepts.
 pub(crate) enum Command {
     Submit(Box<Submission>),
-    /// Notifies `done` once no request runs or waits any more.
+    /// Notifies `done` once no request runs or waits anymore.
     Drain {
         done: oneshot::Sender<()>,
     },

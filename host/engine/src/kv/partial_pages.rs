@@ -86,7 +86,7 @@ impl PartialPages {
         self.forget_ages(gone)
     }
 
-    /// Records that no step writes to the partial pages any more.
+    /// Records that no step writes to the partial pages anymore.
     pub fn end_writes(&mut self) {
         for (kept_at, previous) in std::mem::take(&mut self.written) {
             if self.has(kept_at, previous) {

@@ -1,6 +1,6 @@
 //! The pages that keep what layers with a window need, where those layers have fewer pages than the others.
 //!
-//! A page keeps it from its allocation on. Once no sequence sees the page through a window any more, it keeps it until another
+//! A page keeps it from its allocation on. Once no sequence sees the page through a window anymore, it keeps it until another
 //! page needs the room; the page that was seen longest ago gives way first. Invariant: a prefix is only continued if the pages
 //! that a window covers at its end keep what they need.
 

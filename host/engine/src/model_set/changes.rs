@@ -52,7 +52,7 @@ impl ModelSet {
             let stays =
                 |model: &ServedModel| matches!(model, ServedModel::Local(kept) if Arc::ptr_eq(kept, &slot));
             // A model that is still being loaded is freed when its load has ended, and one that was given as a running
-            // engine when nobody has it any more.
+            // engine when nobody has it anymore.
             if !after.iter().any(stays) && slot.unload(RETIRE_DEADLINE, Reload::ByRequest).is_ok() {
                 retired.push(slot);
             }

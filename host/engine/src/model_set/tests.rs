@@ -162,7 +162,7 @@ async fn an_unloaded_model_finishes_its_work_frees_its_memory_and_is_reloaded_on
     assert!(has_thread("engine-0-unl"));
     models.unload("unl", LONG).expect("it has begun");
     assert_eq!(models.find(None).expect("known").state(), ModelState::Unloading);
-    assert_eq!(models.get(None).expect_err("nobody gets it any more").code(), "model_loading");
+    assert_eq!(models.get(None).expect_err("nobody gets it anymore").code(), "model_loading");
     assert_eq!(models.load("unl").expect_err("it is being unloaded").code(), "model_loading");
     let waiting = tokio::spawn({
         let models = models.clone();
@@ -252,7 +252,7 @@ async fn the_number_of_requests_that_wait_for_a_load_is_bounded() {
     for wait in waits {
         wait.await.expect("no panic").expect("loaded");
     }
-    models.ready(None).await.expect("nobody waits any more");
+    models.ready(None).await.expect("nobody waits anymore");
 }
 
 #[tokio::test]
@@ -331,7 +331,7 @@ async fn model_changes_are_atomic_and_holders_keep_their_model() {
     }
     assert_eq!(rest, 99);
     assert_eq!(generated(used).await, 4, "requests that have the model may continue to use it");
-    tokio::time::timeout(LONG, retired).await.expect("nobody uses it any more");
+    tokio::time::timeout(LONG, retired).await.expect("nobody uses it anymore");
     thread_ends("engine-0-old").await;
     assert_eq!(generated(pinned.ready(Some("fast")).await.expect("loaded again")).await, 4);
     assert!(has_thread("engine-0-old"), "what has the former names gets the former model");

@@ -3,7 +3,7 @@
 //!
 //! A sequence waits only for a running sequence that still has tokens to compute. Every step computes some of
 //! them or ends a sequence, so the wait is bounded by one prefill. When the leader has passed the shared part,
-//! has finished or was preempted, no sequence waits for it any more.
+//! has finished or was preempted, no sequence waits for it anymore.
 
 use skep_model::PAGE_TOKENS;
 

@@ -69,7 +69,7 @@ pub(super) struct Passing {
 /// The end of passing a request on.
 pub(super) enum Passed {
     Answered(Response),
-    /// No other host has the session any more. This is the request as it arrived.
+    /// No other host has the session anymore. This is the request as it arrived.
     Here(Request),
 }
 
@@ -148,7 +148,7 @@ pub(super) fn is_stream_of_news(subject: &Subject, request: &Request) -> bool {
     matches!(subject, Subject::McpSession(_)) && request.method() == Method::GET
 }
 
-/// Passes a request on until a host has answered it, or no other host has the session any more.
+/// Passes a request on until a host has answered it, or no other host has the session anymore.
 pub(super) async fn pass(
     cluster: &Arc<Cluster>,
     subject: &Subject,

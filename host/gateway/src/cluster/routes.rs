@@ -39,7 +39,7 @@ pub(super) const PREFILL: &str = "/cluster/v1/prefill";
 pub(super) const PREFILL_PAGES: &str = "/cluster/v1/prefill/pages";
 /// Lends the pages of such an order that are ready, and answers where in the memory of the host they can be read.
 pub(super) const PREFILL_LEND: &str = "/cluster/v1/prefill/lend";
-/// The end of such an order, whose pages nobody fetches any more.
+/// The end of such an order, whose pages nobody fetches anymore.
 pub(super) const PREFILL_END: &str = "/cluster/v1/prefill/end";
 pub(super) const ROUTES: [&str; 13] = [
     INVOKE,

@@ -202,7 +202,7 @@ impl Records {
         }
         match self.host.note_mcp_session(id, epoch, text).await {
             Ok(true) => {}
-            Ok(false) => tracing::debug!("an MCP session has no record any more"),
+            Ok(false) => tracing::debug!("an MCP session has no record anymore"),
             Err(error) => tracing::debug!("a change of an MCP session is not recorded: {error}"),
         }
     }

@@ -79,7 +79,7 @@ impl Mcp {
                 let session: SessionId = id.into();
                 match self.sessions.resume_request(&session, &event, ticket.clone()).await {
                     Ok(events) => return Some(respond(events)),
-                    Err(error) => tracing::debug!(%error, "a request is not being answered any more"),
+                    Err(error) => tracing::debug!(%error, "a request is not being answered anymore"),
                 }
                 ticket
             }

@@ -93,7 +93,7 @@ impl AgentServer {
             self.least_level.set(level);
         }
         for uri in kept.subscriptions {
-            // A resource that is gone does not change any more.
+            // A resource that is gone does not change anymore.
             let Ok(named) = resources::named(&self.host, &scope, &uri) else { continue };
             let tenant = scope.caller.tenant.clone();
             if let Err(why) = self.subscriptions.add(&self.host, &context.peer, uri, named, tenant) {

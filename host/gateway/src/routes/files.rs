@@ -1,7 +1,7 @@
 //! `/v1/files`: the requests of batches and their results, as OpenAI's routes of this name have them.
 //!
 //! An uploaded file is stored. A result file is not: its content is made from the results of its batch, and it is
-//! kept as long as they are. When a batch has no result files any more, its results are deleted.
+//! kept as long as they are. When a batch has no result files anymore, its results are deleted.
 
 use super::{ascends, expiry, page_limit};
 use crate::{

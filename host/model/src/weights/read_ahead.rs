@@ -49,7 +49,7 @@ struct State {
     begun: usize,
     /// Number of bytes that the load has read.
     read: u64,
-    /// Number of bytes that were asked for, or are not needed any more.
+    /// Number of bytes that were asked for, or are not needed anymore.
     asked: u64,
     /// The place of the next request: a part, and an offset in it.
     part: usize,

@@ -163,7 +163,7 @@ fn is_unreachable(error: &RuntimeError) -> bool {
     matches!(error, RuntimeError::Store(error) if error.is_unreachable())
 }
 
-/// Repeats the refresh of keys until one succeeds, or nobody needs them any more.
+/// Repeats the refresh of keys until one succeeds, or nobody needs them anymore.
 async fn look_until_it_answers(inner: Weak<Inner>) {
     while let Some(inner) = inner.upgrade() {
         let known = KnownKeys { inner };

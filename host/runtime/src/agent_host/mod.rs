@@ -425,7 +425,7 @@ impl AgentHost {
     pub async fn drain(&self, deadline: Duration) {
         let host = self.host();
         host.shutdown.begin();
-        // The others send nothing any more.
+        // The others send nothing anymore.
         host.cluster.begin_draining();
         // The followers have nothing more to wait for.
         host.log.grew();

@@ -62,7 +62,7 @@ pub enum ResponsePhase {
     Queued,
     /// The answer is being produced.
     Running,
-    /// The response has ended and does not change any more.
+    /// The response has ended and does not change anymore.
     Ended { at_ms: u64, end: ResponseEnd },
 }
 

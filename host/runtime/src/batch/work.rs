@@ -89,7 +89,7 @@ pub(super) async fn run(
     Ok(answer)
 }
 
-/// Returns what the choices of an item share, once its model is ready. Fails if the tenant may not use the model any more.
+/// Returns what the choices of an item share, once its model is ready. Fails if the tenant may not use the model anymore.
 async fn begin<'a>(
     context: &'a Context,
     item: &'a TakenItem,

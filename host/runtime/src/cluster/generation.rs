@@ -163,7 +163,7 @@ impl GenerationFailure {
     pub(super) fn into_error(self, model: &str, host: i64, has_output: bool) -> EngineError {
         match self {
             Self::Absent {} => {
-                fault(host, has_output, format!("it does not compute the model {model} any more"))
+                fault(host, has_output, format!("it does not compute the model {model} anymore"))
             }
             Self::Stopping {} => fault(host, has_output, "it is shutting down".to_owned()),
             Self::Busy { retry_after_ms } => EngineError::Busy { retry_after_ms },

@@ -2,7 +2,7 @@
 //!
 //! A session is owned by at most one live host. A host claims a session in the database before it uses it, and remembers that it
 //! owns it: the ownership ends only when the host gives the session back, or when the host is gone, and a host that is gone
-//! writes nothing any more. So a remembered ownership needs no lease of its own, and a session that a host owns costs no further
+//! writes nothing anymore. So a remembered ownership needs no lease of its own, and a session that a host owns costs no further
 //! statement.
 //!
 //! Without a cluster, all of this is absent: each session belongs to this host, and nothing is written or waited for.

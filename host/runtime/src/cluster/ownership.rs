@@ -10,7 +10,7 @@
 //!   host that does not know that it owns the session.
 //!
 //! A remembered ownership needs no check: it ends only when this host gives the session back, not with the session, and a host that
-//! was declared dead writes nothing any more. An ownership that the database has and nobody here remembers, because the answer to a
+//! was declared dead writes nothing anymore. An ownership that the database has and nobody here remembers, because the answer to a
 //! claim was lost, does no harm either: the next claim of this host finds it.
 
 use crate::name::SessionKey;
@@ -183,7 +183,7 @@ impl Ownership {
         }
     }
 
-    /// Gives the chosen sessions back, which no actor of this host has in memory any more.
+    /// Gives the chosen sessions back, which no actor of this host has in memory anymore.
     pub(crate) async fn end_release(&self, chosen: Vec<SessionKey>) {
         let Some(shared) = self.0.as_ref().filter(|_| !chosen.is_empty()) else { return };
         let rows: Vec<(String, String)> =

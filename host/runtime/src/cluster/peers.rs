@@ -80,7 +80,7 @@ pub enum RemoteEvent {
 /// The reason why another host gave no answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PeerError {
-    /// The session does not belong to that host, or not any more.
+    /// The session does not belong to that host, or not anymore.
     #[error("the session belongs to another host")]
     Moved,
     /// An error of the other host.

@@ -166,7 +166,7 @@ fn load_verified(engine: &Engine, path: &Path, row: &ArtifactRow) -> Result<Comp
         return Err(format!("the checksum of {} differs from the recorded one", path.display()));
     }
     // SAFETY: `deserialize` requires bytes that `Component::serialize` returned. These are such bytes: they are in this
-    // process's own memory, where nothing changes them any more, and their SHA-256 equals the one that `try_keep` computed
+    // process's own memory, where nothing changes them anymore, and their SHA-256 equals the one that `try_keep` computed
     // from the output of `serialize` and recorded in the database. Anyone who can change that row can change the host
     // itself. Code from another version or configuration of wasmtime is refused by `deserialize`.
     unsafe { Component::deserialize(engine, &code) }.map_err(|error| format!("{error:#}"))

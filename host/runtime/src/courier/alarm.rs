@@ -20,7 +20,7 @@ pub(super) struct Alarm {
 }
 
 /// Starts an attempt. Times that passed since the schedule was due are combined into the latest
-/// one. Returns `None` if the schedule was cancelled, cannot be read, or is not as it was read any more.
+/// one. Returns `None` if the schedule was cancelled, cannot be read, or is not as it was read anymore.
 pub(super) async fn begin(
     context: &Context,
     mut row: ScheduleRow,

@@ -314,7 +314,7 @@ fn give_up(error: &PeerError, key: &SessionKey, member: &Member, until: Instant)
     }
 }
 
-/// Returns the error of a turn whose host cannot be reached any more and that ends with its caller.
+/// Returns the error of a turn whose host cannot be reached anymore and that ends with its caller.
 pub(super) fn gone(member: &Member, why: &str) -> RuntimeError {
     RuntimeError::RefusedElsewhere {
         code: "host_gone",

@@ -71,7 +71,7 @@ impl Pump {
         }
     }
 
-    /// Runs until the turn has ended, nobody follows it, or it cannot be found any more.
+    /// Runs until the turn has ended, nobody follows it, or it cannot be found anymore.
     pub(super) async fn run(mut self, mut source: Source) {
         // Set while one source after the other ends at once and without a new event.
         let mut limit = None;
@@ -116,7 +116,7 @@ impl Pump {
                 }
                 event = source.events.next() => event,
             };
-            // Nobody follows the turn any more.
+            // Nobody follows the turn anymore.
             let Some(feed) = self.feed.upgrade() else { return Stop::Over };
             match event {
                 Some(Ok(

@@ -153,7 +153,7 @@ impl Feed {
         self.suspension.send_replace(suspension);
     }
 
-    /// Returns a receiver of whether the turn is to be cancelled. It fails once nobody follows the feed any more.
+    /// Returns a receiver of whether the turn is to be cancelled. It fails once nobody follows the feed anymore.
     pub(crate) fn cancellation(&self) -> watch::Receiver<bool> {
         self.cancelled.subscribe()
     }

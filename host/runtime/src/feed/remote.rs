@@ -58,7 +58,7 @@ impl SuspensionWatch {
     /// Resolves once the suspension has changed since the last call.
     async fn changes(&mut self) {
         if self.0.changed().await.is_err() {
-            // The sender is gone, so nothing changes any more.
+            // The sender is gone, so nothing changes anymore.
             std::future::pending::<()>().await;
         }
     }

@@ -33,7 +33,7 @@ use sha2::{Digest as _, Sha256};
 const ROOM: f64 = 0.75;
 /// Difference of the shares of capacity in use from which on another host is clearly less loaded.
 const MARGIN: f64 = 0.25;
-/// Age from which on a report says nothing any more: that of four meetings.
+/// Age from which on a report says nothing anymore: that of four meetings.
 pub const MAX_REPORT_AGE_MS: u64 = 2_000;
 
 /// The setting of where sessions begin.

@@ -51,7 +51,7 @@ impl Sent {
         self.avoided.get(&host).is_some_and(|until_ms| now_ms < *until_ms)
     }
 
-    /// Removes what says nothing any more, at most once in half a second.
+    /// Removes what says nothing anymore, at most once in half a second.
     fn tidy(&mut self, now_ms: u64) {
         let number = now_ms / WINDOW_MS;
         if std::mem::replace(&mut self.tidied, number) != number {

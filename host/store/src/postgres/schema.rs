@@ -89,7 +89,7 @@ const STEPS: &[&str] = &[
 ];
 const _: () = assert!(BASE + STEPS.len() as i64 == KNOWN, "both databases have the same schemas");
 /// The oldest schema whose hosts can use this one too. A step adds tables, and columns with defaults; a later
-/// version's step takes away what no host of the version before uses any more, and raises this number.
+/// version's step takes away what no host of the version before uses anymore, and raises this number.
 const OLDEST: i64 = 24;
 /// The first schema whose hosts report their versions.
 const WITH_VERSIONS: i64 = 29;
@@ -131,7 +131,7 @@ impl Found {
         (OLDEST..KNOWN).contains(&self.version)
     }
 
-    /// Checks that tables may be changed so that hosts older than schema `oldest` cannot use them any more.
+    /// Checks that tables may be changed so that hosts older than schema `oldest` cannot use them anymore.
     fn check_upgrade(self, upgrade: Upgrade, oldest: i64) -> Result<(), StoreError> {
         let is_lost = self.version > 0 && self.version < oldest;
         match upgrade {

@@ -208,7 +208,7 @@ impl Shared {
         true
     }
 
-    /// Quarantines the slots of a READ that nobody waits for any more. Returns false if it has ended meanwhile.
+    /// Quarantines the slots of a READ that nobody waits for anymore. Returns false if it has ended meanwhile.
     pub(super) fn abandon(&self, transfer: u64) -> bool {
         let mut state = self.state();
         let Some(Transfer { runs, waiting }) = state.transfers.get_mut(&transfer) else { return false };

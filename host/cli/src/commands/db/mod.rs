@@ -103,7 +103,7 @@ pub struct ImportArgs {
 ///
 /// Generates a new key in secrets.key, or in the file that [secrets] key_file names. A crash halfway loses nothing.
 /// A program of [secrets] key_command has to print the new key on its first line and the old one below; afterwards it
-/// need not print the old one any more.
+/// need not print the old one anymore.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

@@ -19,7 +19,7 @@ pub async fn run(DatabaseTarget { address, sealing_key }: &DatabaseTarget) -> Re
         return out::line("nothing is sealed, so the key stays");
     }
     let next = match sealing_key {
-        SealingKey::Command(_) => "; the old key is not needed any more",
+        SealingKey::Command(_) => "; the old key is not needed anymore",
         _ => "; a backup of the old key opens only older backups of the database",
     };
     out::line(&format!(

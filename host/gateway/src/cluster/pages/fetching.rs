@@ -317,7 +317,7 @@ impl Images {
     }
 }
 
-/// Hands a page to the engine once it has room. Returns false if nobody waits for it any more.
+/// Hands a page to the engine once it has room. Returns false if nobody waits for it anymore.
 async fn hand_over(mut page: Vec<u8>, pages: &SyncSender<Vec<u8>>) -> bool {
     loop {
         match pages.try_send(page) {

@@ -1,6 +1,6 @@
 //! Gives pages of this host's disk to another host.
 //!
-//! Invariant: a page is given only while it is on the disk. One that was read ahead and erased since is not sent any more.
+//! Invariant: a page is given only while it is on the disk. One that was read ahead and erased since is not sent anymore.
 
 use super::{MAX_GIVEN, Shared};
 use crate::ApiError;

@@ -95,7 +95,7 @@ struct DrawBuffers {
 }
 
 impl CudaExecutor {
-    /// Returns all ranks for changes. No thread launches for them any more.
+    /// Returns all ranks for changes. No thread launches for them anymore.
     fn ranks_mut(&mut self) -> impl Iterator<Item = &mut Rank> {
         self.launchers = None;
         Arc::get_mut(&mut self.stages).into_iter().flatten().flatten()

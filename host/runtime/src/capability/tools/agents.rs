@@ -45,7 +45,7 @@ impl CalledTurns {
         WaitRegistration { called: self, call }
     }
 
-    /// Cancels the called turns that nobody waits for any more, because the caller's turn has finished.
+    /// Cancels the called turns that nobody waits for anymore, because the caller's turn has finished.
     pub(crate) fn cancel(&self, live: &LiveTurns) {
         for turn_id in std::mem::take(&mut *self.lock()).values() {
             live.cancel(turn_id);

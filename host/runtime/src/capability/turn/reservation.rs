@@ -89,7 +89,7 @@ impl Reservation {
     /// Counts an attempt whose answer was cut off, as an estimate, and reserves the same for the next one. The turn's own
     /// limit is not reduced, as after a crash of the host, so that the next attempt may be as long.
     ///
-    /// If a budget of the day refuses the next attempt, the reservation holds nothing any more.
+    /// If a budget of the day refuses the next attempt, the reservation holds nothing anymore.
     pub(crate) fn begin_again(&mut self) -> Result<(), Error> {
         self.earlier.extend(self.unreported.uses());
         self.unreported = Unreported::kept();

@@ -136,7 +136,7 @@ impl RemoteModel for ClusterModel {
 
     fn problem(&self) -> Option<String> {
         let is_gone = !self.members.hosts().iter().any(|host| self.is_at(host));
-        is_gone.then(|| format!("no host of the cluster computes the model {} any more", self.info.name))
+        is_gone.then(|| format!("no host of the cluster computes the model {} anymore", self.info.name))
     }
 }
 
@@ -349,7 +349,7 @@ mod tests {
     }
 
     impl ClusterModel {
-        /// Returns a model that no host computes any more.
+        /// Returns a model that no host computes anymore.
         pub(in crate::cluster::catalog) fn of_nobody(name: &str) -> Self {
             of(name, Arc::new(Hosts(Vec::new(), Mutex::default())))
         }
@@ -475,7 +475,7 @@ mod tests {
             "{error}"
         );
         model.check(&ChatOptions::default()).expect("nothing about tokens");
-        assert!(model.problem().is_some_and(|problem| problem.contains("computes the model big any more")));
+        assert!(model.problem().is_some_and(|problem| problem.contains("computes the model big anymore")));
         assert_eq!((model.free_slots(), model.hosts()), (0, Vec::new()));
     }
 }

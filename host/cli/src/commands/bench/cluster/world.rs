@@ -240,7 +240,7 @@ impl World {
         }
     }
 
-    /// Returns the history once nothing runs any more, and all effects have happened or are late.
+    /// Returns the history once nothing runs anymore, and all effects have happened or are late.
     pub async fn history(&self) -> Result<History> {
         if !self.until_quiet().await {
             let seconds = SETTLE.as_secs();

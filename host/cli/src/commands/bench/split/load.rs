@@ -103,7 +103,7 @@ async fn agent(
             times.push(Instant::now());
             pieces += 1;
             if pieces == WARM_PIECES {
-                // Nobody waits any more if another agent has failed.
+                // Nobody waits anymore if another agent has failed.
                 let _ = warm.send(()).await;
             }
         }

@@ -85,7 +85,7 @@ impl Startup {
 }
 
 impl Life {
-    /// Kills the process with SIGKILL: none of its code runs any more.
+    /// Kills the process with SIGKILL: none of its code runs anymore.
     pub async fn kill(mut self) -> Result<()> {
         self.child.kill().await.context("cannot kill the host")
     }

@@ -23,7 +23,7 @@ pub(in crate::cluster) struct PrefillOrderBody {
     pub(super) layout: [u8; 32],
     /// Bytes of a page.
     pub(super) page_bytes: usize,
-    /// Time after which nobody waits for the pages any more.
+    /// Time after which nobody waits for the pages anymore.
     pub(super) within_ms: u64,
 }
 

@@ -125,7 +125,7 @@ impl Transfers {
             let mut state = transfer.lock();
             if from < state.first_kept || from >= transfer.names.len() {
                 let message = format!(
-                    "this transfer has no page {from} any more; it keeps those from {} to {}",
+                    "this transfer has no page {from} anymore; it keeps those from {} to {}",
                     state.first_kept,
                     transfer.names.len() - 1
                 );
@@ -362,7 +362,7 @@ mod tests {
         transfers.end("a");
         assert_eq!((transfers.waiting_bytes(), transfers.count()), (0, 0));
         assert_eq!(reader.next().await, None);
-        assert!(!transfer.put(1, vec![1; 10]), "nobody wants it any more");
+        assert!(!transfer.put(1, vec![1; 10]), "nobody wants it anymore");
         transfers.end("a");
         for number in 0..MAX_TRANSFERS {
             open(&transfers, &number.to_string(), 0).unwrap();

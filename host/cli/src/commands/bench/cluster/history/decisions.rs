@@ -19,7 +19,7 @@ pub struct Decision {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     Accepted,
-    /// The host answered that the call does not wait any more.
+    /// The host answered that the call does not wait anymore.
     Late,
     /// No answer came: the decision may count.
     Unknown,

@@ -28,7 +28,7 @@ pub type Moment = u64;
 pub struct History {
     pub messages: Vec<Message>,
     pub reads: Vec<Read>,
-    /// The sessions at the end, when nothing ran any more.
+    /// The sessions at the end, when nothing ran anymore.
     pub lines: BTreeMap<String, Line>,
     pub effects: Vec<Effect>,
     pub batches: Vec<Batch>,
