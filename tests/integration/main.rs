@@ -75,6 +75,8 @@ mod kv_disk;
 mod languages;
 /// Limits of agents and tenants, and their persistence.
 mod limits;
+/// The links of the Markdown pages.
+mod links;
 /// llama-server as an upstream, on machines that have one.
 mod llama_server;
 /// Overload and disconnecting clients.
