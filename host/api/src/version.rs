@@ -11,6 +11,7 @@ pub struct AgentVersion {
     pub object: marker::Version,
     /// Number of the version; 1 is the agent's first deployment.
     pub version: u64,
+    /// Whether this is the active version.
     pub in_force: bool,
     /// SHA-256 of the component, in hexadecimal digits.
     pub digest: String,

@@ -364,14 +364,14 @@ mod tests {
             "data = \"b\"\nmodel = \"y\"\n[limits]\nmemory_mb = 2\ncpu_ms = 2\n[tenants.a]\nweight = 1\n\
              kv_disk_percent = 5",
         );
-        let in_force = file.reloaded(&started);
+        let active = file.reloaded(&started);
         let lines = |changes: Vec<SettingChange>| changes.iter().map(ToString::to_string).collect::<Vec<_>>();
         assert_eq!(
-            lines(started.changes(&in_force)),
+            lines(started.changes(&active)),
             ["model: \"x\" → \"y\"", "[limits] cpu_ms: 1 → 2", "[tenants.a] weight: not set → 1"]
         );
         assert_eq!(
-            lines(in_force.changes(&file)),
+            lines(active.changes(&file)),
             [
                 "data: not set → \"b\"",
                 "listen: \"a\" → not set",

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use skep_engine::{EngineOptions, InForce, PagePeers};
+use skep_engine::{EngineOptions, LiveSetting, PagePeers};
 use skep_gateway::{
     ClusterOptions, ClusterPages, Configuration, ConsoleOptions, DrainRequests, GatewayOptions, HttpPeers,
     RateLimiter,
@@ -105,7 +105,7 @@ pub async fn start_with(
     };
     let locks = take_locks(&options)?;
     let vault = VaultKeys::default();
-    let weights = InForce::new(options.weights.clone());
+    let weights = LiveSetting::new(options.weights.clone());
     let disk = match &options.data {
         DataDir::Path(dir) => {
             let place = sealing_key(&options.data, &options.runtime.sealing_key);
@@ -194,7 +194,7 @@ pub async fn start_with(
     for warning in settings::unknown_to_host(&options, &host).await {
         tracing::warn!("{warning}");
     }
-    let model_names = InForce::new(options.model_names.clone());
+    let model_names = LiveSetting::new(options.model_names.clone());
     let gateway_options = options.gateway.clone();
     let parts = Parts {
         rates: rates.clone(),

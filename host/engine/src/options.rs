@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use skep_cache::DiskTier;
 
-use crate::{InForce, PagePeers, Timeline, TokenMeter, Weights};
+use crate::{LiveSetting, PagePeers, Timeline, TokenMeter, Weights};
 
 /// The bounds and settings of an engine.
 #[derive(Debug, Clone)]
@@ -31,7 +31,7 @@ pub struct EngineOptions {
     pub routing: Routing,
     pub speculation: Speculation,
     /// The shares of tenants and agents in each replica while demand exceeds capacity.
-    pub weights: InForce<Weights>,
+    pub weights: LiveSetting<Weights>,
     /// The name of the markup in which the model writes calls; `None` takes the one that its template shows.
     pub markup: Option<&'static str>,
     /// Receives the number of tokens that each tenant got.
@@ -55,7 +55,7 @@ impl Default for EngineOptions {
             default_deadline: Duration::from_secs(600),
             routing: Routing::default(),
             speculation: Speculation::Off,
-            weights: InForce::default(),
+            weights: LiveSetting::default(),
             markup: None,
             meter: None,
             timeline: None,

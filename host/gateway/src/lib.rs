@@ -44,7 +44,7 @@ use figures::Figures;
 use ipnet::IpNet;
 use load_figures::LoadFigures;
 use serde_json::Value;
-use skep_engine::InForce;
+use skep_engine::LiveSetting;
 use skep_runtime::AgentHost;
 use std::{
     collections::BTreeMap,
@@ -100,7 +100,7 @@ pub struct GatewayOptions {
     /// Maximum time that running requests may continue after the server starts to shut down.
     pub drain: Duration,
     /// Aliases of models, such as `@cf/meta/llama-3.1-8b-instruct`, on the routes of Workers AI.
-    pub model_names: InForce<BTreeMap<String, String>>,
+    pub model_names: LiveSetting<BTreeMap<String, String>>,
     /// The configuration of the host, if it is one that can be shown and read again.
     pub configuration: Option<Arc<dyn Configuration>>,
     /// Bounds of `/mcp`.
@@ -127,7 +127,7 @@ impl Default for GatewayOptions {
             upload_timeout: Duration::from_secs(600),
             rates: Arc::default(),
             drain: Duration::from_secs(30),
-            model_names: InForce::default(),
+            model_names: LiveSetting::default(),
             configuration: None,
             mcp: McpOptions::default(),
             console: ConsoleOptions::default(),

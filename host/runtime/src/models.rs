@@ -5,18 +5,18 @@
 //! alias as the model that it means, so a request never leaves the host without a grant that names the upstream.
 
 use crate::{Manifest, ModelGrant, agent::Agent, bindings::types::Error, name::setting_of, options::Rules};
-use skep_engine::{InForce, Model, ModelSet, PublicPart, ServedModel};
+use skep_engine::{LiveSetting, Model, ModelSet, PublicPart, ServedModel};
 use std::sync::Arc;
 
 /// The host's models, and the operator's ceilings on which of them agents and tenants may use.
 #[derive(Clone)]
 pub(crate) struct GrantedModels {
     set: ModelSet,
-    rules: InForce<Rules>,
+    rules: LiveSetting<Rules>,
 }
 
 impl GrantedModels {
-    pub(crate) fn new(set: ModelSet, rules: InForce<Rules>) -> Self {
+    pub(crate) fn new(set: ModelSet, rules: LiveSetting<Rules>) -> Self {
         GrantedModels { set, rules }
     }
 

@@ -41,7 +41,7 @@ pub struct AgentDetail {
 pub struct AgentVersion {
     /// Number of the version; 1 is the agent's first deployment.
     pub version: u64,
-    pub is_in_force: bool,
+    pub is_active: bool,
     /// SHA-256 of the component, in hex.
     pub digest: String,
     pub deployed_at_ms: u64,

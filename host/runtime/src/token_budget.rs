@@ -12,7 +12,7 @@ use crate::{
     options::Rules,
     usage::{Amount, BudgetRefusal, ModelUse, Money, MoneyBudgets, MoneyShare, ReservedCost, Source},
 };
-use skep_engine::InForce;
+use skep_engine::LiveSetting;
 use skep_store::{Store, TokenUse, UsageRow};
 use std::{
     collections::HashMap,
@@ -36,7 +36,7 @@ pub(crate) struct TokenBudgets(Arc<Inner>);
 
 struct Inner {
     clock: Clock,
-    rules: InForce<Rules>,
+    rules: LiveSetting<Rules>,
     money: MoneyBudgets,
     today: Mutex<Today>,
     /// Held while the sums are read again.
@@ -125,7 +125,7 @@ impl TokenBudgets {
     pub(crate) async fn open(
         store: &Store,
         clock: Clock,
-        rules: InForce<Rules>,
+        rules: LiveSetting<Rules>,
     ) -> Result<Self, RuntimeError> {
         let mut today = Today { day: day_of(clock.now_ms()), tallies: HashMap::new(), meanwhile: None };
         for used in store.token_use(today.day).await? {
@@ -385,7 +385,7 @@ mod tests {
     async fn budgets(store: &Store, clock: &Clock) -> TokenBudgets {
         let tenant_tokens_per_day = BTreeMap::from([("acme".to_owned(), 100), ("default".to_owned(), 50)]);
         let options = RuntimeOptions { tenant_tokens_per_day, ..RuntimeOptions::default() };
-        let rules = InForce::new(Rules::from(&options));
+        let rules = LiveSetting::new(Rules::from(&options));
         TokenBudgets::open(store, clock.clone(), rules).await.expect("readable")
     }
 

@@ -35,7 +35,7 @@ pub struct AgentRow {
 pub struct VersionRow {
     /// The version number; 1 is the agent's first version.
     pub version: u64,
-    pub is_in_force: bool,
+    pub is_active: bool,
     pub agent: AgentRow,
 }
 
@@ -328,7 +328,7 @@ async fn delete(
 fn version_row(row: &Row) -> Result<VersionRow, sqlx::Error> {
     Ok(VersionRow {
         version: row.try_get::<i64>(1)? as u64,
-        is_in_force: row.try_get(6)?,
+        is_active: row.try_get(6)?,
         agent: AgentRow {
             name: row.try_get(0)?,
             manifest: row.try_get(2)?,

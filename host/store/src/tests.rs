@@ -184,8 +184,8 @@ async fn every_deployment_is_a_version_and_the_newest_are_kept_with_their_compon
     }
     let versions = store.versions(AGENT).await.unwrap();
     assert_eq!(versions.len() as u64, kept);
-    assert_eq!((versions[0].version, versions[0].is_in_force), (kept + 1, true));
-    assert!(versions[1..].iter().all(|row| !row.is_in_force));
+    assert_eq!((versions[0].version, versions[0].is_active), (kept + 1, true));
+    assert!(versions[1..].iter().all(|row| !row.is_active));
     assert!(matches!(store.component("d1").await, Err(StoreError::ComponentMissing { .. })));
     assert_eq!(store.component("d2").await.unwrap(), b"d2");
 

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result};
 use futures::future::BoxFuture;
 use skep_api::{Config, ConfigReload, SettingChange, marker};
-use skep_engine::{EngineOptions, InForce, Weights};
+use skep_engine::{EngineOptions, LiveSetting, Weights};
 use skep_gateway::{Configuration, RateLimiter, RateOptions, ReloadError};
 use skep_runtime::{AgentHost, ToolServer};
 
@@ -41,12 +41,12 @@ pub struct Settings {
     started: ServerOptions,
     /// One reload at a time; the options are those that were applied last.
     applied: tokio::sync::Mutex<ServerOptions>,
-    shown: InForce<Shown>,
+    shown: LiveSetting<Shown>,
 }
 
 /// The content of [`Configuration::show`].
 struct Shown {
-    in_force: FileSettings,
+    active: FileSettings,
     needs_restart: Vec<SettingChange>,
 }
 
@@ -55,8 +55,8 @@ pub struct Parts {
     pub rates: Arc<RateLimiter>,
     /// Whether other machines can connect.
     pub is_open: bool,
-    pub weights: InForce<Weights>,
-    pub model_names: InForce<BTreeMap<String, String>>,
+    pub weights: LiveSetting<Weights>,
+    pub model_names: LiveSetting<BTreeMap<String, String>>,
     pub vault: VaultKeys,
     /// The options of engines that are started from now on.
     pub engine: EngineOptions,
@@ -73,7 +73,7 @@ impl Settings {
             parts,
             reread: source.reread.clone(),
             file: source.file.as_ref().map(|file| file.display().to_string()),
-            shown: InForce::new(Shown { in_force: source.written.clone(), needs_restart: Vec::new() }),
+            shown: LiveSetting::new(Shown { active: source.written.clone(), needs_restart: Vec::new() }),
             applied: tokio::sync::Mutex::new(started.clone()),
             started,
         }
@@ -96,16 +96,16 @@ impl Settings {
         self.apply(plan, &options).await.map_err(|error| ReloadError::Failed(format!("{error:#}")))?;
 
         let before = self.shown.now();
-        let in_force = options.source.written.reloaded(&self.started.source.written);
-        let needs_restart = in_force.changes(&options.source.written);
-        let changed = before.in_force.changes(&in_force);
+        let active = options.source.written.reloaded(&self.started.source.written);
+        let needs_restart = active.changes(&options.source.written);
+        let changed = before.active.changes(&active);
         let mut warnings = warnings(&options, self.host.models());
         if let Err(error) = self.host.restart_waiting_agents().await {
             warnings.push(format!("cannot restart agents whose model is available again: {error}"));
         }
         warnings.extend(names::agents_without_model(&self.host));
         warnings.extend(names::unknown_to_host(&options, &self.host).await);
-        self.shown.replace(Shown { in_force, needs_restart: needs_restart.clone() });
+        self.shown.replace(Shown { active, needs_restart: needs_restart.clone() });
         *applied = options;
         Ok(ConfigReload { object: marker::ConfigReload, file, changed, needs_restart, warnings })
     }
@@ -137,7 +137,7 @@ impl Configuration for Settings {
         Config {
             object: marker::Config,
             file: self.file.clone(),
-            settings: shown.in_force.settings(),
+            settings: shown.active.settings(),
             needs_restart: shown.needs_restart.clone(),
         }
     }

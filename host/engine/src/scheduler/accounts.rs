@@ -10,7 +10,7 @@ use std::cmp::Ordering;
 use std::collections::HashMap;
 
 use crate::service::Service;
-use crate::{Affinity, InForce, Weights};
+use crate::{Affinity, LiveSetting, Weights};
 
 /// Cost of an output token in prompt tokens, as in the paper: it needs a step of its own.
 const OUTPUT_COST: usize = 2;
@@ -26,7 +26,7 @@ pub(super) struct ServicePerWeight {
 
 #[derive(Default)]
 pub(super) struct Accounts {
-    weights: InForce<Weights>,
+    weights: LiveSetting<Weights>,
     tenants: Level,
     agents: HashMap<String, Level>,
     /// Number of accounts of agents.
@@ -51,7 +51,7 @@ impl ServicePerWeight {
 
 impl Accounts {
     /// Creates accounts without any service. Changed weights apply to later charges.
-    pub fn new(weights: InForce<Weights>) -> Self {
+    pub fn new(weights: LiveSetting<Weights>) -> Self {
         Accounts { weights, ..Accounts::default() }
     }
 

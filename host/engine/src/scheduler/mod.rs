@@ -46,7 +46,7 @@ use crate::router::ReplicaView;
 use crate::sequence::Sequence;
 use crate::sequence_id::SequenceId;
 use crate::telemetry::Telemetry;
-use crate::{Affinity, EngineError, FinishReason, InForce, PageOwner, Priority, TokenMeter, Weights};
+use crate::{Affinity, EngineError, FinishReason, LiveSetting, PageOwner, Priority, TokenMeter, Weights};
 
 use continuations::Continuations;
 use disk::DiskView;
@@ -71,7 +71,7 @@ pub(crate) struct Scheduler {
     pace: StepPace,
     /// The position of the next background decode, for when not all of them fit into a step.
     background_turn: usize,
-    weights: InForce<Weights>,
+    weights: LiveSetting<Weights>,
     meter: Option<Arc<dyn TokenMeter>>,
     telemetry: Arc<Telemetry>,
     disk: DiskView,
@@ -105,7 +105,7 @@ impl Scheduler {
     /// Creates a scheduler without sequences, whose pages are all free. It reports to the replica's `view`.
     pub fn new(
         limits: StepLimits,
-        weights: &InForce<Weights>,
+        weights: &LiveSetting<Weights>,
         meter: Option<Arc<dyn TokenMeter>>,
         view: &ReplicaView,
     ) -> Self {

@@ -34,10 +34,15 @@ pub(super) type Planned = Vec<(u64, usize)>;
 
 impl Harness {
     pub(super) fn new(pages: usize, sequences: usize, tokens: usize) -> Self {
-        Self::weighted(InForce::default(), pages, sequences, tokens)
+        Self::weighted(LiveSetting::default(), pages, sequences, tokens)
     }
 
-    pub(super) fn weighted(weights: InForce<Weights>, pages: usize, sequences: usize, tokens: usize) -> Self {
+    pub(super) fn weighted(
+        weights: LiveSetting<Weights>,
+        pages: usize,
+        sequences: usize,
+        tokens: usize,
+    ) -> Self {
         let view = ReplicaView {
             load: Arc::new(ReplicaLoad::default()),
             prefixes: Arc::new(PublishedPrefixes::new(&KeyedHash::default())),

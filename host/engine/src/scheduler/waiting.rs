@@ -15,7 +15,7 @@ use super::accounts::{Accounts, ServicePerWeight};
 use crate::sequence::Sequence;
 use crate::sequence_id::SequenceId;
 use crate::service::Service;
-use crate::{InForce, Priority, Weights};
+use crate::{LiveSetting, Priority, Weights};
 
 /// Maximum number of turns that sessions of the same agent with a higher rank take before a session.
 pub(super) const MAX_OVERTAKEN: u32 = 8;
@@ -50,7 +50,7 @@ struct SessionLane {
 
 impl Waiting {
     /// Creates an empty queue, with separate accounts for interactive and background work.
-    pub fn new(weights: &InForce<Weights>) -> Self {
+    pub fn new(weights: &LiveSetting<Weights>) -> Self {
         let lanes = || Lanes { accounts: Accounts::new(weights.clone()), ..Lanes::default() };
         Waiting { interactive: lanes(), background: lanes() }
     }

@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 
 use super::tests::Harness;
 use crate::tests::fixture::greedy;
-use crate::{GenerateRequest, InForce, Weights};
+use crate::{GenerateRequest, LiveSetting, Weights};
 
 /// Tenant and agent.
 type Who = (&'static str, &'static str);
@@ -27,7 +27,7 @@ fn request((tenant, agent): Who, prompt: &str, max_tokens: usize) -> GenerateReq
 /// The scheduler, and the sender of each request.
 struct Contest {
     harness: Harness,
-    weights: InForce<Weights>,
+    weights: LiveSetting<Weights>,
     senders: HashMap<u64, Who>,
     /// The tokens of each sequence that has started.
     begun: HashMap<u64, usize>,
@@ -35,7 +35,7 @@ struct Contest {
 
 impl Contest {
     fn new(weights: Weights, sequences: usize, tokens: usize) -> Self {
-        let weights = InForce::new(weights);
+        let weights = LiveSetting::new(weights);
         let harness = Harness::weighted(weights.clone(), 4_000, sequences, tokens);
         Contest { harness, weights, senders: HashMap::new(), begun: HashMap::new() }
     }
@@ -171,7 +171,7 @@ fn a_pause_accumulates_no_share() {
 
 #[test]
 fn sessions_of_an_agent_take_turns_whatever_its_weight() {
-    let mut harness = Harness::weighted(InForce::new(weights(&[], &[("a", 5)])), 400, 1, 64);
+    let mut harness = Harness::weighted(LiveSetting::new(weights(&[], &[("a", 5)])), 400, 1, 64);
     let mut of = |session: &str| {
         let mut request = request(A, "x", 1);
         request.affinity.session = Some(session.to_string());

@@ -9,7 +9,7 @@ use futures::{FutureExt as _, StreamExt as _};
 
 use super::executors::Gate;
 use super::fixture::{collect, engine_with, generate, greedy, model};
-use crate::{Engine, EngineOptions, InForce, Priority, TokenMeter, Weights};
+use crate::{Engine, EngineOptions, LiveSetting, Priority, TokenMeter, Weights};
 
 #[tokio::test]
 async fn weights_decide_whose_requests_start() {
@@ -17,7 +17,7 @@ async fn weights_decide_whose_requests_start() {
     let weight = |weight| NonZeroU32::new(weight).unwrap();
     let weights = Weights { agents: [("much".to_string(), weight(3))].into(), ..Weights::default() };
     let options =
-        EngineOptions { max_sequences: 1, weights: InForce::new(weights), ..EngineOptions::default() };
+        EngineOptions { max_sequences: 1, weights: LiveSetting::new(weights), ..EngineOptions::default() };
     let engine = Engine::start(model(4096, |executor| Box::new(gate.guard(executor))), options).unwrap();
     let started = engine.generate(greedy("runs while the others come", 2)).unwrap();
     let mut ended = FuturesUnordered::new();

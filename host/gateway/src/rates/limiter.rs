@@ -10,7 +10,7 @@ use super::{
     status::{RateStatus, Refusal},
 };
 use crate::{caller::Caller, client_address::network, metrics::RATE_LIMITED};
-use skep_engine::{InForce, TokenMeter};
+use skep_engine::{LiveSetting, TokenMeter};
 use skep_runtime::{SharedCounts, Tenant};
 use std::{
     collections::{BTreeMap, HashMap},
@@ -23,7 +23,7 @@ use std::{
 
 /// The rate limiter of one host. The gateway checks requests with it, and engines report tokens to it.
 pub struct RateLimiter {
-    options: InForce<RateOptions>,
+    options: LiveSetting<RateOptions>,
     clock: Clock,
     max_accounts: usize,
     accounts: Mutex<Accounts>,
@@ -76,7 +76,7 @@ impl RateLimiter {
     }
 
     pub(crate) fn with_clock(options: RateOptions, clock: Clock, max_accounts: usize) -> Self {
-        RateLimiter { options: InForce::new(options), clock, max_accounts, accounts: Mutex::default() }
+        RateLimiter { options: LiveSetting::new(options), clock, max_accounts, accounts: Mutex::default() }
     }
 
     /// Replaces the limits of tenants. What they have used counts toward the new limits.

@@ -49,7 +49,7 @@ fn described(version: skep_runtime::AgentVersion) -> AgentVersion {
     AgentVersion {
         object: marker::Version,
         version: version.version,
-        in_force: version.is_in_force,
+        in_force: version.is_active,
         digest: version.digest,
         deployed_at_ms: version.deployed_at_ms,
         deployed_by: version.deployed_by,

@@ -3,7 +3,7 @@
 use super::fixture::{Server, TestResponse};
 use crate::GatewayOptions;
 use serde_json::{Value, json};
-use skep_engine::{Engine, GenerateRequest, InForce, TokenStream};
+use skep_engine::{Engine, GenerateRequest, LiveSetting, TokenStream};
 
 const RUN: &str = "/ai/run/tiny";
 
@@ -49,7 +49,8 @@ async fn prompts_and_chats_are_answered_in_the_envelope() {
 
 #[tokio::test]
 async fn models_can_have_aliases() {
-    let model_names = InForce::new([("@cf/meta/llama-3.1-8b-instruct".to_owned(), "tiny".to_owned())].into());
+    let model_names =
+        LiveSetting::new([("@cf/meta/llama-3.1-8b-instruct".to_owned(), "tiny".to_owned())].into());
     let server = Server::with(GatewayOptions { model_names, ..GatewayOptions::default() }).await;
     result(&server.ok("/ai/run/@cf/meta/llama-3.1-8b-instruct", &prompt(json!({}))).await);
     let (status, error) = failure(&server.post("/ai/run/@cf/meta/llama-2", &prompt(json!({}))).await);

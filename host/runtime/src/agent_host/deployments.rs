@@ -41,7 +41,7 @@ impl AgentHost {
         let tenant = Tenant::local();
         let schedules = rows(&prepared.manifest.schedule, tenant.as_str(), host.clock.now_ms())?;
         let versions = host.store.versions(&row.name).await?;
-        let active = versions.into_iter().find(|known| known.is_in_force);
+        let active = versions.into_iter().find(|known| known.is_active);
         let same = active.filter(|VersionRow { agent, .. }| {
             (&agent.digest, &agent.manifest) == (&row.digest, &row.manifest)
         });
@@ -88,7 +88,7 @@ impl AgentHost {
         host.shutdown.admit()?;
         host.deployments.known(name)?;
         let versions = host.store.versions(name).await?;
-        let active = versions.iter().find(|row| row.is_in_force).map_or(0, |row| row.version);
+        let active = versions.iter().find(|row| row.is_active).map_or(0, |row| row.version);
         let known: Vec<u64> = versions.iter().map(|row| row.version).collect();
         let found = versions.into_iter().find(|row| match to {
             Some(wanted) => row.version == wanted,
@@ -120,10 +120,10 @@ impl AgentHost {
 }
 
 fn agent_version(row: VersionRow) -> AgentVersion {
-    let VersionRow { version, is_in_force, agent } = row;
+    let VersionRow { version, is_active, agent } = row;
     AgentVersion {
         version,
-        is_in_force,
+        is_active,
         digest: agent.digest,
         deployed_at_ms: agent.deployed_at_ms,
         deployed_by: agent.deployed_by,

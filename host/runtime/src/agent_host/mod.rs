@@ -72,7 +72,7 @@ use crate::{
 };
 use expiry::Expiry;
 use responses::Following;
-use skep_engine::{EraseScope, InForce, ModelSet, ServedModel};
+use skep_engine::{EraseScope, LiveSetting, ModelSet, ServedModel};
 use skep_outbound::ToolServer;
 use std::{
     collections::BTreeMap,
@@ -102,7 +102,7 @@ struct Inner {
     keys: KeyRing,
     max_agents: usize,
     disk_warning_bytes: u64,
-    rules: InForce<Rules>,
+    rules: LiveSetting<Rules>,
     /// Serializes deployments, so that only one at a time becomes active.
     deploying: tokio::sync::Mutex<()>,
     /// Serializes decisions about work that is held since a restore.
@@ -146,7 +146,7 @@ impl AgentHost {
         let store_health = StoreHealth::new(store.clone());
         let watching = store_health::watch(store.clone(), options.disk_warning_bytes);
         let tenancy = keys.tenancy();
-        let rules = InForce::new(Rules::from(&options));
+        let rules = LiveSetting::new(Rules::from(&options));
         let (shutdown, live) = (Shutdown::default(), Arc::<LiveTurns>::default());
         let log = AgentLog::new(store.clone(), shutdown.clone());
         let outbox = Arc::new(Outbox::new(store.clone(), tenancy.clone()));

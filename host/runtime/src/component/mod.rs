@@ -21,7 +21,7 @@ use crate::{
     tool::Tools,
 };
 use compiler::{CompileError, Compiled, ComponentCompiler};
-use skep_engine::{EngineError, InForce, ModelSet};
+use skep_engine::{EngineError, LiveSetting, ModelSet};
 use skep_store::{LogEntry, Store};
 use std::{ops::Deref, sync::Arc};
 use wasmtime::component::Linker;
@@ -61,7 +61,7 @@ pub(crate) struct Compiler {
     linker: Linker<TurnContext>,
     models: ModelSet,
     clock: Clock,
-    rules: InForce<Rules>,
+    rules: LiveSetting<Rules>,
 }
 
 /// The linked code of a component that has not described itself yet.
@@ -93,7 +93,7 @@ impl Compiler {
         store: Store,
         clock: Clock,
         options: &RuntimeOptions,
-        rules: InForce<Rules>,
+        rules: LiveSetting<Rules>,
     ) -> Result<Self, RuntimeError> {
         let mut linker = Linker::new(&wasm.engine);
         capability::add_to_linker(&mut linker).map_err(|error| RuntimeError::Internal {

@@ -28,7 +28,7 @@ pub use record::{
 
 use crate::{Clock, PriceList, RuntimeError, metric, shutdown::Shutdown, vault::Vault};
 use recording::{Finished, Watcher};
-use skep_engine::{InForce, Observer};
+use skep_engine::{LiveSetting, Observer};
 use skep_store::{RequestBody, RequestFilter, RequestRange, Store};
 use std::{
     fmt,
@@ -52,10 +52,10 @@ pub struct RequestLog {
 }
 
 struct Inner {
-    options: InForce<RequestLogOptions>,
+    options: LiveSetting<RequestLogOptions>,
     store: Store,
     clock: Clock,
-    prices: InForce<PriceList>,
+    prices: LiveSetting<PriceList>,
     shutdown: Shutdown,
     queue: mpsc::Sender<Command>,
     /// Size of the messages and answers in the queue.
@@ -92,10 +92,10 @@ impl RequestLog {
     ) -> (Self, impl Future<Output = ()> + Send + 'static) {
         let (queue, commands) = mpsc::channel(QUEUE);
         let inner = Inner {
-            options: InForce::new(options),
+            options: LiveSetting::new(options),
             store,
             clock,
-            prices: InForce::new(prices),
+            prices: LiveSetting::new(prices),
             shutdown,
             queue,
             waiting_bytes: Arc::default(),

@@ -38,7 +38,7 @@ fn slow_agent() -> Guest {
 
 async fn active_versions(host: &Host, agent: &str) -> Vec<(u64, bool)> {
     let versions = host.agents.versions(agent).await.expect("the agent exists");
-    versions.iter().map(|version| (version.version, version.is_in_force)).collect()
+    versions.iter().map(|version| (version.version, version.is_active)).collect()
 }
 
 #[tokio::test]

@@ -25,7 +25,7 @@ use crate::{
     options::Rules,
     tool::{MAX_ARGUMENT_BYTES, Tool},
 };
-use skep_engine::InForce;
+use skep_engine::LiveSetting;
 use skep_outbound::{ToolServer, ToolServerError};
 use std::{
     collections::BTreeMap,
@@ -46,8 +46,8 @@ pub(crate) struct HostTools {
     /// It is weak because whoever runs turns owns these tools.
     pub(super) invoke: Weak<dyn Invoke>,
     pub(super) live: Arc<LiveTurns>,
-    pub(crate) servers: InForce<BTreeMap<String, Arc<dyn ToolServer>>>,
-    rules: InForce<Rules>,
+    pub(crate) servers: LiveSetting<BTreeMap<String, Arc<dyn ToolServer>>>,
+    rules: LiveSetting<Rules>,
     pub(super) catalog: Catalog,
     /// The `http/fetch` tool.
     pub(super) fetch: Arc<Tool>,
@@ -83,12 +83,12 @@ enum Target {
 impl HostTools {
     pub(crate) fn new(
         servers: BTreeMap<String, Arc<dyn ToolServer>>,
-        rules: InForce<Rules>,
+        rules: LiveSetting<Rules>,
         directory: Arc<dyn Directory>,
         invoke: Weak<dyn Invoke>,
         live: Arc<LiveTurns>,
     ) -> Self {
-        let (servers, catalog) = (InForce::new(servers), Catalog::default());
+        let (servers, catalog) = (LiveSetting::new(servers), Catalog::default());
         let (fetch, client) = (Arc::new(fetch::tool()), ClientTools::default());
         HostTools { directory, invoke, live, servers, rules, catalog, fetch, client }
     }

@@ -62,7 +62,7 @@ async fn consistent(host: &Host) -> u64 {
     assert!(host.agents.failed_agents().is_empty(), "{:?}", host.agents.failed_agents());
     let versions = host.agents.versions("w").await.expect("the agent exists");
     let active: Vec<u64> =
-        versions.iter().filter(|version| version.is_in_force).map(|version| version.version).collect();
+        versions.iter().filter(|version| version.is_active).map(|version| version.version).collect();
     let [version] = active[..] else { panic!("{versions:?}") };
     assert_eq!(host.agents.agent("w").expect("the agent can be called").summary.version, version);
     let schedules = host.agents.schedules(None, 10).await.expect("listed");

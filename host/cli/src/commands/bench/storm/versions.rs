@@ -35,8 +35,8 @@ impl Storm {
             self.trouble(format!("deployment {number}: {} {}", answer.status, answer.body));
             return;
         }
-        let in_force = self.in_force().await;
-        let text = in_force["manifest"].as_str().unwrap_or_default();
+        let active = self.active().await;
+        let text = active["manifest"].as_str().unwrap_or_default();
         let is_it = text.contains(&format!("turn_ms = {turn_ms}\n"));
         self.books.found("deploy", &number.to_string(), Reported::Done, usize::from(is_it));
     }
@@ -44,7 +44,7 @@ impl Storm {
     /// Rolls back by one version. Nobody else changes versions, so a rollback whose answer was lost can be
     /// looked up.
     async fn put_back(&self) {
-        let before = self.in_force().await;
+        let before = self.active().await;
         let Some(version) = before["version"].as_u64().filter(|version| *version > 1) else { return };
         let body = serde_json::json!({ "version": version - 1 });
         let answer =
@@ -56,11 +56,11 @@ impl Storm {
             }
             return;
         }
-        let is_it = self.in_force().await["version"].as_u64() == Some(version - 1);
+        let is_it = self.active().await["version"].as_u64() == Some(version - 1);
         self.books.found("rollback", &format!("{}", version - 1), Reported::Done, usize::from(is_it));
     }
 
-    async fn in_force(&self) -> Value {
+    async fn active(&self) -> Value {
         let answer = self.ask(|http, url| http.get(format!("{url}/v1/agents/{AGENT}/versions"))).await;
         let versions = answer.body["data"].as_array().cloned().unwrap_or_default();
         versions.into_iter().find(|version| version["in_force"] == true).unwrap_or_default()

@@ -4,9 +4,9 @@ use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock};
 
 /// The current value of a setting that can change. Clones share it. Those that have read it keep what they read.
-pub struct InForce<T>(Arc<RwLock<Arc<T>>>);
+pub struct LiveSetting<T>(Arc<RwLock<Arc<T>>>);
 
-impl<T> InForce<T> {
+impl<T> LiveSetting<T> {
     /// Creates a setting with its first value.
     pub fn new(value: T) -> Self {
         Arc::new(value).into()
@@ -28,25 +28,25 @@ impl<T> InForce<T> {
     }
 }
 
-impl<T> From<Arc<T>> for InForce<T> {
+impl<T> From<Arc<T>> for LiveSetting<T> {
     fn from(value: Arc<T>) -> Self {
-        InForce(Arc::new(RwLock::new(value)))
+        LiveSetting(Arc::new(RwLock::new(value)))
     }
 }
 
-impl<T> Clone for InForce<T> {
+impl<T> Clone for LiveSetting<T> {
     fn clone(&self) -> Self {
-        InForce(self.0.clone())
+        LiveSetting(self.0.clone())
     }
 }
 
-impl<T: Default> Default for InForce<T> {
+impl<T: Default> Default for LiveSetting<T> {
     fn default() -> Self {
-        InForce::new(T::default())
+        LiveSetting::new(T::default())
     }
 }
 
-impl<T: fmt::Debug> fmt::Debug for InForce<T> {
+impl<T: fmt::Debug> fmt::Debug for LiveSetting<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.now().fmt(f)
     }
@@ -58,7 +58,7 @@ mod tests {
 
     #[test]
     fn a_replacement_reaches_clones_and_neither_readers_nor_pinned_values() {
-        let setting = InForce::new(1);
+        let setting = LiveSetting::new(1);
         let (clone, pinned, read) = (setting.clone(), setting.pinned(), setting.now());
         setting.replace(2);
         assert_eq!((*clone.now(), *pinned.now(), *read), (2, 1, 1));
