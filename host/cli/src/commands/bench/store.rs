@@ -43,7 +43,7 @@ const DRAIN: Duration = Duration::from_secs(10);
 /// machine of the database may lose its power only in the first. A host always waits for the disk of PostgreSQL.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The database is one of PostgreSQL without tables, for example:
+To measure PostgreSQL as well, name an empty database, such as one of this server:
   docker run --rm -e POSTGRES_HOST_AUTH_METHOD=trust -p 5432:5432 postgres:17
 
 Examples:

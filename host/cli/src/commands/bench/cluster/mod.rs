@@ -53,7 +53,7 @@ const FAULTS_SHOWN: usize = 20;
 /// decision about a call counts. The history takes about a kilobyte for each message.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The database is one of PostgreSQL without tables, for example:
+The command needs an empty PostgreSQL database, for example:
   docker run --rm -e POSTGRES_HOST_AUTH_METHOD=trust -p 5432:5432 postgres:17
 
 Examples:

@@ -32,7 +32,7 @@ const THROUGHPUT_GOAL: f64 = 0.9;
 /// same prompts, so the processes should be the only ones on the machine.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The database is one of PostgreSQL without tables, for example:
+The command needs an empty PostgreSQL database, for example:
   docker run --rm -e POSTGRES_HOST_AUTH_METHOD=trust -p 5432:5432 postgres:17
 
 Examples:
