@@ -20,6 +20,7 @@ pub trait Interceptor: Send {
     /// Runs before pages are copied out.
     fn before_copies(&self) {}
 
+    /// Returns whether the next step may start before this one is sampled from.
     fn supports_lookahead(&self) -> bool {
         false
     }
