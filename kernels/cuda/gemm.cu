@@ -60,7 +60,7 @@ SKEP_DEVICE void gemm(const MatmulParams& p) {
     for (uint32_t first = 0; first < p.inputs; first += TILE_INPUTS) {
         const uint32_t next = first + TILE_INPUTS;
         copy_wait<0>();
-        // This tile has arrived, and no thread reads the other one anymore.
+        // This tile has arrived, and no thread reads the other one any more.
         __syncthreads();
         if (next < p.inputs) {
             begin(next, stage ^ 1);

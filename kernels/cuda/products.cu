@@ -187,7 +187,7 @@ SKEP_DEVICE void products(const MatmulParams& p) {
     float sums[TILES][COLUMNS][4] = {};
     for (uint32_t number = 0; number < count; ++number) {
         copy_wait<STAGES - 2>();
-        // The tiles of all lanes have arrived, and none reads the previous ones anymore.
+        // The tiles of all lanes have arrived, and none reads the previous ones any more.
         __syncwarp();
         begin();
         const uint32_t next = input + PRODUCT_WARPS * Format::INPUTS;
@@ -224,7 +224,7 @@ SKEP_DEVICE void products(const MatmulParams& p) {
         used = used == (STAGES - 1) * SLOT ? 0 : used + SLOT;
         input = next;
     }
-    // No warp uses its tiles anymore, so that sums can take their place.
+    // No warp uses its tiles any more, so that sums can take their place.
     __syncthreads();
     Sums* const joined = reinterpret_cast<Sums*>(shared);
     SKEP_UNROLL
