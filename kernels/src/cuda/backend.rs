@@ -5,6 +5,8 @@
 //! failures are reported by the next call that waits for the queue. Event and recording handles are valid only in the
 //! backend that created them.
 
+use std::sync::Arc;
+
 use super::architecture::Architecture;
 use super::{Address, Launch};
 use crate::KernelError;
@@ -107,6 +109,8 @@ pub(super) trait Backend: Send + Sync {
     fn enable_peer_access(&self, other: &dyn Backend) -> Result<(), KernelError>;
     /// Returns the device's number in the driver, or `None` for an emulated device.
     fn ordinal(&self) -> Option<usize>;
+    /// Opens another queue of the device. It copies and waits for events, and launches no kernels.
+    fn copy_queue(&self) -> Result<Arc<dyn Backend>, KernelError>;
     /// Identifies the memory that its addresses refer to. Two backends of one device have the same.
     fn address_space(&self) -> u64;
     fn stream(&self) -> Option<cudarc::driver::sys::CUstream>;

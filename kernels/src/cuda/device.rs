@@ -111,6 +111,16 @@ impl Device {
         self.backend.ready()
     }
 
+    /// Opens another queue of this device, which copies while kernels of the first one run. It launches no kernels.
+    pub fn copy_queue(&self) -> Result<Device, KernelError> {
+        Ok(Device { backend: self.backend.copy_queue()? })
+    }
+
+    /// Returns the architecture that kernels were compiled for, or `None` if they run on the CPU.
+    pub fn architecture(&self) -> Option<Architecture> {
+        self.backend.architecture()
+    }
+
     /// Returns whether kernels may use the features that only Hopper has.
     pub(super) fn is_hopper(&self) -> bool {
         self.backend.architecture() == Some(Architecture::Sm90a)

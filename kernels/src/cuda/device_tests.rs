@@ -163,6 +163,34 @@ fn one_device_waits_for_another() {
 }
 
 #[test]
+fn a_queue_for_copies_has_the_memory_of_its_device_and_waits_for_events() {
+    with_devices(|device| {
+        let copies = device.copy_queue().unwrap();
+        assert!(copies.shares_memory_with(device));
+        let mut host = device.host_buffer(8).unwrap();
+        let (buffer, large) = (device.zeroed(8).unwrap(), device.zeroed(64 << 20).unwrap());
+        let event = device.event().unwrap();
+        for value in 1..10 {
+            let filled = device.copied(&[value; 8]).unwrap();
+            // It takes long enough that the copy to the host is queued before the buffer changes.
+            device.clear(large.slice()).unwrap();
+            device.copy(filled.slice(), buffer.slice()).unwrap();
+            event.record().unwrap();
+            copies.wait(&event).unwrap();
+            copies.download(buffer.slice(), &mut host, 0).unwrap();
+            copies.synchronize().unwrap();
+            assert_eq!(host.bytes(), [value; 8]);
+        }
+    });
+    let device = Device::emulated(Emulation::default());
+    let copies = device.copy_queue().unwrap();
+    let error =
+        KernelError::DeviceFault { fault: Fault::Context, call: "cuTest", reason: "a test".to_owned() };
+    device.fail(error.clone());
+    assert_eq!((copies.fault(), copies.synchronize()), (Some(error.clone()), Err(error)));
+}
+
+#[test]
 fn only_copies_between_devices_take_slices_of_another_device() {
     check_two_devices(&[0, 1].map(|_| Device::emulated(Emulation::default())));
     if let Ok(2..) = gpu::probe().map(|devices| devices.len()) {

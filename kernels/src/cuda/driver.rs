@@ -95,6 +95,7 @@ impl DriverStream {
         let compiling = self.compiling.lock().unwrap_or_else(PoisonError::into_inner).take();
         let ended =
             || KernelError::Thread { reason: "the thread that compiles kernels has terminated".to_owned() };
+        // A queue for copies has no such thread.
         let modules = compiling.ok_or_else(ended)?.join().map_err(|_| ended())??;
         let mut code = Code::default();
         let loaded =
@@ -456,6 +457,19 @@ impl Backend for DriverStream {
 
     fn ordinal(&self) -> Option<usize> {
         Some(self.queue.ordinal)
+    }
+
+    fn copy_queue(&self) -> Result<Arc<dyn Backend>, KernelError> {
+        let Self { architecture, multiprocessors, .. } = *self;
+        Ok(Arc::new(DriverStream {
+            code: OnceLock::new(),
+            compiling: Mutex::default(),
+            compiler: self.compiler.clone(),
+            architecture,
+            name: self.name.clone(),
+            multiprocessors,
+            queue: Queue::new(self.queue.ordinal)?,
+        }))
     }
 
     fn address_space(&self) -> u64 {

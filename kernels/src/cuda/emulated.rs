@@ -93,8 +93,12 @@ impl Event {
 
 impl EmulatedStream {
     pub(super) fn new(emulation: Emulation) -> Self {
+        Self::with(emulation, Arc::default())
+    }
+
+    /// Creates a queue of the device that has this failure.
+    fn with(emulation: Emulation, failure: Arc<Mutex<Option<KernelError>>>) -> Self {
         let (jobs, queue) = channel();
-        let failure = Arc::new(Mutex::new(None));
         let failed = failure.clone();
         let work = move || {
             for job in queue {
@@ -381,6 +385,10 @@ impl Backend for EmulatedStream {
 
     fn ordinal(&self) -> Option<usize> {
         None
+    }
+
+    fn copy_queue(&self) -> Result<Arc<dyn Backend>, KernelError> {
+        Ok(Arc::new(Self::with(self.emulation, self.failure.clone())))
     }
 
     fn address_space(&self) -> u64 {
