@@ -46,6 +46,8 @@ pub use config::{Architecture, LayerStyle, ModelConfig, Rope, RopePairing, RopeS
 pub use device_figures::{OfDevice, device_figures, lacks_device_figures};
 pub use digest::ModelDigest;
 pub use error::{ModelError, RankFault};
+#[cfg(feature = "emulated")]
+pub use executor::emulated_executor;
 pub use executor::{
     CPU_KV_TOKENS, CpuAffinity, CpuExecutor, DeviceChoice, DrawnAhead, Executor, ExecutorLimits,
     ExecutorOptions, KernelFolders, KvDtype, MemoryFraction, MemoryPlan, ModelWeights, Ordinals, PageForm,

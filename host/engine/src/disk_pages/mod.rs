@@ -151,7 +151,7 @@ impl DiskPages {
         let Some(form) = executor.page_form() else {
             tracing::info!(
                 model,
-                "KV pages of this model are not written to disk: its device does not support it"
+                "KV pages of this model are not written to disk: its layers with a window keep fewer pages than the others"
             );
             return None;
         };

@@ -129,7 +129,7 @@ pub fn executor(kv_tokens: usize) -> (Checkpoint, CpuExecutor) {
     (checkpoint, executor)
 }
 
-fn checkpoint() -> Checkpoint {
+pub fn checkpoint() -> Checkpoint {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/tiny/llama-gqa");
     Checkpoint::open(&path).expect("the fixture opens")
 }

@@ -4,6 +4,7 @@
 mod batching;
 mod chunking;
 mod constrained;
+mod cuda_pages;
 pub(crate) mod dice;
 mod disk_pages;
 pub(crate) mod draws;

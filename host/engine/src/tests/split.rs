@@ -20,7 +20,7 @@ use crate::{
 /// The key that both hosts have.
 const KEY: [u8; 32] = [7; 32];
 /// Room for all pages of a test's prompt.
-const ALL_PAGES: usize = 256;
+pub(super) const ALL_PAGES: usize = 256;
 
 /// A sink that keeps a bounded number of pages.
 #[derive(Debug)]
@@ -87,7 +87,7 @@ async fn pages_are_given_as_they_are_computed_and_from_the_cache() {
 
 /// A meter that adds up.
 #[derive(Debug, Default)]
-struct Sum(AtomicUsize);
+pub(super) struct Sum(AtomicUsize);
 
 impl TokenMeter for Sum {
     fn count(&self, _tenant: &str, tokens: usize) {
@@ -96,7 +96,7 @@ impl TokenMeter for Sum {
 }
 
 /// A host that computes prompts for another one.
-struct Other {
+pub(super) struct Other {
     engine: Engine,
     names: PageNamer,
     runtime: Handle,
@@ -126,7 +126,7 @@ impl PageSink for Passing {
 }
 
 impl Other {
-    fn new(engine: Engine, min_tokens: usize, lives_for: usize) -> Arc<Other> {
+    pub(super) fn new(engine: Engine, min_tokens: usize, lives_for: usize) -> Arc<Other> {
         let (names, runtime) = (PageNamer::new(KEY), Handle::current());
         let (orders, in_background) = Default::default();
         Arc::new(Other { engine, names, runtime, min_tokens, lives_for, orders, in_background })
@@ -191,10 +191,15 @@ impl PagePeers for Other {
     }
 }
 
-fn asking(other: &Arc<Other>, meter: &Arc<Sum>) -> Engine {
+/// Returns the options of an engine that has its prompts computed by another one.
+pub(super) fn asking_options(other: &Arc<Other>, meter: &Arc<Sum>) -> EngineOptions {
     let peers: Arc<dyn PagePeers> = other.clone();
     let meter: Arc<dyn TokenMeter> = meter.clone();
-    engine(EngineOptions { peers: Some(peers), meter: Some(meter), ..EngineOptions::default() })
+    EngineOptions { peers: Some(peers), meter: Some(meter), ..EngineOptions::default() }
+}
+
+fn asking(other: &Arc<Other>, meter: &Arc<Sum>) -> Engine {
+    engine(asking_options(other, meter))
 }
 
 #[tokio::test]

@@ -44,6 +44,8 @@ use crate::rank_times::RankTimes;
 use crate::sampling::{LogitRow, RowOutput};
 pub use crate::weights::WeightConversion;
 pub use cpu::CpuExecutor;
+#[cfg(feature = "emulated")]
+pub use cuda::emulated_executor;
 pub use device::{DeviceChoice, Ordinals};
 pub use memory_fraction::MemoryFraction;
 pub use model_weights::{LoadWatch, ModelWeights};

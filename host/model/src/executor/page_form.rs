@@ -2,10 +2,10 @@
 //!
 //! Invariant: pages may be exchanged between executors whose forms have the same description. The description holds
 //! everything that the bytes depend on besides the weights and the tokens: the model's shapes and rotation, the format, the
-//! instruction tier, the number of tensor-parallel ranks, and the version of this crate. The bytes are ordered by layer and
-//! then by rank, so they do not depend on the stages of a pipeline.
+//! instruction tier or the kind of device, the number of tensor-parallel ranks, and the version of this crate. The bytes are
+//! ordered by layer and then by rank, so they do not depend on the stages of a pipeline.
 
-use skep_kernels::Isa;
+use std::fmt;
 
 use super::{ExecutorOptions, WeightConversion};
 use crate::batch::{PAGE_TOKENS, PageId};
@@ -25,7 +25,13 @@ pub struct PageForm {
 }
 
 impl PageForm {
-    pub(super) fn new(config: &ModelConfig, options: &ExecutorOptions, isa: Isa, bytes: usize) -> Self {
+    /// Describes the pages that are computed `on` something, such as an instruction tier.
+    pub(super) fn new(
+        config: &ModelConfig,
+        options: &ExecutorOptions,
+        on: impl fmt::Debug,
+        bytes: usize,
+    ) -> Self {
         let ModelConfig { architecture, rope, windows, style, .. } = config;
         let ExecutorOptions { kv, exact_weights, weights, tensor_parallel, .. } = options;
         let sizes = [
@@ -48,7 +54,7 @@ impl PageForm {
         let kind = if style.latent.is_some() { "latents" } else { "grouped heads" };
         let description = format!(
             "order {ORDER_VERSION}, version {version}; {kind} as {kv}, {PAGE_TOKENS} tokens and {bytes} bytes a page; \
-             {tensor_parallel} ranks on {isa:?}; {architecture:?} {sizes:?} {switches:?} epsilon {epsilon:?}; \
+             {tensor_parallel} ranks on {on:?}; {architecture:?} {sizes:?} {switches:?} epsilon {epsilon:?}; \
              {rope:?}; {windows:?}; {style:?}",
             version = env!("CARGO_PKG_VERSION"),
             epsilon = config.norm_epsilon,
@@ -89,6 +95,11 @@ impl PageParts {
     /// Returns the number of bytes of one page that a rank holds.
     pub(super) fn rank_bytes(&self, rank: usize) -> usize {
         self.ranks[rank].iter().map(|(_, length)| length).sum()
+    }
+
+    /// Returns the offset and the length of each layer of a rank within a page.
+    pub(super) fn of_rank(&self, rank: usize) -> &[(usize, usize)] {
+        &self.ranks[rank]
     }
 
     /// Copies a rank's part of some pages to its offsets in `pages`.

@@ -6,10 +6,13 @@
 //! before the first step, and a model that does not fit is rejected then.
 
 mod draw;
+#[cfg(feature = "emulated")]
+mod emulated;
 pub(crate) mod estimate;
 mod launching;
 mod layout;
 mod load;
+mod page_copies;
 mod rank;
 mod recordings;
 mod restart;
@@ -32,14 +35,18 @@ use skep_kernels::cuda::operation::Sample;
 use skep_kernels::cuda::sample::NONE;
 
 use super::limits::check;
+use super::page_form::{PageForm, check_pages};
 use super::step_logits::no_row;
 use super::{DrawnAhead, Executor, ExecutorLimits, StepAhead, pipeline};
-use crate::batch::{Batch, BatchSequence};
+use crate::batch::{Batch, BatchSequence, PageId};
 use crate::error::{ModelError, RankFault};
 use crate::memory_plan::{MemoryPlan, RankMemory};
 use crate::sampling::{LogitRow, RowOutput, draw};
 use draw::Draw;
+#[cfg(feature = "emulated")]
+pub use emulated::emulated_executor;
 use launching::{Launchers, Stages};
+use page_copies::PageCopies;
 use rank::{Peers, Rank};
 use recordings::Recordings;
 pub(crate) use restart::{Restarted, SharedWeights};
@@ -75,6 +82,7 @@ pub struct CudaExecutor {
     plan: MemoryPlan,
     /// The memory of each rank.
     memory: Vec<RankMemory>,
+    copies: PageCopies,
 }
 
 /// The host memory that steps are copied from.
@@ -108,6 +116,7 @@ impl CudaExecutor {
     /// Enqueues a step on all ranks and returns its number of logit rows. For a micro-batch of a step, `micro_batch` is the
     /// row at which its logits start.
     fn put(&mut self, batch: &Batch, micro_batch: Option<usize>) -> Result<usize, ModelError> {
+        self.copies.unmark();
         let step = self.cuts.pack(batch, micro_batch.is_none(), &mut self.inputs.packed);
         let put = self.copy_inputs(&step).and_then(|()| self.compute(&step, micro_batch.unwrap_or(0)));
         self.all_or_none(put)
@@ -131,6 +140,7 @@ impl CudaExecutor {
     }
 
     fn try_put_drawn(&mut self, next: &StepAhead) -> Result<(), ModelError> {
+        self.copies.mark()?;
         let step = self.cuts.pack(&next.batch, true, &mut self.inputs.packed);
         self.copy_inputs(&step)?;
         let leader = self.leader();
@@ -418,6 +428,24 @@ impl Executor for CudaExecutor {
 
     fn ranks(&self) -> &[RankMemory] {
         if self.memory.len() > 1 { &self.memory } else { &[] }
+    }
+
+    fn page_form(&self) -> Option<&PageForm> {
+        Some(self.copies.form())
+    }
+
+    fn read_pages(&mut self, pages: &[PageId], out: &mut [u8]) -> Result<(), ModelError> {
+        let bytes = self.copies.form().bytes;
+        check_pages(pages, self.limits.page_count, out.len(), bytes)?;
+        let mut pages = pages.iter().zip(out.chunks_exact_mut(bytes));
+        pages.try_for_each(|(page, out)| self.copies.read(&self.stages, *page, out))
+    }
+
+    fn write_pages(&mut self, pages: &[PageId], from: &[u8]) -> Result<(), ModelError> {
+        let bytes = self.copies.form().bytes;
+        check_pages(pages, self.limits.page_count, from.len(), bytes)?;
+        let mut pages = pages.iter().zip(from.chunks_exact(bytes));
+        pages.try_for_each(|(page, from)| self.copies.write(&self.stages, *page, from))
     }
 }
 

@@ -18,6 +18,7 @@ use super::estimate::{
     workspace_of_rank,
 };
 use super::layout::Layout;
+use super::page_copies::PageCopies;
 use super::rank::Rank;
 use super::room::{Room, Share};
 use super::shape::Shape;
@@ -133,7 +134,7 @@ impl<'a> CudaModel<'a> {
     }
 
     /// Leaves out the preparation of steps, which takes an emulated device seconds.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "emulated"))]
     pub(super) fn without_warm_up(self) -> Self {
         CudaModel { warms_up: false, ..self }
     }
@@ -225,6 +226,7 @@ impl<'a> CudaModel<'a> {
             output: leader.device.host_buffer(leader.sizes.logit_rows * 4)?,
             is_pending: false,
         };
+        let copies = PageCopies::new(self.checkpoint.config(), &self.options, &finished)?;
         let mut executor = CudaExecutor {
             recordings: Recordings { made: HashMap::new(), launched: HashSet::new(), max_shapes },
             launchers: None,
@@ -241,6 +243,7 @@ impl<'a> CudaModel<'a> {
             limits,
             plan,
             memory,
+            copies,
         };
         let prepare = |executor: &mut CudaExecutor| {
             let free = executor.free_bytes()?;

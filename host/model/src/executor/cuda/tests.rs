@@ -35,9 +35,9 @@ mod quantized;
 mod shared_prefix;
 
 /// Models whose head size the kernels support.
-const MODELS: [&str; 4] = ["llama-gqa", "llama-tied-rope3", "qwen2-bias", "mistral-window"];
+pub(super) const MODELS: [&str; 4] = ["llama-gqa", "llama-tied-rope3", "qwen2-bias", "mistral-window"];
 /// Maximum error of activations with eleven bits, as a fraction of the largest logit.
-const BOUND: f32 = 1e-2;
+pub(super) const BOUND: f32 = 1e-2;
 /// Maximum error of activations with eight bits.
 const BF16_BOUND: f32 = 16e-2;
 
@@ -46,7 +46,7 @@ thread_local! {
     static ON_A_DEVICE: Cell<bool> = const { Cell::new(false) };
 }
 
-fn cuda_options() -> ExecutorOptions {
+pub(super) fn cuda_options() -> ExecutorOptions {
     ExecutorOptions {
         kv: KvDtype::F16,
         activations: Some(Activation::F16),
@@ -119,13 +119,15 @@ fn the_tests_of_this_module_pass_on_a_real_device() {
     deterministic::replicas_stages_and_reloads_give_the_same_bits();
     deterministic::logits_are_correct_in_a_fixed_order();
     shared_prefix::a_common_prefix_gives_the_same_tokens_read_once_or_for_each_sequence();
+    page_copies::tests::a_sequence_continues_from_imported_pages_with_the_same_tokens();
+    page_copies::tests::pages_move_beside_a_step_that_was_started_ahead();
 }
 
-fn open(name: &str) -> Checkpoint {
+pub(super) fn open(name: &str) -> Checkpoint {
     Checkpoint::open(&folder(name)).unwrap()
 }
 
-fn load(name: &str, options: ExecutorOptions, devices: &str) -> CudaExecutor {
+pub(super) fn load(name: &str, options: ExecutorOptions, devices: &str) -> CudaExecutor {
     model(&open(name), options, devices, 1).unwrap().executor(0).unwrap()
 }
 

@@ -161,7 +161,21 @@ impl Sizes {
 
     /// Returns the size of a page in bytes, over all layers.
     pub(super) fn page_bytes(&self) -> usize {
-        self.kv_heads.iter().map(|heads| 2 * self.half_page_bytes(*heads)).sum()
+        self.layer_page_bytes().sum()
+    }
+
+    /// Returns the size of a page in bytes in each layer.
+    pub(super) fn layer_page_bytes(&self) -> impl Iterator<Item = usize> {
+        self.kv_heads.iter().map(|heads| 2 * self.half_page_bytes(*heads))
+    }
+
+    /// Returns the ranges of the keys and the values of one page in a layer.
+    pub(super) fn page_of(&self, layer: usize, page: usize) -> [Range<usize>; 2] {
+        self.pages_of(layer).map(|range| {
+            let bytes = range.len() / self.page_count.max(1);
+            let start = range.start + page * bytes;
+            start..start + bytes
+        })
     }
 
     /// Returns the ranges of the keys and the values of a layer.
