@@ -12,6 +12,8 @@
 //!     96     32  checksum (SHA-256) of the bytes before it and of the page
 //! ```
 //!
+//! The checksum in front of a page that travels is that of the bytes before it alone, because the page is sealed.
+//!
 //! Invariant: a reader takes a page only from a header that is the expected one in every field.
 
 use sha2::{Digest as _, Sha256};
@@ -68,8 +70,23 @@ impl Header {
         bytes
     }
 
+    /// Returns the bytes of the header in front of a page whose seal shows every change of it. The checksum is that of the header.
+    pub(crate) fn encode_sealed(&self) -> [u8; HEADER_BYTES] {
+        self.encode(&[])
+    }
+
     /// Checks that an image is the one that this header describes.
     pub fn check(&self, header: &[u8], payload: &[u8]) -> Result<(), ImageError> {
+        self.check_parts(header, payload.len(), payload)
+    }
+
+    /// Checks that the header of an image is this one, and that it has as many bytes behind it. Whether they are those of the page
+    /// is for the seal to show.
+    pub(crate) fn check_sealed(&self, header: &[u8], payload_bytes: usize) -> Result<(), ImageError> {
+        self.check_parts(header, payload_bytes, &[])
+    }
+
+    fn check_parts(&self, header: &[u8], found_bytes: usize, summed: &[u8]) -> Result<(), ImageError> {
         let expected_start = |at: usize, bytes: &[u8]| header.get(at..at + bytes.len()) == Some(bytes);
         let version = [VERSION.to_le_bytes(), (HEADER_BYTES as u32).to_le_bytes()].concat();
         if header.len() != HEADER_BYTES || !expected_start(0, &MAGIC) || !expected_start(8, &version) {
@@ -82,10 +99,10 @@ impl Header {
             return Err(ImageError::Prefix);
         }
         let length = (self.payload_bytes as u64).to_le_bytes();
-        if !expected_start(16, &length) || payload.len() != self.payload_bytes {
+        if !expected_start(16, &length) || found_bytes != self.payload_bytes {
             return Err(ImageError::Length);
         }
-        match header[96..] == checksum(&header[..96], payload) {
+        match header[96..] == checksum(&header[..96], summed) {
             true => Ok(()),
             false => Err(ImageError::Checksum),
         }

@@ -3,7 +3,7 @@
 //! ```text
 //! question                                   image
 //! offset  bytes                              offset  bytes
-//!      0      8  magic                            0    128  header, as on disk
+//!      0      8  magic                            0    128  header
 //!      8      4  version                        128         the sealed page
 //!     12      4  number of names
 //!     16      8  bytes of a page
@@ -12,7 +12,8 @@
 //! ```
 //!
 //! Both hosts name pages under the same key, so a question has no tokens. A page is sealed for its layout and its tokens under
-//! a key that only these hosts have, because anybody in the network could forge a checksum that needs no key.
+//! a key that only these hosts have, because anybody in the network could forge a checksum that needs no key. The seal shows any
+//! change of the page, so the header has a checksum of itself alone: that of a page takes longer than to encrypt it.
 //!
 //! Invariant: the length of what is read is known before memory is taken for it.
 
@@ -125,9 +126,8 @@ impl TransitSeal {
 
     /// Returns the image of a page.
     pub fn seal(&self, layout: Digest, prefix: Digest, page: &[u8]) -> io::Result<Vec<u8>> {
-        let sealed = self.cipher.seal(layout, prefix, page)?;
-        let header = Header { layout, prefix, payload_bytes: sealed.len() };
-        Ok([header.encode(&sealed).as_slice(), &sealed].concat())
+        let header = Header { layout, prefix, payload_bytes: page.len() + OVERHEAD };
+        self.cipher.seal_behind(&header.encode_sealed(), layout, prefix, page)
     }
 
     /// Returns the page of an image, if it is the page with this layout, name and length.
@@ -136,12 +136,12 @@ impl TransitSeal {
         layout: Digest,
         prefix: Digest,
         payload_bytes: usize,
-        mut image: Vec<u8>,
+        image: Vec<u8>,
     ) -> Result<Vec<u8>, ImageError> {
         let (header, sealed) = image.split_at_checked(HEADER_BYTES).ok_or(ImageError::Foreign)?;
-        Header { layout, prefix, payload_bytes: payload_bytes + OVERHEAD }.check(header, sealed)?;
-        image.drain(..HEADER_BYTES);
-        self.cipher.open(layout, prefix, image).ok_or(ImageError::Seal)
+        let expected = Header { layout, prefix, payload_bytes: payload_bytes + OVERHEAD };
+        expected.check_sealed(header, sealed.len())?;
+        self.cipher.open_behind(HEADER_BYTES, layout, prefix, image).ok_or(ImageError::Seal)
     }
 }
 
@@ -213,7 +213,7 @@ mod tests {
             changed[at] ^= 1;
             assert!(open(&seal, layout, prefix, 100, &changed).is_err(), "byte {at}");
         }
-        // Whoever lacks the key can make a checksum that fits, and no page.
+        // Without the key, anyone can make a header that fits, and no page.
         let other = TransitSeal::new(&SealingSecret([8; 32]));
         let forged = other.seal(layout, prefix, &[0; 100]).unwrap();
         assert_eq!(open(&seal, layout, prefix, 100, &forged), Err(ImageError::Seal));

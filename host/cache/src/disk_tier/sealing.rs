@@ -40,24 +40,50 @@ impl PageCipher {
 
     /// Returns a fresh nonce, followed by the encrypted page and its tag.
     pub fn seal(&self, layout: Digest, prefix: Digest, page: &[u8]) -> io::Result<Vec<u8>> {
+        self.seal_behind(&[], layout, prefix, page)
+    }
+
+    /// Returns these bytes with the sealed page behind them. The page is copied once.
+    pub fn seal_behind(
+        &self,
+        start: &[u8],
+        layout: Digest,
+        prefix: Digest,
+        page: &[u8],
+    ) -> io::Result<Vec<u8>> {
         let nonce: [u8; NONCE_BYTES] = rand::random();
-        let mut encrypted = page.to_vec();
+        let mut sealed = Vec::with_capacity(start.len() + page.len() + OVERHEAD);
+        sealed.extend_from_slice(start);
+        sealed.extend_from_slice(&nonce);
+        let encrypted = sealed.len();
+        sealed.extend_from_slice(page);
         let tag = self.key(nonce, layout, prefix).seal_in_place_separate_tag(
             Nonce::assume_unique_for_key([0; NONCE_LEN]),
             Aad::empty(),
-            &mut encrypted,
+            &mut sealed[encrypted..],
         );
-        let tag = tag.map_err(|_| io::Error::other("the page cannot be encrypted"))?;
-        Ok([nonce.as_slice(), &encrypted, tag.as_ref()].concat())
+        sealed.extend_from_slice(tag.map_err(|_| io::Error::other("the page cannot be encrypted"))?.as_ref());
+        Ok(sealed)
     }
 
     /// Returns the page, or `None` if it was not sealed like this.
-    pub fn open(&self, layout: Digest, prefix: Digest, mut sealed: Vec<u8>) -> Option<Vec<u8>> {
-        let (nonce, encrypted) = sealed.split_first_chunk_mut::<NONCE_BYTES>()?;
-        let key = self.key(*nonce, layout, prefix);
+    pub fn open(&self, layout: Digest, prefix: Digest, sealed: Vec<u8>) -> Option<Vec<u8>> {
+        self.open_behind(0, layout, prefix, sealed)
+    }
+
+    /// Returns the page that is sealed behind the first `start` bytes. It moves to the front while it is decrypted.
+    pub fn open_behind(
+        &self,
+        start: usize,
+        layout: Digest,
+        prefix: Digest,
+        mut sealed: Vec<u8>,
+    ) -> Option<Vec<u8>> {
+        let nonce = *sealed.get(start..)?.first_chunk::<NONCE_BYTES>()?;
+        let key = self.key(nonce, layout, prefix);
         let nonce = Nonce::assume_unique_for_key([0; NONCE_LEN]);
-        let bytes = key.open_in_place(nonce, Aad::empty(), encrypted).ok()?.len();
-        sealed.drain(..NONCE_BYTES);
+        let opened = key.open_within(nonce, Aad::empty(), &mut sealed, start + NONCE_BYTES..);
+        let bytes = opened.ok()?.len();
         sealed.truncate(bytes);
         Some(sealed)
     }
