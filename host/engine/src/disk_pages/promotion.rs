@@ -138,24 +138,35 @@ impl Promotion {
         if !is_wanted {
             return Progress::Ended;
         }
-        for _ in 0..PAGES_AT_ONCE {
+        let before = self.held.pages().len();
+        let (count, progress) = self.take_arrived(scheduler, executor);
+        if count > 0 {
+            let tokens = &self.tokens[..(before + count) * PAGE_TOKENS];
+            scheduler.share_held(&self.affinity.tenant, &mut self.held, tokens);
+        }
+        progress
+    }
+
+    /// Takes the pages that have arrived, but not too many between two steps. Returns their number.
+    fn take_arrived(&mut self, scheduler: &mut Scheduler, executor: &mut dyn Executor) -> (usize, Progress) {
+        for count in 0..PAGES_AT_ONCE {
             match self.waited_for.take().unwrap_or_else(|| self.reading.pages.poll()) {
                 PageRead::Page(bytes) => {
                     if !self.take(&bytes, scheduler, executor) {
-                        return Progress::Ended;
+                        return (count, Progress::Ended);
                     }
                 }
-                PageRead::NotYet if Instant::now() < self.deadline => return Progress::Waits,
+                PageRead::NotYet if Instant::now() < self.deadline => return (count, Progress::Waits),
                 PageRead::NotYet | PageRead::Ended => {
                     self.is_over = true;
-                    return Progress::Ended;
+                    return (count, Progress::Ended);
                 }
             }
         }
-        Progress::Waits
+        (PAGES_AT_ONCE, Progress::Waits)
     }
 
-    /// Puts a page into the prefix tree. Returns false if that is not possible.
+    /// Copies a page to the executor. Returns false if that is not possible.
     fn take(&mut self, bytes: &[u8], scheduler: &mut Scheduler, executor: &mut dyn Executor) -> bool {
         let at = self.held.pages().len();
         let Some(page) = scheduler.grow_held(&mut self.held, at + 1) else { return false };
@@ -163,7 +174,6 @@ impl Promotion {
             tracing::warn!(%error, "a KV page from the disk or another host cannot be used");
             return false;
         }
-        scheduler.share_held(&self.affinity.tenant, &mut self.held, &self.tokens[..(at + 1) * PAGE_TOKENS]);
         if self.reading.source == Source::Disk {
             metrics::counter!(metric::PROMOTED_PAGES).increment(1);
         }

@@ -296,7 +296,8 @@ impl KvCache {
         if full <= sequence.shared {
             return;
         }
-        let inserted = self.tree.insert(tenant, &computed[..full * PAGE_TOKENS], &sequence.pages[..full]);
+        let (tokens, pages) = (&computed[..full * PAGE_TOKENS], &sequence.pages[..full]);
+        let inserted = self.tree.insert(tenant, tokens, pages, sequence.lock);
         self.tree.lock(inserted.node);
         if let Some(previous) = sequence.lock.replace(inserted.node) {
             self.tree.unlock(previous);

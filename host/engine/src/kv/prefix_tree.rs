@@ -85,6 +85,12 @@ impl PrefixTree {
         self.page_count
     }
 
+    /// Returns the number of nodes that have pages.
+    #[cfg(test)]
+    pub fn node_count(&self) -> usize {
+        self.nodes.iter().flatten().filter(|node| !node.pages.is_empty()).count()
+    }
+
     /// Returns the number of pages of each owner. Pages of several owners count for what these have in common: an agent, or
     /// only the tenant.
     pub fn pages_by_owner(&self) -> BTreeMap<PrefixOwner, usize> {
@@ -149,8 +155,15 @@ impl PrefixTree {
         }
     }
 
-    /// Inserts `tokens` (whole pages) as a path in the tenant's tree.
-    pub fn insert(&mut self, tenant: &str, tokens: &[u32], pages: &[PageId]) -> Inserted {
+    /// Inserts `tokens` (whole pages) as a path in the tenant's tree. `locked` is the node that the inserting sequence has locked. If
+    /// nobody else has it, it grows, so that a sequence which inserts its pages one by one does not make a node of each.
+    pub fn insert(
+        &mut self,
+        tenant: &str,
+        tokens: &[u32],
+        pages: &[PageId],
+        locked: Option<NodeId>,
+    ) -> Inserted {
         debug_assert!(!pages.is_empty() && tokens.len() == pages.len() * PAGE_TOKENS);
         let root = match self.roots.get(tenant) {
             Some(root) => *root,
@@ -168,6 +181,15 @@ impl PrefixTree {
         let new = &pages[found.len()..];
         let digests = digests_after(self.published.hash(), self.digest_at(node), rest);
         self.published.publish(&digests);
+        if locked == Some(node) && self.can_grow(node) {
+            self.page_count += new.len();
+            found.extend_from_slice(new);
+            let grown = self.node_mut(node);
+            grown.tokens.extend_from_slice(rest);
+            grown.pages.extend_from_slice(new);
+            grown.digests.extend(digests);
+            return Inserted { node, pages: found };
+        }
         self.unlist(node);
         let leaf = self.add(Parent::Node(node), rest.to_vec(), new.to_vec(), digests);
         self.node_mut(node).children.insert(first_page(rest), leaf);
@@ -400,6 +422,12 @@ impl PrefixTree {
                 }
             }
         }
+    }
+
+    /// Returns whether a node ends with pages that only one sequence has, which keeps them from being evicted.
+    fn can_grow(&self, id: NodeId) -> bool {
+        let node = self.node(id);
+        node.locks == 1 && node.children.is_empty() && !node.pages.is_empty() && !self.owners.has_any(id)
     }
 
     fn is_evictable_leaf(&self, id: NodeId) -> bool {

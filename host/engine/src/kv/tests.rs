@@ -78,6 +78,47 @@ fn duplicate_pages_are_freed_and_the_cached_ones_are_used() {
 }
 
 #[test]
+fn pages_that_a_sequence_shares_one_by_one_become_one_node_unless_others_have_its_end() {
+    let mut kv = cache(32);
+    let tokens = pages_of_tokens(&[1, 2, 3, 4, 5, 6, 7, 8]);
+    let grow = |kv: &mut KvCache, sequence: &mut SequencePages, pages: std::ops::RangeInclusive<usize>| {
+        for count in pages {
+            assert!(kv.grow(sequence, count));
+            kv.share("t", sequence, &tokens[..count * PAGE_TOKENS], count * PAGE_TOKENS);
+            kv.check_integrity([&*sequence].into_iter());
+        }
+    };
+    let mut first = SequencePages::default();
+    grow(&mut kv, &mut first, 1..=4);
+    assert_eq!((kv.cached_pages(), kv.tree.node_count()), (4, 1));
+    // Another sequence has the beginning of the node, which is divided, and the first one continues at its end.
+    let other = kv.borrow_prefix("t", &pages_of_tokens(&[1, 2, 9]));
+    assert_eq!((other.pages().len(), kv.tree.node_count()), (2, 2));
+    for count in 5..=6 {
+        assert!(kv.grow(&mut first, count));
+        kv.share("t", &mut first, &tokens[..count * PAGE_TOKENS], count * PAGE_TOKENS);
+        kv.check_integrity([&first, &other].into_iter());
+    }
+    assert_eq!((kv.cached_pages(), kv.tree.node_count()), (6, 2));
+    kv.release("t", other, &[]);
+    // A node that another sequence has as well, or that somebody owns, does not grow.
+    let second = kv.borrow_prefix("t", &[tokens[..6 * PAGE_TOKENS].to_vec(), vec![7]].concat());
+    assert_eq!(second.pages().len(), 6);
+    assert!(kv.grow(&mut first, 7));
+    kv.share("t", &mut first, &tokens[..7 * PAGE_TOKENS], 7 * PAGE_TOKENS);
+    kv.check_integrity([&first, &second].into_iter());
+    assert_eq!((kv.cached_pages(), kv.tree.node_count()), (7, 3));
+    kv.release("t", second, &[]);
+    kv.own(&PrefixOwner::tenant("t"), &tokens[..7 * PAGE_TOKENS]);
+    grow(&mut kv, &mut first, 8..=8);
+    assert_eq!((kv.cached_pages(), kv.tree.node_count()), (8, 4));
+    kv.release("t", first, &tokens);
+    let mut all = SequencePages::default();
+    assert!(kv.grow(&mut all, 32), "nothing is locked any more");
+    kv.check_integrity([&all].into_iter());
+}
+
+#[test]
 fn borrowed_pages_stay_and_the_least_recently_used_are_evicted_first() {
     let mut kv = cache(6);
     let (old, young) = (pages_of_tokens(&[1, 2]), pages_of_tokens(&[3, 4]));
