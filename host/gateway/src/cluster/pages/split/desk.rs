@@ -74,6 +74,8 @@ struct Lease {
     name: String,
     transfer: Arc<Transfer>,
     is_computed: bool,
+    /// Time for which computed pages wait.
+    time: Duration,
 }
 
 impl Lease {
@@ -89,11 +91,11 @@ impl Drop for Lease {
             self.transfers.end(&self.name);
             return;
         }
-        let (transfers, name) = (self.transfers.clone(), std::mem::take(&mut self.name));
+        let (transfers, name, time) = (self.transfers.clone(), std::mem::take(&mut self.name), self.time);
         // Without a runtime, the host is ending.
         if let Ok(runtime) = Handle::try_current() {
             runtime.spawn(async move {
-                tokio::time::sleep(LEASE).await;
+                tokio::time::sleep(time).await;
                 transfers.end(&name);
             });
         }
@@ -144,8 +146,8 @@ impl PrefillDesk {
         let transfer = self.transfers.open(&order.transfer, order.layout(), names, order.first)?;
         let (within, priority) = (order.within().min(LONGEST), order.priority());
         let sink: Arc<dyn PageSink> = transfer.clone();
-        let lease =
-            Lease { transfers: self.transfers.clone(), name: order.transfer, transfer, is_computed: false };
+        let transfers = self.transfers.clone();
+        let lease = Lease { transfers, name: order.transfer, transfer, is_computed: false, time: LEASE };
         let request = GenerateRequest {
             affinity: order.affinity,
             priority,
@@ -231,4 +233,33 @@ fn text(line: &Line) -> Bytes {
     let mut text = serde_json::to_vec(line).expect("strings and numbers always serialize");
     text.push(b'\n');
     text.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use skep_engine::Digest;
+
+    #[tokio::test]
+    async fn pages_that_nobody_fetches_are_gone_when_their_order_is_given_up_or_their_lease_ends() {
+        let transfers = Transfers::default();
+        for is_computed in [false, true] {
+            let transfer = transfers.open("a", Digest([9; 32]), vec![Digest([0; 32])], 0).unwrap();
+            assert!(transfer.put(0, vec![0; 10]));
+            let (name, time) = ("a".to_owned(), Duration::from_millis(500));
+            let mut lease = Lease { transfers: transfers.clone(), name, transfer, is_computed: false, time };
+            if is_computed {
+                lease.computed();
+            }
+            let dropped = Instant::now();
+            drop(lease);
+            let kept = if is_computed { (1, 10) } else { (0, 0) };
+            assert_eq!((transfers.count(), transfers.waiting_bytes()), kept);
+            while transfers.count() > 0 {
+                assert!(dropped.elapsed() < Duration::from_secs(30), "the lease does not end");
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            assert_eq!(transfers.waiting_bytes(), 0);
+        }
+    }
 }
