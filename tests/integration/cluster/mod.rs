@@ -27,6 +27,8 @@ mod rates;
 mod rolling;
 /// Prompts that one host computes for another one, and a balancer in front.
 mod split;
+/// Faults of the hosts that compute them.
+mod split_faults;
 /// Hosts of different versions.
 mod versions;
 

@@ -6,6 +6,7 @@ use super::{
     split,
 };
 use crate::clients::{installed, made};
+use futures::future::join_all;
 use reqwest::Method;
 use serde_json::json;
 use std::{
@@ -119,20 +120,27 @@ async fn pages_are_read_in_the_memory_of_another_host_and_over_http_without_its_
     until(async || !Path::new(&format!("/proc/{theirs}")).exists()).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pages_that_a_prefill_host_computes_are_read_in_its_memory_and_over_http_without_its_helper() {
-    let Some(library) = tokio::task::spawn_blocking(library).await.unwrap() else { return };
-    let Some(site) = split::site().await else { return };
-    let folder = site.path("nixl");
-    std::os::unix::fs::symlink(library, &folder).unwrap();
-    let settings = "transfer = \"nixl\"\nnixl_dir = \"nixl\"\nnixl_devices = \"lo\"\nnixl_mb = 32\n";
+/// A decode host and a prefill host whose pages come through NIXL, and the answers that the decode host gave alone.
+struct Split {
+    site: Site,
+    decode: Node,
+    prefill: Node,
+    expected: Vec<String>,
+}
+
+/// Starts both hosts with this much memory for transfers, after the decode host has answered this many questions.
+async fn split_hosts(megabytes: usize, questions: usize) -> Option<Split> {
+    let library = tokio::task::spawn_blocking(library).await.unwrap()?;
+    let site = split::site().await?;
+    std::os::unix::fs::symlink(library, site.path("nixl")).unwrap();
+    let settings =
+        format!("transfer = \"nixl\"\nnixl_dir = \"nixl\"\nnixl_devices = \"lo\"\nnixl_mb = {megabytes}\n");
     let mut file = OpenOptions::new().append(true).open(site.path("skep.toml")).unwrap();
     file.write_all(settings.as_bytes()).unwrap();
     let tcp = ("UCX_TLS", "tcp");
     let decode = site.node_as_with("decode", &[], tcp).await;
-    // The only host computes all of these answers, before others join.
     let mut expected = Vec::new();
-    for number in 0..3 {
+    for number in 0..questions {
         expected.push(split::chat(&decode, number).await.0);
     }
     decode.ok(Method::DELETE, "/v1/kv", serde_json::Value::Null).await;
@@ -141,6 +149,41 @@ async fn pages_that_a_prefill_host_computes_are_read_in_its_memory_and_over_http
     for node in [&decode, &prefill] {
         until(async || kv(node).await["peers"]["lane"] == "nixl").await;
     }
+    Some(Split { site, decode, prefill, expected })
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_ring_and_a_helper_that_is_resumed_change_no_page() {
+    const TOGETHER: usize = 6;
+    // The smallest ring has room for a few pages of one prompt.
+    let Some(Split { decode, prefill, expected, .. }) = split_hosts(1, TOGETHER + 1).await else { return };
+    let ask = async |number: usize| {
+        let (text, usage) = split::chat(&decode, number).await;
+        assert_eq!(text, expected[number], "question {number}: {usage}");
+        split::prompt_tokens(&usage)
+    };
+    for (prompt, prefilled, _) in join_all((0..TOGETHER).map(ask)).await {
+        assert_eq!(prefilled, (prompt - 1) / 16 * 16, "what finds no room comes over HTTP");
+    }
+    let (bytes, others) = (lane_bytes(&decode, "nixl").await, lane_bytes(&decode, "http").await);
+    assert!(bytes > 0 && others > 0, "{bytes} bytes through NIXL, {others} over HTTP");
+
+    // A READ that waits for a stopped helper is given up, and its memory is not used before it has ended: the helper writes to no
+    // page that came meanwhile.
+    let theirs = prefill.process_with("kv-agent").expect("the helper runs");
+    signal(theirs, "-STOP");
+    let (prompt, prefilled, _) = ask(TOGETHER).await;
+    signal(theirs, "-CONT");
+    assert_eq!(prefilled, (prompt - 1) / 16 * 16);
+    for number in 0..=TOGETHER {
+        let (prompt, prefilled, cached) = ask(number).await;
+        assert!(prefilled == 0 && cached >= (prompt - 1) / 16 * 16, "question {number} is in memory");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pages_that_a_prefill_host_computes_are_read_in_its_memory_and_over_http_without_its_helper() {
+    let Some(Split { site, decode, prefill, expected }) = split_hosts(32, 3).await else { return };
     let ordered = async |number: usize| {
         let (text, usage) = split::chat(&decode, number).await;
         assert_eq!(text, expected[number], "{usage}");
@@ -167,7 +210,7 @@ async fn pages_that_a_prefill_host_computes_are_read_in_its_memory_and_over_http
     // A helper that cannot be started anymore leaves the pages to HTTP.
     until(async || prefill.process_with("kv-agent").is_some_and(|process| process != theirs)).await;
     until(async || kv(&prefill).await["peers"]["lane"] == "nixl").await;
-    std::fs::remove_file(folder).unwrap();
+    std::fs::remove_file(site.path("nixl")).unwrap();
     signal(prefill.process_with("kv-agent").expect("the helper runs"), "-KILL");
     until(async || kv(&prefill).await["peers"]["lane"] == "http").await;
     let before = lane_bytes(&decode, "http").await;
