@@ -16,6 +16,7 @@ mod kernels;
 mod kv;
 mod load;
 mod neighbors;
+mod pages;
 #[cfg(unix)]
 mod proxy;
 mod routing;
@@ -50,6 +51,7 @@ pub enum Command {
     Invoke(invoke::Args),
     Context(context::Args),
     Kv(kv::Args),
+    Pages(pages::Args),
     Runtime(runtime::Args),
     #[command(alias = "neighbours")]
     Neighbors(neighbors::Args),
@@ -82,6 +84,7 @@ pub async fn run(command: Command) -> Result<()> {
         Command::Invoke(args) => invoke::run(args).await,
         Command::Context(args) => context::run(args).await,
         Command::Kv(args) => kv::run(args).await,
+        Command::Pages(args) => tokio::task::block_in_place(|| pages::run(&args)),
         Command::Runtime(args) => runtime::run(args).await,
         Command::Neighbors(args) => neighbors::run(args).await,
         Command::Health(args) => health::run(args).await,
