@@ -16,21 +16,24 @@ struct RmsNormParams {
 // Maximum number of chunks of eight values that each thread adds up.
 constexpr int CHUNKS = 4;
 
+// Returns the sums of two chunks, rounded to their format.
+template <typename T>
+SKEP_DEVICE Vec16 added(Vec16 sum, const Vec16& x) {
+    SKEP_UNROLL
+    for (int word = 0; word < 4; ++word) {
+        float a, b, c, d;
+        unpack<T>(sum.words[word], a, b);
+        unpack<T>(x.words[word], c, d);
+        sum.words[word] = pack<T>(a + c, b + d);
+    }
+    return sum;
+}
+
 // Returns the sum of a chunk of the residual and of what is added to it.
 template <typename T>
 SKEP_DEVICE Vec16 residual_sum(const RmsNormParams& p, uint64_t chunk) {
-    Vec16 sum = p.residual[chunk];
-    if (p.x != nullptr) {
-        const Vec16 x = p.x[chunk];
-        SKEP_UNROLL
-        for (int word = 0; word < 4; ++word) {
-            float a, b, c, d;
-            unpack<T>(sum.words[word], a, b);
-            unpack<T>(x.words[word], c, d);
-            sum.words[word] = pack<T>(a + c, b + d);
-        }
-    }
-    return sum;
+    const Vec16 residual = p.residual[chunk];
+    return p.x != nullptr ? added<T>(residual, p.x[chunk]) : residual;
 }
 
 // Adds the squares of a chunk.

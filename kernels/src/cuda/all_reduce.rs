@@ -5,36 +5,57 @@ use crate::KernelError;
 use crate::device_constants::device_constant;
 
 /// Maximum number of ranks, as in the kernel.
-pub const MAX_RANKS: usize = device_constant!("all_reduce.cu", "MAX_RANKS") as usize;
+pub const MAX_RANKS: usize = device_constant!("all_reduce.cuh", "MAX_RANKS") as usize;
 /// Maximum number of blocks of a launch, as in the kernel.
-pub const MAX_BLOCKS: u32 = device_constant!("all_reduce.cu", "MAX_BLOCKS");
+pub const MAX_BLOCKS: u32 = device_constant!("all_reduce.cuh", "MAX_BLOCKS");
 const THREADS: u32 = 512;
 /// Size of the signals of each rank, which must be zero at first: for each block a barrier count, and one count for
 /// each rank.
 pub const SIGNAL_BYTES: usize = MAX_BLOCKS as usize * (1 + MAX_RANKS) * 4;
 
-/// The parameters of one rank's launch. `input`, `shares`, `signals`, `chunks` and `ranks` are the same on all ranks.
+/// The values of all ranks, and the words through which the ranks wait for each other. All but `failure`, `report` and `rank` are
+/// the same on all ranks.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct AllReduceParams {
-    /// The values of each rank, `[chunks]` of eight values.
+pub struct MeetingParams {
+    /// The values of each rank.
     pub input: [Address; MAX_RANKS],
-    /// The summed share of each rank, `[chunks / ranks]` rounded up. Used with two shots only.
-    pub shares: [Address; MAX_RANKS],
     /// The signals of each rank, [`SIGNAL_BYTES`] long.
     pub signals: [Address; MAX_RANKS],
-    /// `[chunks]`. It must not be the input of any rank.
-    pub out: Address,
     /// u32 that is set to 1 + the rank that did not arrive, and unchanged if all ranks arrived. After a failure, the signals
     /// must be created again.
     pub failure: Address,
     /// u32 in the memory of the host that is set to the same. Polls read only `failure`, which is nearer.
     pub report: Address,
-    pub chunks: u64,
     /// Number of times that a rank polls for another rank before it fails.
     pub max_polls: u64,
     pub rank: u32,
     pub ranks: u32,
+}
+
+/// The parameters of one rank's launch. `shares` and `chunks` are the same on all ranks.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct AllReduceParams {
+    /// Its inputs have `[chunks]` of eight values.
+    pub meeting: MeetingParams,
+    /// The summed share of each rank, `[chunks / ranks]` rounded up. Used with two shots only.
+    pub shares: [Address; MAX_RANKS],
+    /// `[chunks]`. It must not be the input of any rank.
+    pub out: Address,
+    pub chunks: u64,
+}
+
+impl MeetingParams {
+    /// Checks the numbers of ranks, for an operation.
+    pub(super) fn check(&self, op: &'static str) -> Result<(), KernelError> {
+        let limit = MAX_RANKS as u32;
+        super::require((1..=limit).contains(&self.ranks), op, "ranks", self.ranks, || {
+            format!("1 to {limit}")
+        })?;
+        let others = || format!("a rank below {}", self.ranks);
+        super::require(self.rank < self.ranks, op, "rank", self.rank, others)
+    }
 }
 
 /// The way in which a sum is distributed over the ranks.
@@ -68,15 +89,10 @@ pub fn launch(
     most_blocks: u32,
 ) -> Result<Launch, KernelError> {
     const OP: &str = "all_reduce";
-    let limit = MAX_RANKS as u32;
-    super::require((1..=limit).contains(&params.ranks), OP, "ranks", params.ranks, || {
-        format!("1 to {limit}")
-    })?;
-    let others = || format!("a rank below {}", params.ranks);
-    super::require(params.rank < params.ranks, OP, "rank", params.rank, others)?;
+    params.meeting.check(OP)?;
     let (family, chunks) = match shots {
         Shots::One => (Family::AllReduceOneShot, params.chunks),
-        Shots::Two => (Family::AllReduceTwoShot, params.chunks.div_ceil(params.ranks.into())),
+        Shots::Two => (Family::AllReduceTwoShot, params.chunks.div_ceil(params.meeting.ranks.into())),
     };
     let blocks = chunks.div_ceil(THREADS.into()).clamp(1, most_blocks.clamp(1, MAX_BLOCKS).into()) as u32;
     Ok(Launch::new(Kernel::of(family).activation(activation), [blocks, 1, 1], THREADS))
@@ -125,17 +141,20 @@ mod tests {
                 addresses[..count].iter_mut().enumerate().for_each(|(rank, address)| *address = of(rank));
                 addresses
             };
-            AllReduceParams {
+            let meeting = MeetingParams {
                 input: all(Box::new(|rank| self.input[rank].address())),
-                shares: all(Box::new(|rank| self.shares[rank].address())),
                 signals: all(Box::new(|rank| host::address(&self.signals[rank]))),
-                out: self.out[rank].address(),
                 failure: host::address(&self.failures[rank..]),
                 report: host::address(&self.reports[rank..]),
-                chunks: self.chunks as u64,
                 max_polls,
                 rank: rank as u32,
                 ranks: self.failures.len() as u32,
+            };
+            AllReduceParams {
+                meeting,
+                shares: all(Box::new(|rank| self.shares[rank].address())),
+                out: self.out[rank].address(),
+                chunks: self.chunks as u64,
             }
         }
 
@@ -200,10 +219,12 @@ mod tests {
     fn invalid_ranks_are_rejected() {
         let mut memory = Ranks::new(Activation::Bf16, &mut Random::fresh(), 2, 1);
         let good = memory.params(0, 1);
-        let refused =
-            |params| launch(&params, Shots::One, Activation::F16, 1).expect_err("rejected").to_string();
-        assert!(refused(AllReduceParams { ranks: 9, ..good }).contains("1 to 8"));
-        assert!(refused(AllReduceParams { rank: 2, ..good }).contains("a rank below 2"));
+        let refused = |meeting| {
+            let params = AllReduceParams { meeting, ..good };
+            launch(&params, Shots::One, Activation::F16, 1).expect_err("rejected").to_string()
+        };
+        assert!(refused(MeetingParams { ranks: 9, ..good.meeting }).contains("1 to 8"));
+        assert!(refused(MeetingParams { rank: 2, ..good.meeting }).contains("a rank below 2"));
     }
 
     #[test]

@@ -23,6 +23,7 @@ pub struct Kernel {
 /// The kernels that differ only in formats and sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Family {
+    AllReduceNorm,
     AllReduceOneShot,
     AllReduceTwoShot,
     AttentionDecode,
@@ -72,6 +73,7 @@ impl Family {
     /// Returns the first part of the names of the family's kernels, which is also the name of the operation in errors.
     pub(super) const fn name(self) -> &'static str {
         match self {
+            Family::AllReduceNorm => "all_reduce_norm",
             Family::AllReduceOneShot => "all_reduce_one_shot",
             Family::AllReduceTwoShot => "all_reduce_two_shot",
             Family::AttentionDecode => "attention_decode",

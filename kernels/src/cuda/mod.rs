@@ -33,6 +33,7 @@ pub mod timing;
 pub mod usage;
 
 pub mod all_reduce;
+pub mod all_reduce_norm;
 pub mod attention_decode;
 pub mod attention_hopper;
 pub mod attention_prefill;

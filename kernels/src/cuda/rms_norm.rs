@@ -5,7 +5,7 @@ use crate::KernelError;
 use crate::device_constants::device_constant;
 
 /// Number of chunks of eight values that a thread holds.
-const CHUNKS: u32 = device_constant!("rms_norm.cuh", "CHUNKS");
+pub(super) const CHUNKS: u32 = device_constant!("rms_norm.cuh", "CHUNKS");
 const MAX_THREADS: u32 = 1024;
 
 /// The parameters of the kernel: `sum = residual + x`, and `out` is the norm of `sum` times `weight`.

@@ -29,6 +29,7 @@ pub const SOURCES: &[Source] = sources![
     "products.cu",
     "expand.cu",
     "all_reduce.cu",
+    "all_reduce_norm.cu",
     "sample.cu",
 ];
 
@@ -36,6 +37,7 @@ pub const SOURCES: &[Source] = sources![
 const HEADERS: &[Source] = sources![
     "device.cuh",
     "numbers.cuh",
+    "all_reduce.cuh",
     "rms_norm.cuh",
     "qkv.cuh",
     "attention_splits.cuh",

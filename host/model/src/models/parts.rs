@@ -85,6 +85,18 @@ impl Part {
         }
     }
 
+    /// Returns the part whose norm adds this part's output to the hidden rows, in a stage with `layers` layers. Without one, the
+    /// next stage or the head adds it.
+    pub(crate) fn adder(self, layers: usize) -> Option<Part> {
+        match self {
+            Part::Embedding => None,
+            Part::Attention { layer, .. } => Some(Part::FeedForward { layer }),
+            Part::FeedForward { layer } => {
+                Some(Part::Attention { layer: layer + 1, adds: true }).filter(|_| layer + 1 < layers)
+            }
+        }
+    }
+
     pub(crate) fn output(self) -> Output {
         match self {
             Part::Embedding => Output::Hidden,
@@ -126,6 +138,18 @@ mod tests {
         assert_eq!(first, [[Part::Embedding].as_slice(), &layer(0, false), &layer(1, true)].concat());
         let later: Vec<_> = parts(false, 2, true).collect();
         assert_eq!(later, [layer(0, true), layer(1, true)].concat());
+    }
+
+    #[test]
+    fn the_part_after_another_adds_its_output() {
+        for (embeds, adds) in [(true, false), (false, true)] {
+            let all: Vec<_> = parts(embeds, 3, adds).collect();
+            for (index, part) in all.iter().enumerate() {
+                let next = all.get(index + 1).copied();
+                let adds_it = |next: &Part| part.output() == Output::Projected && next.input() == Input::Sum;
+                assert_eq!(part.adder(3), next.filter(adds_it), "{part:?}");
+            }
+        }
     }
 
     #[test]

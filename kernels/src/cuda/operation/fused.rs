@@ -2,7 +2,7 @@
 //! one or two kernels compute them instead of three, with the same bits.
 
 use super::products::matmul_params;
-use super::{ACTIVATION_BYTES, GatedProduct, Matrix, Pages, Product, Products, Qkv, RmsNorm};
+use super::{ACTIVATION_BYTES, GatedProduct, Matrix, Pages, Product, ProductRows, Products, Qkv, RmsNorm};
 use super::{holds, norm_params, qkv_params};
 use crate::KernelError;
 use crate::cuda::Activation;
@@ -13,20 +13,20 @@ use crate::cuda::qkv::QkvParams;
 use crate::cuda::rms_norm::RmsNormParams;
 
 impl Device {
-    /// Norms rows, multiplies them by a matrix, which holds the queries, keys and values of all heads, applies bias, norms and
-    /// rotation to the products, and writes keys and values into their pages.
+    /// Norms rows if they are not normed yet, multiplies them by a matrix, which holds the queries, keys and values of all heads,
+    /// applies bias, norms and rotation to the products, and writes keys and values into their pages.
     pub fn normed_qkv(
         &self,
         matrix: &Matrix<'_>,
-        norm: &RmsNorm<'_>,
+        normed: &ProductRows<'_>,
         of: &Qkv<'_>,
         pages: &Pages<'_>,
         activation: Activation,
         products: Products<'_>,
     ) -> Result<(), KernelError> {
-        same_rows(norm, of.rows)?;
+        same_rows(normed, of.rows)?;
         let product = Product {
-            x: norm.out,
+            x: normed.x(),
             rows: of.rows,
             y: of.qkv,
             y_stride: matrix.outputs,
@@ -34,11 +34,11 @@ impl Device {
         };
         let heads_have_norms = of.q_norm.is_some() || of.k_norm.is_some();
         let has_kernel = matrix.weights == Weights::Plain && !heads_have_norms && of.rows > 0;
-        let is_whole = has_kernel && is_normed_within(matrix, norm, products);
-        if !is_whole {
-            self.rms_norm(norm, activation)?;
+        let whole = norm_within(matrix, normed, products).filter(|_| has_kernel);
+        if whole.is_none() {
+            self.norm_rows(normed, activation)?;
         }
-        let is_fused = is_whole
+        let is_fused = whole.is_some()
             || has_kernel && self.is_gemv_fastest(&matmul_params(matrix, &product)?, activation, products)?;
         if !is_fused {
             self.matmul(matrix, &product, activation, products)?;
@@ -46,7 +46,7 @@ impl Device {
         }
         let params = FusedGemvParams {
             product: matmul_params(matrix, &product)?,
-            norm: if is_whole { norm_params(norm)? } else { RmsNormParams::NONE },
+            norm: whole.map_or(Ok(RmsNormParams::NONE), norm_params)?,
             qkv: qkv_params(of, pages)?,
         };
         let launch = gemv_fused::qkv(&params, activation)?;
@@ -54,23 +54,23 @@ impl Device {
         unsafe { self.launch(&launch, &params) }
     }
 
-    /// Norms rows into `of.x`, and computes `silu(gate) · up` of their products with a matrix that holds the outputs of the gate
-    /// first.
+    /// Norms rows into `of.x` if they are not normed yet, and computes `silu(gate) · up` of their products with a matrix that holds
+    /// the outputs of the gate first.
     pub fn normed_gated(
         &self,
         matrix: &Matrix<'_>,
-        norm: &RmsNorm<'_>,
+        normed: &ProductRows<'_>,
         of: &GatedProduct<'_>,
         activation: Activation,
         products: Products<'_>,
     ) -> Result<(), KernelError> {
         let GatedProduct { x, rows, gate_up, out } = *of;
-        same_rows(norm, rows)?;
-        debug_assert!(x.address() == norm.out.address(), "the product's rows are those of the norm");
-        if !is_normed_within(matrix, norm, products) {
-            self.rms_norm(norm, activation)?;
+        same_rows(normed, rows)?;
+        debug_assert!(x.address() == normed.x().address(), "the product's rows are those of the norm");
+        let Some(norm) = norm_within(matrix, normed, products) else {
+            self.norm_rows(normed, activation)?;
             return self.gated_matmul(matrix, of, activation, products);
-        }
+        };
         let width = matrix.outputs / 2;
         let (y_stride, output_format) = (matrix.outputs, OutputFormat::Activations);
         let product = matmul_params(matrix, &Product { x, rows, y: gate_up, y_stride, output_format })?;
@@ -86,18 +86,24 @@ impl Device {
     }
 }
 
-/// Returns whether the kernel of a product norms the rows. That saves two launches, which no library makes up for. Products in a
-/// fixed order have kernels of their own.
-fn is_normed_within(matrix: &Matrix<'_>, norm: &RmsNorm<'_>, products: Products<'_>) -> bool {
+/// Returns the norm of the rows if the kernel of their product computes it. That saves two launches, which no library makes up for.
+/// Products in a fixed order have kernels of their own.
+fn norm_within<'a, 'b>(
+    matrix: &Matrix<'_>,
+    normed: &'a ProductRows<'b>,
+    products: Products<'_>,
+) -> Option<&'a RmsNorm<'b>> {
+    let ProductRows::Norm(norm) = normed else { return None };
     let is_apart = norm.sum.address() != norm.residual.address();
-    matches!(products, Products::Fastest { .. })
+    let is_within = matches!(products, Products::Fastest { .. })
         && matrix.weights == Weights::Plain
         && is_apart
-        && gemv_fused::norms(norm.rows, norm.width)
+        && gemv_fused::norms(norm.rows, norm.width);
+    is_within.then_some(norm)
 }
 
 /// Checks that as many rows are multiplied as are normed.
-fn same_rows(norm: &RmsNorm<'_>, rows: u32) -> Result<(), KernelError> {
-    let normed = || format!("the {} rows of the norm", norm.rows);
-    crate::cuda::require(rows == norm.rows, "gemv_fused", "rows", rows, normed)
+fn same_rows(normed: &ProductRows<'_>, rows: u32) -> Result<(), KernelError> {
+    let expected = || format!("the {} rows of the norm", normed.count());
+    crate::cuda::require(rows == normed.count(), "gemv_fused", "rows", rows, expected)
 }

@@ -7,8 +7,8 @@
 mod fused;
 mod operands;
 mod products;
+mod sums;
 
-use super::all_reduce::{self, AllReduceParams, MAX_RANKS, SIGNAL_BYTES, Shots};
 use super::attention_decode::{self, AttentionDecodeParams, Split};
 use super::attention_hopper::{self, AttentionHopperParams};
 use super::attention_prefill::{self, AttentionJoinParams, AttentionPrefillParams, Join, QueryTile};
@@ -23,8 +23,8 @@ use super::{Activation, Address};
 use crate::KernelError;
 use crate::error::product;
 pub use operands::{
-    ACTIVATION_BYTES, AllReduce, Decode, Embedding, GatedProduct, Matrix, Pages, Prefill, Product, Products,
-    Qkv, RmsNorm, Sample, Splits,
+    ACTIVATION_BYTES, AllReduce, Decode, Embedding, GatedProduct, Matrix, Meeting, Pages, Prefill, Product,
+    ProductRows, Products, Qkv, RmsNorm, Sample, Splits,
 };
 pub use products::MOST_UNEXPANDED_ROWS;
 
@@ -62,6 +62,14 @@ impl Device {
         let launch = rms_norm::launch(&params, of.rows, activation)?;
         // SAFETY: the slices match the shapes.
         unsafe { self.launch(&launch, &params) }
+    }
+
+    /// Computes the norm of a product's rows, if it is not computed yet.
+    pub fn norm_rows(&self, rows: &ProductRows<'_>, activation: Activation) -> Result<(), KernelError> {
+        match rows {
+            ProductRows::Norm(norm) => self.rms_norm(norm, activation),
+            ProductRows::Normed { .. } => Ok(()),
+        }
     }
 
     /// Applies bias, norms and rotation to the rows, and writes keys and values into their pages.
@@ -191,50 +199,6 @@ impl Device {
         holds(OP, "out", out, &[rows as usize, width as usize, ACTIVATION_BYTES])?;
         let params = SwigluParams { gate_up: gate_up.address(), out: out.address(), rows, width };
         let launch = swiglu::launch(&params, activation)?;
-        // SAFETY: the slices match the shapes.
-        unsafe { self.launch(&launch, &params) }
-    }
-
-    /// Queues this rank's part of a sum over all ranks. Every rank has to queue its part.
-    pub fn all_reduce(&self, of: &AllReduce<'_>, activation: Activation) -> Result<(), KernelError> {
-        const OP: &str = "all_reduce";
-        let AllReduce { input, shares, signals, out, failure, report, values, max_polls, most_blocks, rank } =
-            *of;
-        super::require(values.is_multiple_of(8), OP, "values", values as u32, || {
-            "a multiple of 8".to_owned()
-        })?;
-        let ranks = input.len();
-        super::at_most(OP, "ranks", ranks as u32, MAX_RANKS as u32)?;
-        crate::error::expect_len(OP, "shares", ranks, shares.len())?;
-        crate::error::expect_len(OP, "signals", ranks, signals.len())?;
-        let share = (values / 8).div_ceil(ranks.max(1)) * 8;
-        for ((input, shares), signals) in input.iter().zip(shares).zip(signals) {
-            holds(OP, "input", *input, &[values, ACTIVATION_BYTES])?;
-            holds(OP, "shares", *shares, &[share, ACTIVATION_BYTES])?;
-            holds(OP, "signals", *signals, &[SIGNAL_BYTES])?;
-        }
-        holds(OP, "out", out, &[values, ACTIVATION_BYTES])?;
-        holds(OP, "failure", failure, &[4])?;
-        crate::error::expect_len(OP, "report", 4, report.bytes().len())?;
-        let all = |of: &[Slice<'_>]| {
-            let mut addresses = [Address::NONE; MAX_RANKS];
-            addresses.iter_mut().zip(of).for_each(|(address, slice)| *address = slice.address());
-            addresses
-        };
-        let params = AllReduceParams {
-            input: all(input),
-            shares: all(shares),
-            signals: all(signals),
-            out: out.address(),
-            failure: failure.address(),
-            report: report.address(),
-            chunks: (values / 8) as u64,
-            max_polls,
-            rank: rank as u32,
-            ranks: ranks as u32,
-        };
-        let shots = Shots::for_size((values * ACTIVATION_BYTES) as u64, params.ranks);
-        let launch = all_reduce::launch(&params, shots, activation, most_blocks)?;
         // SAFETY: the slices match the shapes.
         unsafe { self.launch(&launch, &params) }
     }

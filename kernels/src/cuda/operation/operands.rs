@@ -90,6 +90,37 @@ pub struct RmsNorm<'a> {
     pub epsilon: f32,
 }
 
+/// The rows that a product reads.
+#[derive(Clone, Copy)]
+pub enum ProductRows<'a> {
+    /// The `out` of a norm that is computed first.
+    Norm(RmsNorm<'a>),
+    /// Rows that are normed already.
+    Normed {
+        /// `[rows, inputs]`.
+        x: Slice<'a>,
+        rows: u32,
+    },
+}
+
+impl<'a> ProductRows<'a> {
+    /// Returns the normed rows.
+    pub fn x(&self) -> Slice<'a> {
+        match self {
+            ProductRows::Norm(norm) => norm.out,
+            ProductRows::Normed { x, .. } => *x,
+        }
+    }
+
+    /// Returns the number of rows.
+    pub fn count(&self) -> u32 {
+        match self {
+            ProductRows::Norm(norm) => norm.rows,
+            ProductRows::Normed { rows, .. } => *rows,
+        }
+    }
+}
+
 /// The keys and values of a layer, each `[pages, PAGE_POSITIONS, kv_heads, head_size]`.
 #[derive(Clone, Copy)]
 pub struct Pages<'a> {
@@ -170,22 +201,29 @@ pub struct Splits<'a> {
     pub join_count: u32,
 }
 
-/// One rank's part of a sum over all ranks.
+/// The parts of a sum over all ranks, and the words through which the ranks wait for each other, as one rank sees them.
 #[derive(Clone, Copy)]
-pub struct AllReduce<'a> {
-    /// One slice per rank, as for `shares` and `signals`.
+pub struct Meeting<'a> {
+    /// One slice per rank, as for `signals`.
     pub input: &'a [Slice<'a>],
-    pub shares: &'a [Slice<'a>],
     pub signals: &'a [Slice<'a>],
-    pub out: Slice<'a>,
     /// u32 that names a rank which did not arrive, and a word of the host's memory that gets the same.
     pub failure: Slice<'a>,
     pub report: &'a HostBuffer,
-    pub values: usize,
     pub max_polls: u64,
     /// Maximum number of blocks. It must be the same on all ranks.
     pub most_blocks: u32,
     pub rank: usize,
+}
+
+/// One rank's part of a sum over all ranks.
+#[derive(Clone, Copy)]
+pub struct AllReduce<'a> {
+    pub meeting: Meeting<'a>,
+    /// One slice per rank.
+    pub shares: &'a [Slice<'a>],
+    pub out: Slice<'a>,
+    pub values: usize,
 }
 
 /// The choice of one token for each row of logits.

@@ -6,7 +6,7 @@ use crate::cuda::device::{Device, Slice};
 use crate::cuda::expand::{self, ExpandParams};
 use crate::cuda::matmul::{self, MatmulParams, OutputFormat, Weights};
 use crate::cuda::tiles::{TILE_OUTPUTS, Tiles};
-use crate::cuda::{Activation, Address, Launch, gemv};
+use crate::cuda::{Activation, Address, Launch, gemv, gemv_fused};
 use crate::error::product;
 use crate::{DType, KernelError};
 
@@ -104,6 +104,8 @@ impl Device {
         products: Products<'_>,
     ) -> Result<bool, KernelError> {
         match products {
+            // Steps of so few and narrow rows are bound by launches, of which the library needs one more.
+            Products::Fastest { .. } if gemv_fused::norms(params.rows, params.inputs) => Ok(true),
             Products::Fastest { library, .. } if params.rows <= gemv::MAX_ROWS => {
                 let own = gemv::launch(params, activation)?;
                 Ok(self.faster_library(params, &own, activation, library)?.is_none())

@@ -21,6 +21,7 @@ mod shape;
 mod staging;
 mod start;
 mod step;
+mod sums;
 mod warm_up;
 mod weights;
 pub(crate) mod workspace;

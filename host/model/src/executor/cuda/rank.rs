@@ -8,27 +8,24 @@ use std::sync::Arc;
 
 use skep_kernels::KernelError;
 use skep_kernels::cuda::PAGE_POSITIONS;
-use skep_kernels::cuda::all_reduce::MAX_RANKS;
 use skep_kernels::cuda::blas::Blas;
 use skep_kernels::cuda::device::{Device, DeviceBuffer, Event, HostBuffer, Slice};
 use skep_kernels::cuda::matmul::OutputFormat;
 use skep_kernels::cuda::operation::{
-    ACTIVATION_BYTES, AllReduce, Decode, Embedding, GatedProduct, Pages, Prefill, Product, Products, Qkv,
+    ACTIVATION_BYTES, Decode, Embedding, GatedProduct, Pages, Prefill, Product, ProductRows, Products, Qkv,
     RmsNorm, Splits,
 };
 
 use super::layout::{LayerOffsets, MatrixOffsets, TokenOffsets};
 use super::shape::Shape;
 use super::step::Step;
+use super::sums::Reader;
 use super::weights::{DeviceWeights, size, table_format};
 use super::workspace::{Sizes, WorkspaceOffsets, logits_stride};
 use crate::batch::PAGE_TOKENS;
 use crate::error::ModelError;
-use crate::models::parts::{Completion, Input, Output, Part, parts};
+use crate::models::parts::{Input, Part, parts};
 
-/// Number of times that a rank polls for the others before it fails, per microsecond that it may wait. A poll goes
-/// through the memory of another device.
-const POLLS_PER_US: u64 = 1;
 const _: () = assert!(PAGE_TOKENS == PAGE_POSITIONS as usize, "kernels have pages of another size");
 
 pub(super) struct Rank {
@@ -57,7 +54,11 @@ pub(super) struct Rank {
 }
 
 impl Rank {
-    fn workspace_slice(&self, range: &Range<usize>, bytes: usize) -> Result<Slice<'_>, ModelError> {
+    pub(super) fn workspace_slice(
+        &self,
+        range: &Range<usize>,
+        bytes: usize,
+    ) -> Result<Slice<'_>, ModelError> {
         let start = range.start;
         let fits = bytes <= range.len();
         let wide =
@@ -83,7 +84,7 @@ impl Rank {
     }
 
     /// Returns the failure word, which the device reads while it waits: 1 + the rank that this one waited for without success, or 0.
-    fn failure(&self) -> Result<Slice<'_>, ModelError> {
+    pub(super) fn failure(&self) -> Result<Slice<'_>, ModelError> {
         self.workspace_slice(&self.offsets.meeting.failure, 4)
     }
 
@@ -137,22 +138,16 @@ impl Rank {
         self.workspace_slice(&self.offsets.inputs, bytes)
     }
 
-    fn hidden(&self, rows: usize) -> Result<Slice<'_>, ModelError> {
+    pub(super) fn hidden(&self, rows: usize) -> Result<Slice<'_>, ModelError> {
         self.rows(&self.offsets.hidden, rows, self.shape.hidden)
     }
 
-    fn hidden_between(&self, rows: usize) -> Result<Slice<'_>, ModelError> {
+    pub(super) fn hidden_between(&self, rows: usize) -> Result<Slice<'_>, ModelError> {
         self.rows(&self.offsets.hidden_between, rows, self.shape.hidden)
     }
 
-    fn projected(&self, rows: usize) -> Result<Slice<'_>, ModelError> {
+    pub(super) fn projected(&self, rows: usize) -> Result<Slice<'_>, ModelError> {
         self.rows(&self.offsets.projected, rows, self.shape.hidden)
-    }
-
-    /// Returns the buffer for the result of this rank's part of a weight, used if the results of other ranks have to
-    /// be added.
-    fn partial(&self, rows: usize) -> Result<Slice<'_>, ModelError> {
-        self.rows(&self.offsets.partial, rows, self.shape.hidden)
     }
 
     /// Multiplies rows in one buffer by a matrix and writes the products to another buffer.
@@ -181,7 +176,7 @@ impl Rank {
     }
 
     /// Returns the norm of the sum of two buffers, which replaces the second or goes to a buffer of its own.
-    fn norm<'a>(
+    pub(super) fn norm<'a>(
         &'a self,
         adds: Option<Slice<'a>>,
         [residual, sum]: [Slice<'a>; 2],
@@ -208,57 +203,6 @@ impl<'a> Peers<'a> {
         &self.ranks[self.own]
     }
 
-    /// Returns the destination of this rank's part of a sum.
-    fn sum_part(self, rows: usize, sum: &Range<usize>) -> Result<Slice<'a>, ModelError> {
-        let rank = self.rank();
-        match self.ranks {
-            [_] => rank.rows(sum, rows, rank.shape.hidden),
-            _ => rank.partial(rows),
-        }
-    }
-
-    /// Adds up the parts of all ranks.
-    fn sum(self, rows: usize, to: &Range<usize>) -> Result<(), ModelError> {
-        if self.ranks.len() == 1 {
-            return Ok(());
-        }
-        let rank = self.rank();
-        let shape = rank.shape;
-        let values = rows * shape.hidden;
-        let count = self.ranks.len();
-        if count > MAX_RANKS {
-            let (op, what) = ("all_reduce", "rank");
-            return Err(KernelError::OutOfRange { op, what, index: count - 1, count: MAX_RANKS }.into());
-        }
-        let of_all = |slice: &dyn Fn(&'a Rank) -> Result<Slice<'a>, ModelError>| {
-            let mut all = [slice(rank)?; MAX_RANKS];
-            for (to, of) in all.iter_mut().zip(self.ranks) {
-                *to = slice(of)?;
-            }
-            Ok::<_, ModelError>(all)
-        };
-        let input = of_all(&|rank| rank.partial(rows))?;
-        let shares = of_all(&|rank| {
-            rank.workspace_slice(&rank.offsets.meeting.shares, rank.offsets.meeting.shares.len())
-        })?;
-        let signals = of_all(&|rank| {
-            rank.workspace_slice(&rank.offsets.meeting.signals, rank.offsets.meeting.signals.len())
-        })?;
-        let reduce = AllReduce {
-            input: &input[..count],
-            shares: &shares[..count],
-            signals: &signals[..count],
-            out: rank.rows(to, rows, shape.hidden)?,
-            failure: rank.failure()?,
-            report: &rank.report,
-            values,
-            max_polls: shape.rank_deadline_us.saturating_mul(POLLS_PER_US),
-            most_blocks: shape.meeting_blocks,
-            rank: self.own,
-        };
-        Ok(rank.device.all_reduce(&reduce, shape.activation)?)
-    }
-
     /// Writes the vectors of the step's tokens to the hidden rows. If ranks add up their parts, writes only the
     /// vectors of its part of the vocabulary.
     fn enter(self, table: &TokenOffsets, step: &Step) -> Result<(), ModelError> {
@@ -268,7 +212,7 @@ impl<'a> Peers<'a> {
             tokens: rank.array(&step.tokens)?,
             table: rank.weights.slice(&table.matrix.data)?,
             format: table_format(table.matrix.weights, activation),
-            out: self.sum_part(step.rows, &rank.offsets.hidden)?,
+            out: self.share(Part::Embedding, step.rows)?,
             rows: size(step.rows)?,
             width: size(hidden)?,
             first: size(table.first)?,
@@ -294,51 +238,26 @@ impl<'a> Peers<'a> {
 
     /// Computes this rank's products of a part.
     pub(super) fn compute(self, part: Part, step: &Step) -> Result<(), ModelError> {
-        let (rank, rows) = (self.rank(), step.rows);
+        let rank = self.rank();
         let layout = &rank.weights.layout;
-        let projected = || self.sum_part(rows, &rank.offsets.projected);
-        let hidden = rank.shape.hidden;
-        let adds = match part.input() {
-            Input::Tokens | Input::Hidden => None,
-            Input::Sum => Some(rank.projected(rows)?),
-        };
-        match part {
-            Part::Embedding => layout.entry.as_ref().map_or(Ok(()), |table| self.enter(table, step)),
+        let adds = part.input() == Input::Sum;
+        let (matrix, values) = match part {
+            Part::Embedding => {
+                return layout.entry.as_ref().map_or(Ok(()), |table| self.enter(table, step));
+            }
             Part::Attention { layer: index, .. } => {
                 let layer = &layout.layers[index];
-                let hidden_rows = [rank.hidden(rows)?, rank.hidden_between(rows)?];
-                let norm = rank.norm(adds, hidden_rows, &layer.attention_norm, rows)?;
-                let attended = rank.attend(index, layer, step, &norm)?;
-                rank.multiply(&layer.output, attended, rows, projected()?, hidden, OutputFormat::Activations)
+                let normed = self.normed(Reader::Attention(index), adds, step)?;
+                (&layer.output, rank.attend(index, layer, step, &normed)?)
             }
             Part::FeedForward { layer: index } => {
                 let layer = &layout.layers[index];
-                let hidden_rows = [rank.hidden_between(rows)?, rank.hidden(rows)?];
-                let norm = rank.norm(adds, hidden_rows, &layer.mlp_norm, rows)?;
-                let gated = rank.gate(layer, rows, &norm)?;
-                rank.multiply(&layer.down, gated, rows, projected()?, hidden, OutputFormat::Activations)
+                let normed = self.normed(Reader::FeedForward(index), adds, step)?;
+                (&layer.down, rank.gate(layer, &normed)?)
             }
-        }
-    }
-
-    /// Adds up the results of all ranks for a part, and completes the sum.
-    pub(super) fn add_up(self, part: Part, step: &Step) -> Result<(), ModelError> {
-        let Rank { offsets, weights, .. } = self.rank();
-        self.sum(
-            step.rows,
-            match part.output() {
-                Output::Hidden => &offsets.hidden,
-                Output::Projected => &offsets.projected,
-            },
-        )?;
-        match part.completion(weights.layout.completions) {
-            Completion::Nothing => Ok(()),
-            // `LayerStyle::lack_on_cuda` refuses such a model before its weights are read.
-            completion @ (Completion::Scale | Completion::Norm) => {
-                let operation = format!("{completion:?} after {part:?}");
-                Err(ModelError::unsupported("model_type", operation, "models without it on CUDA devices"))
-            }
-        }
+        };
+        let out = self.share(part, step.rows)?;
+        rank.multiply(matrix, values, step.rows, out, rank.shape.hidden, OutputFormat::Activations)
     }
 
     /// Computes the logits of the requested rows, or this rank's part of each, and writes them from row `first` of
@@ -352,8 +271,8 @@ impl<'a> Peers<'a> {
         }
         let Shape { hidden, vocabulary, activation, .. } = rank.shape;
         // A step with a shape has its logits in the order of its rows, including the padding rows.
-        let (residual, adds, rows) = match &step.wanted {
-            None => (rank.hidden(step.rows)?, rank.projected(step.rows)?, step.rows),
+        let (normed, rows) = match &step.wanted {
+            None => (self.normed(Reader::Head, true, step)?, step.rows),
             Some(wanted) => {
                 let rows = step.logit_rows;
                 let gathered = |from: Slice<'_>, range: &Range<usize>| {
@@ -372,16 +291,17 @@ impl<'a> Peers<'a> {
                     Ok::<_, ModelError>(out)
                 };
                 let residual = gathered(rank.hidden(step.rows)?, &rank.offsets.wanted[0])?;
-                (residual, gathered(rank.projected(step.rows)?, &rank.offsets.wanted[1])?, rows)
+                let adds = gathered(rank.projected(step.rows)?, &rank.offsets.wanted[1])?;
+                let norm = rank.norm(Some(adds), [residual; 2], &exit.norm, rows)?;
+                (ProductRows::Norm(norm), rows)
             }
         };
-        let norm = rank.norm(Some(adds), [residual; 2], &exit.norm, rows)?;
-        rank.device.rms_norm(&norm, activation)?;
+        rank.device.norm_rows(&normed, activation)?;
         let stride = logits_stride(vocabulary);
         let begin = (first * stride + exit.head.first) * 4;
         let length = ((rows - 1) * stride + exit.head.matrix.outputs) * 4;
         let y = logits.part(begin..begin + length)?;
-        rank.multiply(&exit.head.matrix, norm.out, rows, y, stride, OutputFormat::F32)
+        rank.multiply(&exit.head.matrix, normed.x(), rows, y, stride, OutputFormat::F32)
     }
 }
 
@@ -392,7 +312,7 @@ impl Rank {
         index: usize,
         layer: &LayerOffsets,
         step: &Step,
-        norm: &RmsNorm<'_>,
+        normed: &ProductRows<'_>,
     ) -> Result<Slice<'_>, ModelError> {
         let Shape { head_size, epsilon, pairing, activation, .. } = self.shape;
         let rows = step.rows;
@@ -417,13 +337,13 @@ impl Rank {
         };
         if let [matrix] = &layer.qkv[..] {
             let matrix = self.weights.matrix(matrix)?;
-            self.device.normed_qkv(&matrix, norm, &turned, &pages, activation, self.products()?)?;
+            self.device.normed_qkv(&matrix, normed, &turned, &pages, activation, self.products()?)?;
         } else {
-            self.device.rms_norm(norm, activation)?;
+            self.device.norm_rows(normed, activation)?;
             let mut first = 0;
             for matrix in &layer.qkv {
                 let y = qkv.part(first * ACTIVATION_BYTES..qkv.bytes())?;
-                self.multiply(matrix, norm.out, rows, y, width, OutputFormat::Activations)?;
+                self.multiply(matrix, normed.x(), rows, y, width, OutputFormat::Activations)?;
                 first += matrix.outputs;
             }
             self.device.qkv(&turned, &pages, activation)?;
@@ -480,21 +400,21 @@ impl Rank {
     }
 
     /// Computes the values of the feed-forward part's gate, from the norm of its rows.
-    fn gate(&self, layer: &LayerOffsets, rows: usize, norm: &RmsNorm<'_>) -> Result<Slice<'_>, ModelError> {
-        let width = layer.down.inputs;
+    fn gate(&self, layer: &LayerOffsets, normed: &ProductRows<'_>) -> Result<Slice<'_>, ModelError> {
+        let (width, rows) = (layer.down.inputs, normed.count() as usize);
         let gate_up = self.rows(&self.offsets.gate_up, rows, 2 * width)?;
         let out = self.rows(&self.offsets.gated, rows, width)?;
         if let [matrix] = &layer.gate_up[..] {
-            let product = GatedProduct { x: norm.out, rows: norm.rows, gate_up, out };
+            let product = GatedProduct { x: normed.x(), rows: normed.count(), gate_up, out };
             let matrix = self.weights.matrix(matrix)?;
-            self.device.normed_gated(&matrix, norm, &product, self.shape.activation, self.products()?)?;
+            self.device.normed_gated(&matrix, normed, &product, self.shape.activation, self.products()?)?;
             return Ok(out);
         }
-        self.device.rms_norm(norm, self.shape.activation)?;
+        self.device.norm_rows(normed, self.shape.activation)?;
         let mut first = 0;
         for matrix in &layer.gate_up {
             let y = gate_up.part(first * ACTIVATION_BYTES..gate_up.bytes())?;
-            self.multiply(matrix, norm.out, rows, y, 2 * width, OutputFormat::Activations)?;
+            self.multiply(matrix, normed.x(), rows, y, 2 * width, OutputFormat::Activations)?;
             first += matrix.outputs;
         }
         self.device.swiglu(gate_up, out, size(rows)?, size(width)?, self.shape.activation)?;

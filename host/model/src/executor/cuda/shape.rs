@@ -21,6 +21,9 @@ pub(super) struct Shape {
     pub(super) meeting_blocks: u32,
     /// Whether a row's products are computed in one order, however many rows there are.
     pub(super) deterministic: bool,
+    /// Keeps the sums of ranks apart from the norms that follow, so that a test can compare both.
+    #[cfg(test)]
+    pub(super) sums_are_apart: bool,
 }
 
 impl Shape {
@@ -44,6 +47,8 @@ impl Shape {
             rank_deadline_us,
             meeting_blocks,
             deterministic,
+            #[cfg(test)]
+            sums_are_apart: false,
         }
     }
 }

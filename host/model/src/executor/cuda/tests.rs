@@ -33,6 +33,8 @@ mod preparation;
 mod quantized;
 #[path = "shared_prefix_tests.rs"]
 mod shared_prefix;
+#[path = "sums_tests.rs"]
+mod sums_of_ranks;
 
 /// Models whose head size the kernels support.
 pub(super) const MODELS: [&str; 4] = ["llama-gqa", "llama-tied-rope3", "qwen2-bias", "mistral-window"];
@@ -62,7 +64,8 @@ fn model<'a>(
     devices: &str,
     replicas: usize,
 ) -> Result<CudaModel<'a>, ModelError> {
-    let open = |ordinal| match ON_A_DEVICE.get() {
+    let on_a_device = ON_A_DEVICE.get();
+    let open = move |ordinal| match on_a_device {
         true => Ok(Device::open(ordinal, &compiler())?),
         false => Ok(Device::emulated(emulation(64 << 20, 3))),
     };
@@ -118,6 +121,7 @@ fn the_tests_of_this_module_pass_on_a_real_device() {
     deterministic::logits_have_the_same_bits_whatever_shares_the_step_and_however_it_is_split();
     deterministic::replicas_stages_and_reloads_give_the_same_bits();
     deterministic::logits_are_correct_in_a_fixed_order();
+    sums_of_ranks::sums_with_their_norm_give_the_bits_of_separate_kernels();
     shared_prefix::a_common_prefix_gives_the_same_tokens_read_once_or_for_each_sequence();
     page_copies::tests::a_sequence_continues_from_imported_pages_with_the_same_tokens();
     page_copies::tests::pages_move_beside_a_step_that_was_started_ahead();
@@ -388,8 +392,7 @@ fn replicas_share_the_weights_of_a_device_and_divide_the_remaining_memory() {
     let options = ExecutorOptions { kv_tokens: None, ..cuda_options() };
     // Both replicas get the same device, as if it were opened twice.
     let device = Device::emulated(emulation(32 << 20, 2));
-    let shared = device.clone();
-    let opened = Box::new(move |_| Ok(shared.clone()));
+    let opened = Box::new(|_| Ok(device.clone()));
     let model = CudaModel::new(&checkpoint, options, Ordinals::FIRST, 2, opened).unwrap();
     let mut model = model.without_warm_up();
     let mut executors = [model.executor(0).unwrap(), model.executor(1).unwrap()];

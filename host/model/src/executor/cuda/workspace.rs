@@ -4,6 +4,7 @@
 use std::ops::Range;
 
 use skep_kernels::cuda::all_reduce::SIGNAL_BYTES;
+use skep_kernels::cuda::all_reduce_norm;
 use skep_kernels::cuda::operation::{ACTIVATION_BYTES, MOST_UNEXPANDED_ROWS};
 use skep_kernels::cuda::sample::{Adjustment, MAX_ROWS, STATE_BYTES, SampleRow};
 
@@ -54,7 +55,6 @@ pub(super) struct WorkspaceOffsets {
     pub(super) hidden_between: Range<usize>,
     pub(super) normed: Range<usize>,
     pub(super) projected: Range<usize>,
-    pub(super) partial: Range<usize>,
     pub(super) qkv: Range<usize>,
     pub(super) attended: Range<usize>,
     pub(super) gate_up: Range<usize>,
@@ -71,6 +71,9 @@ pub(super) struct WorkspaceOffsets {
 /// The ranges through which ranks meet to add up their parts.
 #[derive(Clone, Debug)]
 pub(super) struct MeetingOffsets {
+    /// The rank's parts of sums. The second has room for few rows: their sums end before all ranks have read the parts, so those of
+    /// sums that follow each other are in different buffers.
+    pub(super) parts: [Range<usize>; 2],
     pub(super) shares: Range<usize>,
     pub(super) signals: Range<usize>,
     pub(super) failure: Range<usize>,
@@ -209,6 +212,7 @@ impl WorkspaceOffsets {
         // Rows that are added up in a fixed order are multiplied with the weights as they are, and so are few rows.
         let expands = cuts.attention == Attention::Split && rows > MOST_UNEXPANDED_ROWS as usize;
         let expanded = if expands { expanded_bytes.min(MOST_EXPANDED_BYTES) } else { 0 };
+        let few_rows = rows.min(all_reduce_norm::MAX_ROWS as usize);
         let share = (rows * hidden / 8).div_ceil(ranks) * 8 * ACTIVATION_BYTES;
         WorkspaceOffsets {
             inputs: take(inputs),
@@ -216,7 +220,6 @@ impl WorkspaceOffsets {
             hidden_between: take(of_rows(hidden)),
             normed: take(of_rows(hidden).max(wanted)),
             projected: take(of_rows(hidden)),
-            partial: take(shared(of_rows(hidden))),
             qkv: take(of_rows(qkv)),
             attended: take(of_rows(attended)),
             gate_up: take(of_rows(2 * gated)),
@@ -229,6 +232,10 @@ impl WorkspaceOffsets {
             },
             wanted: [take(wanted), take(wanted)],
             meeting: MeetingOffsets {
+                parts: [
+                    take(shared(of_rows(hidden))),
+                    take(shared(few_rows.saturating_mul(hidden).saturating_mul(ACTIVATION_BYTES))),
+                ],
                 shares: take(shared(share)),
                 signals: take(shared(SIGNAL_BYTES)),
                 failure: take(4),
