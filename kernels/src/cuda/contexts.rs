@@ -5,16 +5,16 @@
 //! process ends, because cuBLASLt keeps what it has loaded into a context, and would use it in a new one at the same address.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::KernelError;
 
 /// The contexts of this process.
 pub(super) static CONTEXTS: Contexts = Contexts { used: Mutex::new(BTreeMap::new()) };
 
-/// Contexts by the number of their device.
+/// Contexts by the number of their device. Each has a lock of its own, so that contexts are created at the same time.
 pub(super) struct Contexts {
-    used: Mutex<BTreeMap<usize, Used>>,
+    used: Mutex<BTreeMap<usize, Arc<Mutex<Used>>>>,
 }
 
 #[derive(Default)]
@@ -27,8 +27,8 @@ struct Used {
 
 /// Returns the number of a device whose context is spoiled, and the error that spoiled it.
 pub fn spoiled() -> Option<(usize, KernelError)> {
-    let used = CONTEXTS.lock();
-    used.iter().find_map(|(ordinal, context)| Some((*ordinal, context.fault.clone()?)))
+    let used: Vec<_> = lock(&CONTEXTS.used).iter().map(|(ordinal, used)| (*ordinal, used.clone())).collect();
+    used.into_iter().find_map(|(ordinal, context)| Some((ordinal, lock(&context).fault.clone()?)))
 }
 
 impl Contexts {
@@ -38,8 +38,8 @@ impl Contexts {
         ordinal: usize,
         retain: impl Fn() -> Result<T, KernelError>,
     ) -> Result<T, KernelError> {
-        let mut used = self.lock();
-        let context = used.entry(ordinal).or_default();
+        let context = lock(&self.used).entry(ordinal).or_default().clone();
+        let mut context = lock(&context);
         if let Some(fault) = &context.fault {
             return Err(KernelError::SpoiledContext { device: ordinal, reason: fault.to_string() });
         }
@@ -53,20 +53,24 @@ impl Contexts {
     /// Records an error of a call. It spoils the context if no call can succeed after it.
     pub(super) fn record(&self, ordinal: usize, error: &KernelError) {
         if error.fault().is_some_and(crate::Fault::spoils_context)
-            && let Some(context) = self.lock().get_mut(&ordinal)
+            && let Some(context) = self.context(ordinal)
         {
-            context.fault.get_or_insert_with(|| error.clone());
+            lock(&context).fault.get_or_insert_with(|| error.clone());
         }
     }
 
     /// Returns the fault that spoiled the context, if one did.
     pub(super) fn fault(&self, ordinal: usize) -> Option<KernelError> {
-        self.lock().get(&ordinal).and_then(|context| context.fault.clone())
+        self.context(ordinal).and_then(|context| lock(&context).fault.clone())
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<usize, Used>> {
-        self.used.lock().unwrap_or_else(PoisonError::into_inner)
+    fn context(&self, ordinal: usize) -> Option<Arc<Mutex<Used>>> {
+        lock(&self.used).get(&ordinal).cloned()
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -108,6 +112,19 @@ mod tests {
             contexts.retain(0, count).unwrap();
         }
         assert_eq!(retained.get(), 4);
+    }
+
+    #[test]
+    fn contexts_of_different_devices_are_created_at_the_same_time() {
+        let contexts = Contexts { used: Mutex::default() };
+        let both = std::sync::Barrier::new(2);
+        std::thread::scope(|scope| {
+            for ordinal in 0..2 {
+                let (contexts, both) = (&contexts, &both);
+                // No context is there before both are about to be.
+                scope.spawn(move || contexts.retain(ordinal, || Ok(both.wait())).unwrap());
+            }
+        });
     }
 
     #[test]

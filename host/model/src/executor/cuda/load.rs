@@ -1,4 +1,4 @@
-//! Copies the weights of all ranks of an executor to their devices at the same time, and reports how far it is.
+//! Opens the devices of an executor, and copies the weights of all ranks to them at the same time; reports how far it is.
 //!
 //! Invariant: weights that do not fit into the model's part of a device's memory are refused before any is copied.
 
@@ -36,6 +36,21 @@ struct Missing<'a> {
 }
 
 impl CudaModel<'_> {
+    /// Opens the devices of a replica's ranks at the same time, because a driver takes long to create a context.
+    pub(super) fn open_devices(&self, replica: usize) -> Result<Vec<(RankPosition, Device)>, ModelError> {
+        let open = &self.open;
+        let positions: Vec<RankPosition> = self.positions(replica).collect();
+        let opened = std::thread::scope(|scope| {
+            let open = |position: &RankPosition| {
+                let ordinal = position.ordinal;
+                scope.spawn(move || open(ordinal))
+            };
+            let running: Vec<_> = positions.iter().map(open).collect();
+            running.into_iter().map(join).collect::<Vec<_>>()
+        });
+        positions.into_iter().zip(opened).map(|(position, device)| Ok((position, device?))).collect()
+    }
+
     /// Copies the weights of these ranks that no replica before has on its device.
     pub(super) fn load_weights(&mut self, ranks: &[(RankPosition, Device)]) -> Result<(), ModelError> {
         let mut missing = Vec::new();
@@ -57,6 +72,8 @@ impl CudaModel<'_> {
             let mut running = Vec::new();
             for (index, Missing { position, device, layout }) in missing.into_iter().enumerate() {
                 let (ended, done) = (ended.clone(), &done);
+                // Kernels are loaded meanwhile. If that fails, whoever waits for them gets the error.
+                scope.spawn(move || drop(device.ready()));
                 // One thread fills a buffer while the device copies from that of another.
                 let threads = share_of(threads, index, count).max(2);
                 let copying = Copying { threads, stage_bytes: STAGE_BYTES, done };
@@ -79,8 +96,6 @@ impl CudaModel<'_> {
                 (self.watch)(done, total);
                 report.tell(done);
             }
-            let join =
-                |thread: ScopedJoinHandle<'_, _>| thread.join().unwrap_or_else(|panic| resume_unwind(panic));
             running.into_iter().map(join).collect::<Vec<_>>()
         });
         for (position, weights) in loaded {
@@ -103,6 +118,10 @@ impl CudaModel<'_> {
         }
         Ok(())
     }
+}
+
+fn join<T>(thread: ScopedJoinHandle<'_, T>) -> T {
+    thread.join().unwrap_or_else(|panic| resume_unwind(panic))
 }
 
 /// Logs how far a load is, and how fast.

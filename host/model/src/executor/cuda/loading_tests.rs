@@ -5,11 +5,13 @@ use std::sync::atomic::AtomicU64;
 use skep_kernels::{DType, Fault, KernelError};
 
 use super::super::estimate::{device_options, layout_of_rank};
+use super::super::staging::pieces;
 use super::super::weights::{Copying, DeviceWeights, STAGE_BYTES};
 use super::super::{Restarted, SharedWeights};
 use super::*;
 use crate::config::ModelConfig;
 use crate::executor::MemoryFraction;
+use crate::shard::ShardPlan;
 
 /// Returns the bytes of a rank's weights on a device, and how many of them were counted while they were copied.
 fn copied(
@@ -43,6 +45,44 @@ fn weights_are_the_same_however_they_are_cut_and_by_however_many_threads() {
             }
         }
     }
+}
+
+#[test]
+fn a_load_asks_for_the_rows_that_it_copies_in_order() {
+    let checkpoint = open("llama-gqa");
+    for rank in 0..2 {
+        let options = device_options(ExecutorOptions { tensor_parallel: 2, ..cuda_options() });
+        let layout = layout_of_rank(&checkpoint, &options, 0, rank).unwrap();
+        let (pieces, _) = pieces(&checkpoint, &layout.loads, layout.activation, 4096).unwrap();
+        assert!(pieces.len() > layout.loads.len(), "large tensors have several pieces");
+        assert!(pieces.is_sorted_by_key(|piece| piece.load));
+        for (index, load) in layout.loads.iter().enumerate() {
+            let rows = pieces.iter().filter(|piece| piece.load == index);
+            let asked: Vec<usize> = rows.flat_map(|piece| piece.reads(load)).flatten().collect();
+            let wanted: Vec<usize> = match (&load.plan, load.shape.len()) {
+                // A vector is asked for as a whole.
+                (_, 1) => Vec::new(),
+                (ShardPlan::Rows(ranges), _) => ranges.iter().cloned().flatten().collect(),
+                (ShardPlan::Replicated | ShardPlan::Columns(_), _) => (0..load.shape[0]).collect(),
+            };
+            assert_eq!(asked, wanted, "{} of rank {rank}", load.name);
+        }
+    }
+}
+
+#[test]
+fn devices_are_opened_at_the_same_time() {
+    let checkpoint = open("llama-gqa");
+    let both = std::sync::Barrier::new(2);
+    let opened = Box::new(|_| {
+        // No device is open before both are about to be.
+        both.wait();
+        Ok(Device::emulated(emulation(64 << 20, 3)))
+    });
+    let options = ExecutorOptions { tensor_parallel: 2, ..cuda_options() };
+    let model = CudaModel::new(&checkpoint, options, "0,1".parse().unwrap(), 1, opened).unwrap();
+    let mut executor = model.without_warm_up().executor(0).unwrap();
+    assert!(error_in_chunks(&mut executor, "llama-gqa", 64) < BOUND);
 }
 
 /// Starts replicas on one device, of which others have some bytes, and returns the memory that they take together.

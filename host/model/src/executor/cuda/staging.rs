@@ -31,6 +31,17 @@ pub(super) struct Piece {
     pub(super) rows: Option<Range<usize>>,
 }
 
+impl Piece {
+    /// Returns the rows of the tensor that the piece reads; none means the whole tensor.
+    pub(super) fn reads(&self, load: &Load) -> Vec<Range<usize>> {
+        match (&self.rows, &load.plan) {
+            (None, _) => Vec::new(),
+            (Some(rows), ShardPlan::Rows(ranges)) => within(ranges, rows).collect(),
+            (Some(rows), ShardPlan::Replicated | ShardPlan::Columns(_)) => vec![rows.clone()],
+        }
+    }
+}
+
 /// Returns the pieces of all loads, of about `stage_bytes` each, in order, and the size of the largest row on the device.
 pub(super) fn pieces(
     checkpoint: &Checkpoint,

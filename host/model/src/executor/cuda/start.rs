@@ -39,8 +39,8 @@ const MAX_RANKS_PER_DEVICE: usize = 8;
 const RECORDING_BYTES: u64 = 2 << 20;
 const MOST_RECORDINGS: u64 = 128;
 
-/// A function that opens a device by its ordinal.
-pub(crate) type Open<'a> = Box<dyn Fn(usize) -> Result<Device, ModelError> + 'a>;
+/// A function that opens a device by its ordinal. Devices are opened at the same time.
+pub(crate) type Open<'a> = Box<dyn Fn(usize) -> Result<Device, ModelError> + Sync + 'a>;
 
 /// A checkpoint that is loaded for replicas, which share its weights where they share a device.
 pub(crate) struct CudaModel<'a> {
@@ -48,7 +48,7 @@ pub(crate) struct CudaModel<'a> {
     pub(super) options: ExecutorOptions,
     replicas: usize,
     ordinals: Vec<usize>,
-    open: Open<'a>,
+    pub(super) open: Open<'a>,
     pub(super) loaded: HashMap<RankPosition, Arc<DeviceWeights>>,
     /// The planned memory of the replicas that were started, without their weights, by the number of the device.
     taken: HashMap<usize, u64>,
@@ -151,8 +151,7 @@ impl<'a> CudaModel<'a> {
 
     /// Creates the executor of a replica. Executors must be created in the order of the replicas.
     pub(crate) fn executor(&mut self, replica: usize) -> Result<CudaExecutor, ModelError> {
-        let opened = self.positions(replica).map(|position| Ok((position, (self.open)(position.ordinal)?)));
-        let opened = opened.collect::<Result<Vec<_>, ModelError>>()?;
+        let opened = self.open_devices(replica)?;
         self.load_weights(&opened)?;
         let mut stages: Vec<Vec<PreparedRank>> = Vec::new();
         for (position, device) in opened {
@@ -364,7 +363,7 @@ impl<'a> CudaModel<'a> {
         self.ordinals.iter().map(|ordinal| on(*ordinal)).max().unwrap_or(1)
     }
 
-    fn positions(&self, replica: usize) -> impl Iterator<Item = RankPosition> {
+    pub(super) fn positions(&self, replica: usize) -> impl Iterator<Item = RankPosition> {
         (0..self.options.pipeline_parallel).flat_map(move |stage| {
             (0..self.options.tensor_parallel).map(move |rank| self.position(replica, stage, rank))
         })

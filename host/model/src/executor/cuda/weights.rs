@@ -1,4 +1,5 @@
-//! The weights of a rank on its device, copied there by several threads through host buffers.
+//! The weights of a rank on its device, copied there by several threads through host buffers, while others ask the operating system
+//! for what they will read next.
 //!
 //! Invariant: data on the device never changes after it is loaded. Only the pieces of the checkpoint that are being
 //! copied are in memory.
@@ -16,6 +17,7 @@ use super::layout::{Layout, MatrixOffsets};
 use super::staging::{Piece, Staging, pieces};
 use crate::checkpoint::Checkpoint;
 use crate::error::ModelError;
+use crate::weights::{ReadAhead, Reads};
 
 /// Size of the host buffers that copies are made from. It is large enough for the bus, and small enough for the caches of the
 /// processor to help.
@@ -52,6 +54,7 @@ struct Queue<'a> {
     /// Is set once a thread has failed; the other threads then stop.
     has_failed: AtomicBool,
     done: &'a AtomicU64,
+    ahead: &'a ReadAhead<'a>,
 }
 
 impl Queue<'_> {
@@ -68,6 +71,7 @@ impl Queue<'_> {
         let mut staging = Staging::new(self.device, self.buffer, self.layout.activation, self.stage_bytes)?;
         while !self.has_failed.load(Ordering::Relaxed) {
             let Some(piece) = self.pieces.get(self.next.fetch_add(1, Ordering::Relaxed)) else { break };
+            self.ahead.begin();
             let load = &self.layout.loads[piece.load];
             let tensor = self.checkpoint.expect(&load.name, &load.shape)?;
             let copied = staging.copy(load, piece, &tensor)?;
@@ -102,6 +106,12 @@ impl DeviceWeights {
         let mut left: Vec<AtomicUsize> = layout.loads.iter().map(|_| AtomicUsize::new(0)).collect();
         pieces.iter().for_each(|piece| *left[piece.load].get_mut() += 1);
         let threads = copying.threads.clamp(1, pieces.len().max(1));
+        let mut reads = Reads::default();
+        for piece in &pieces {
+            let load = &layout.loads[piece.load];
+            reads.add(checkpoint.file_parts(&load.name, &piece.reads(load)));
+        }
+        let ahead = ReadAhead::new(checkpoint, reads);
         let queue = Queue {
             device,
             checkpoint,
@@ -113,14 +123,18 @@ impl DeviceWeights {
             left,
             has_failed: AtomicBool::new(false),
             done: copying.done,
+            ahead: &ahead,
         };
-        std::thread::scope(|scope| {
-            let running: Vec<_> = (0..threads).map(|_| scope.spawn(|| queue.work())).collect();
-            let join = |thread: std::thread::ScopedJoinHandle<'_, Result<(), ModelError>>| {
-                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-            };
-            running.into_iter().map(join).collect::<Vec<_>>().into_iter().collect::<Result<(), _>>()
-        })?;
+        let work = || {
+            std::thread::scope(|scope| {
+                let running: Vec<_> = (0..threads).map(|_| scope.spawn(|| queue.work())).collect();
+                let join = |thread: std::thread::ScopedJoinHandle<'_, Result<(), ModelError>>| {
+                    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+                };
+                running.into_iter().map(join).collect::<Vec<_>>().into_iter().collect::<Result<(), _>>()
+            })
+        };
+        ahead.beside(work)?;
         device.synchronize()?;
         Ok(DeviceWeights { layout, buffer: Arc::new(buffer) })
     }
