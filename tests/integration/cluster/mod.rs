@@ -7,6 +7,8 @@ mod access;
 mod away;
 /// A balancer in front of the hosts.
 mod balancer;
+/// The owners of sessions while hosts fail.
+mod epochs;
 /// Hosts that are killed and hosts that hang.
 mod failures;
 /// A server that holds turns up.
@@ -156,24 +158,45 @@ async fn a_host_is_drained_on_a_page_of_another_one([a, _b, c]: [Node; 3]) {
     }
 }
 
-/// `SKEP_CLUSTER_SECONDS` is the duration of the faults.
-#[test]
-fn hosts_that_fail_at_random_under_mixed_load_lose_and_double_nothing() {
-    let Some(server) = Server::start() else { return };
+/// Has hosts fail at random under mixed load, for a part of `SKEP_CLUSTER_SECONDS`, and returns the report of the benchmark, in which
+/// nothing is lost or doubled.
+fn fail_at_random(server: &Server, hosts: u32, part: f64) -> Value {
     let model = tempfile::tempdir().unwrap();
     tiny_model(model.path());
     let seconds: f64 = std::env::var("SKEP_CLUSTER_SECONDS").map_or(60.0, |seconds| seconds.parse().unwrap());
     let mut command = Command::new(env!("CARGO_BIN_EXE_skep"));
-    command.args(["bench", "cluster", "--json", "--hosts", "3", "--pairs", "4", "--measure-s", "1"]);
-    command.args(["--seed", "2026", "--minutes", &(seconds / 60.0).to_string()]);
+    command.args(["bench", "cluster", "--json", "--pairs", "4", "--measure-s", "1", "--seed", "2026"]);
+    command.args(["--hosts", &hosts.to_string(), "--minutes", &(seconds * part / 60.0).to_string()]);
     command.args(["--database", &server.url(), "--restart-database", &server.restart_line()]);
+    let watch = epochs::Watch::start(server.url());
     let output = command.arg("--model").arg(model.path()).stdin(Stdio::null()).output().unwrap();
+    let owners = watch.end();
     let report: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
     assert!(output.status.success(), "{report:#}\n{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(owners.faults, Vec::<String>::new());
+    assert!(owners.moves > 0, "sessions are taken over");
     assert_eq!(
         (&report["lost"], &report["doubled"], &report["violations"]),
         (&json!(0), &json!(0), &json!({}))
     );
+    report
+}
+
+/// The clients of one host that is killed and started again see what those of several hosts see.
+#[test]
+fn one_host_that_fails_at_random_loses_and_doubles_nothing() {
+    let Some(server) = Server::start() else { return };
+    let report = fail_at_random(&server, 1, 0.25);
+    let count = |name: &str| report[name].as_u64().unwrap();
+    assert!(count("kills") >= 1 && count("restarts") >= count("kills"), "{report:#}");
+    assert_eq!(count("stops") + count("partitions"), 0, "nobody would replace it: {report:#}");
+    assert!(count("acknowledged") > 10 && count("reads") > 2 && count("effects") > 2, "{report:#}");
+}
+
+#[test]
+fn hosts_that_fail_at_random_under_mixed_load_lose_and_double_nothing() {
+    let Some(server) = Server::start() else { return };
+    let report = fail_at_random(&server, 3, 1.0);
     let count = |name: &str| report[name].as_u64().unwrap();
     assert!(count("kills") >= 2 && count("stops") >= 1 && count("database_restarts") >= 1, "{report:#}");
     assert!(count("restarts") >= count("kills") + count("stops"), "{report:#}");

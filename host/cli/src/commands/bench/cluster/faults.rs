@@ -163,20 +163,24 @@ impl<'a> Faults<'a> {
             _ => Fault::Freeze(Way::Peers),
         });
         let has_time = until.saturating_duration_since(Instant::now()) > Duration::from_millis(LEASE_MS);
+        // Nobody replaces the only host.
+        let may_be_away = self.away.is_none() && has_time && self.hosts.count() > 1;
         match fault {
             Fault::Database if self.restart_database.is_none() => Fault::Kill,
-            Fault::Stop | Fault::Partition if self.away.is_some() || !has_time => Fault::Kill,
+            Fault::Stop | Fault::Partition if !may_be_away => Fault::Kill,
             fault => fault,
         }
     }
 
-    /// Returns the place of a host that may fail, so that at least one other is left.
+    /// Returns the place of a host that may fail, so that at least one other is left if there are several.
     fn victim(&mut self) -> Option<usize> {
+        let is_only = self.hosts.count() == 1;
         let away = self.away.map(|away| away.place);
         let mut places = self.hosts.running();
         places.retain(|place| Some(*place) != away);
         match places.len() {
-            0 | 1 => None,
+            0 => None,
+            1 if !is_only => None,
             count => Some(places[self.draws.random_range(0..count)]),
         }
     }

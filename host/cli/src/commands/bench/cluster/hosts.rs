@@ -218,6 +218,11 @@ impl Hosts {
         Ok(listed["hosts"].as_array_mut().map(std::mem::take).unwrap_or_default())
     }
 
+    /// Returns the number of places.
+    pub fn count(&self) -> usize {
+        self.places.len()
+    }
+
     /// Returns the places whose host runs.
     pub fn running(&self) -> Vec<usize> {
         (0..self.places.len()).filter(|place| self.places[*place].is_some()).collect()

@@ -48,7 +48,7 @@ const FAULTS_SHOWN: usize = 20;
 /// and without streams, detached, and cancelled. Agents call other agents, also after an approval, emit events for a webhook
 /// and set alarms; other clients queue batches. First counts the turns of one host, two hosts, and so on; then kills hosts
 /// (kill -9), stops them for longer than their lease, cuts and freezes their connections to each other and to the database,
-/// and restarts the database. At the end, each session has to be one line of turns with every acknowledged message once, in
+/// and restarts the database. A single host is only killed and cut off. At the end, each session has to be one line of turns with every acknowledged message once, in
 /// an order that real time allows, and every read has to be a beginning of it; each item of a batch has one result, and one
 /// decision about a call counts. The history takes about a kilobyte for each message.
 #[derive(Debug, clap::Args)]
@@ -65,7 +65,7 @@ pub struct Args {
     #[arg(long, value_name = "M", default_value = "2", value_parser = minutes)]
     minutes: f64,
     /// Number of hosts
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(2..=16))]
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=16))]
     hosts: u32,
     /// Empty database: postgres://USER@HOST/DATABASE
     #[arg(long, value_name = "ADDRESS")]
