@@ -136,6 +136,66 @@ async fn two_hosts_that_start_the_same_schedule_start_it_once() {
 }
 
 fn webhook() -> WebhookRow {
+#[tokio::test]
+async fn an_answer_that_a_host_stores_twice_does_not_end_the_next_attempt_of_another_host() {
+    let Some(database) = Database::new().await else { return };
+    let (one, other) = (member(&database, "one").await, member(&database, "other").await);
+    let schedule = NewSchedule {
+        id: "id".into(),
+        name: "name".into(),
+        target: "s".into(),
+        principal: "p".into(),
+        timing: String::new(),
+        repeats: true,
+        data: None,
+        tries: 9,
+        due_ms: 1,
+    };
+    one.put_agent(&agent(), b"component", &[schedule]).await.unwrap();
+    let event = NewEvent {
+        source: "shop".into(),
+        id: "e".into(),
+        topic: "t".into(),
+        data: None,
+        principal: "p".into(),
+        hops: 0,
+        at_ms: 1,
+        deliveries: vec![NewDelivery {
+            target: Target::Session { agent: "a".into(), session: "t".into() },
+            undeliverable: None,
+        }],
+    };
+    one.publish(&event, 1).await.unwrap();
+    let key = one.due_deliveries(5, 1).await.unwrap()[0].key;
+    assert!(
+        one.begin_delivery(key, 1, 5).await.unwrap() && one.begin_schedule("id", 1, 0, 1, 1).await.unwrap()
+    );
+    one.retry_delivery(key, 1, 6, "busy").await.unwrap();
+    one.retry_schedule("id", 1, 6, "busy").await.unwrap();
+    assert!(
+        other.begin_delivery(key, 2, 6).await.unwrap()
+            && other.begin_schedule("id", 1, 0, 2, 6).await.unwrap()
+    );
+
+    // The host did not hear the answer of the database, and does it again.
+    one.retry_delivery(key, 1, 7, "busy").await.unwrap();
+    one.dead_letter_delivery(key, "refused").await.unwrap();
+    one.retry_schedule("id", 1, 7, "busy").await.unwrap();
+    one.advance_schedule("id", 9, 0, None).await.unwrap();
+    one.fail_schedule("id", "refused").await.unwrap();
+    let (deliveries, schedules) =
+        (other.begun_deliveries().await.unwrap(), other.begun_schedules().await.unwrap());
+    assert_eq!((deliveries.len(), deliveries[0].attempt), (1, 2));
+    assert_eq!((schedules.len(), schedules[0].attempt), (1, 2));
+
+    other.advance_schedule("id", 9, 0, None).await.unwrap();
+    other.retry_delivery(key, 2, 9, "busy").await.unwrap();
+    assert_eq!(
+        (one.next_schedule_ms(5).await.unwrap(), one.next_delivery_ms(5).await.unwrap()),
+        (Some(9), Some(9))
+    );
+}
+
     WebhookRow {
         id: "w".into(),
         url: "https://example.com".into(),

@@ -200,8 +200,9 @@ impl Store {
         .await
     }
 
-    /// Returns a started delivery to the queue for another attempt. `attempt` is the number of attempts that
-    /// count.
+    /// Returns a delivery that this host has started to the queue for another attempt. `attempt` is the number of attempts that
+    /// count. If this is repeated, because the first answer was lost, another host may have started the next attempt: then it changes
+    /// nothing.
     pub async fn retry_delivery(
         &self,
         key: DeliveryKey,
@@ -209,23 +210,25 @@ impl Store {
         wake_ms: u64,
         error: &str,
     ) -> Result<(), StoreError> {
-        self.write((key, attempt, wake_ms, error.to_owned()), |connection, (key, attempt, wake_ms, error)| {
+        let data = (key, attempt, wake_ms, error.to_owned(), self.host);
+        self.write(data, |connection, (key, attempt, wake_ms, error, host)| {
             Box::pin(async move {
-let (key, attempt, wake_ms) = (*key, *attempt, *wake_ms);
-        query(
-            "UPDATE deliveries SET state = ?, attempt = ?, wake_ms = ?, error = ? WHERE key = ? AND state = ?",
-        )
-        .bind(WAITING)
-        .bind(attempt)
-        .bind(wake_ms as i64)
-        .bind(error)
-        .bind(key.0)
-        .bind(BEGUN)
-        .execute(connection)
-        .await
-        .map_err(StoreError::while_it("postponed a delivery"))?;
-        Ok(())
-})
+                query(
+                    "UPDATE deliveries SET state = ?, attempt = ?, wake_ms = ?, error = ?
+                     WHERE key = ? AND state = ? AND host IS NOT DISTINCT FROM ?",
+                )
+                .bind(WAITING)
+                .bind(*attempt)
+                .bind(*wake_ms as i64)
+                .bind(error)
+                .bind(key.0)
+                .bind(BEGUN)
+                .bind(*host)
+                .execute(connection)
+                .await
+                .map_err(StoreError::while_it("postponed a delivery"))?;
+                Ok(())
+            })
         })
         .await
     }
@@ -246,19 +249,22 @@ let (key, attempt, wake_ms) = (*key, *attempt, *wake_ms);
         .await
     }
 
-    /// Marks a started delivery as dead.
+    /// Marks a delivery that this host has started as dead.
     pub async fn dead_letter_delivery(&self, key: DeliveryKey, error: &str) -> Result<(), StoreError> {
-        self.write((key, error.to_owned()), |connection, (key, error)| {
+        self.write((key, error.to_owned(), self.host), |connection, (key, error, host)| {
             Box::pin(async move {
-                let key = *key;
-                query("UPDATE deliveries SET state = ?, error = ? WHERE key = ? AND state = ?")
-                    .bind(DEAD)
-                    .bind(error)
-                    .bind(key.0)
-                    .bind(BEGUN)
-                    .execute(connection)
-                    .await
-                    .map_err(StoreError::while_it("abandoned a delivery"))?;
+                query(
+                    "UPDATE deliveries SET state = ?, error = ?
+                     WHERE key = ? AND state = ? AND host IS NOT DISTINCT FROM ?",
+                )
+                .bind(DEAD)
+                .bind(error)
+                .bind(key.0)
+                .bind(BEGUN)
+                .bind(*host)
+                .execute(connection)
+                .await
+                .map_err(StoreError::while_it("abandoned a delivery"))?;
                 Ok(())
             })
         })

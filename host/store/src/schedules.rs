@@ -191,8 +191,9 @@ impl Store {
         .await
     }
 
-    /// Returns a started schedule to the queue for another attempt of the same due time. `attempt` is the
-    /// number of attempts that count.
+    /// Returns a schedule that this host has started to the queue for another attempt of the same due time. `attempt` is the number of
+    /// attempts that count. If this is repeated, because the first answer was lost, another host may have started the next attempt: then
+    /// it changes nothing.
     pub async fn retry_schedule(
         &self,
         id: &str,
@@ -200,32 +201,30 @@ impl Store {
         wake_ms: u64,
         error: &str,
     ) -> Result<(), StoreError> {
-        self.write(
-            (id.to_owned(), attempt, wake_ms, error.to_owned()),
-            |connection, (id, attempt, wake_ms, error)| {
-                Box::pin(async move {
-                    let (attempt, wake_ms) = (*attempt, *wake_ms);
-                    query(
-                        "UPDATE schedules SET state = ?, attempt = ?, wake_ms = ?, error = ?
-                         WHERE id = ? AND state = ?",
-                    )
-                    .bind(WAITING)
-                    .bind(attempt)
-                    .bind(wake_ms as i64)
-                    .bind(error)
-                    .bind(id)
-                    .bind(BEGUN)
-                    .execute(connection)
-                    .await
-                    .map_err(StoreError::while_it("postponed a schedule"))?;
-                    Ok(())
-                })
-            },
-        )
+        let data = (id.to_owned(), attempt, wake_ms, error.to_owned(), self.host);
+        self.write(data, |connection, (id, attempt, wake_ms, error, host)| {
+            Box::pin(async move {
+                query(
+                    "UPDATE schedules SET state = ?, attempt = ?, wake_ms = ?, error = ?
+                     WHERE id = ? AND state = ? AND host IS NOT DISTINCT FROM ?",
+                )
+                .bind(WAITING)
+                .bind(*attempt)
+                .bind(*wake_ms as i64)
+                .bind(error)
+                .bind(id)
+                .bind(BEGUN)
+                .bind(*host)
+                .execute(connection)
+                .await
+                .map_err(StoreError::while_it("postponed a schedule"))?;
+                Ok(())
+            })
+        })
         .await
     }
 
-    /// Sets the next due time of a repeating schedule. `error` says why the previous due time failed.
+    /// Sets the next due time of a repeating schedule that this host has started. `error` says why the previous due time failed.
     pub async fn advance_schedule(
         &self,
         id: &str,
@@ -233,47 +232,49 @@ impl Store {
         missed: u32,
         error: Option<&str>,
     ) -> Result<(), StoreError> {
-        self.write(
-            (id.to_owned(), due_ms, missed, error.map(str::to_owned)),
-            |connection, (id, due_ms, missed, error)| {
-                Box::pin(async move {
-                    let (due_ms, missed) = (*due_ms, *missed);
-                    query(
-                        "UPDATE schedules SET state = ?, due_ms = ?, wake_ms = ?, missed = ?, attempt = 0,
-                             error = ?
-                         WHERE id = ? AND state IN (?, ?)",
-                    )
-                    .bind(WAITING)
-                    .bind(due_ms as i64)
-                    .bind(due_ms as i64)
-                    .bind(missed)
-                    .bind(error)
-                    .bind(id)
-                    .bind(BEGUN)
-                    .bind(SETTLED)
-                    .execute(connection)
-                    .await
-                    .map_err(StoreError::while_it("set the next due time of a schedule"))?;
-                    Ok(())
-                })
-            },
-        )
+        let data = (id.to_owned(), due_ms, missed, error.map(str::to_owned), self.host);
+        self.write(data, |connection, (id, due_ms, missed, error, host)| {
+            Box::pin(async move {
+                let due_ms = *due_ms as i64;
+                query(
+                    "UPDATE schedules SET state = ?, due_ms = ?, wake_ms = ?, missed = ?, attempt = 0, error = ?
+                     WHERE id = ? AND state IN (?, ?) AND host IS NOT DISTINCT FROM ?",
+                )
+                .bind(WAITING)
+                .bind(due_ms)
+                .bind(due_ms)
+                .bind(*missed)
+                .bind(error)
+                .bind(id)
+                .bind(BEGUN)
+                .bind(SETTLED)
+                .bind(*host)
+                .execute(connection)
+                .await
+                .map_err(StoreError::while_it("set the next due time of a schedule"))?;
+                Ok(())
+            })
+        })
         .await
     }
 
-    /// Marks a started schedule as failed. It stays listed.
+    /// Marks a schedule that this host has started as failed. It stays listed.
     pub async fn fail_schedule(&self, id: &str, error: &str) -> Result<(), StoreError> {
-        self.write((id.to_owned(), error.to_owned()), |connection, (id, error)| {
+        self.write((id.to_owned(), error.to_owned(), self.host), |connection, (id, error, host)| {
             Box::pin(async move {
-                query("UPDATE schedules SET state = ?, error = ? WHERE id = ? AND state IN (?, ?)")
-                    .bind(FAILED)
-                    .bind(error)
-                    .bind(id)
-                    .bind(BEGUN)
-                    .bind(SETTLED)
-                    .execute(connection)
-                    .await
-                    .map_err(StoreError::while_it("abandoned a schedule"))?;
+                query(
+                    "UPDATE schedules SET state = ?, error = ?
+                     WHERE id = ? AND state IN (?, ?) AND host IS NOT DISTINCT FROM ?",
+                )
+                .bind(FAILED)
+                .bind(error)
+                .bind(id)
+                .bind(BEGUN)
+                .bind(SETTLED)
+                .bind(*host)
+                .execute(connection)
+                .await
+                .map_err(StoreError::while_it("abandoned a schedule"))?;
                 Ok(())
             })
         })
