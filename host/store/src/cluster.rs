@@ -123,7 +123,7 @@ impl Store {
     /// Returns the notices of changes that other hosts made; `None` without a cluster.
     pub fn notices(&self) -> Option<Notices> {
         let membership = self.membership.as_ref()?;
-        Some(Notices::new(self.readers.clone(), membership.listening.clone()))
+        Some(Notices::new(membership.meeting.clone(), membership.listening.clone()))
     }
 
     /// Returns the version of what a kind of notices is about, which grows with every change. Without a cluster it may be any.

@@ -14,7 +14,7 @@ use tokio::sync::Semaphore;
 /// Number of connections that read, besides the one that writes and the one that reads API keys.
 const READERS: u32 = 6;
 /// Maximum number of connections that a host opens to a PostgreSQL server. Two of them are those of a host of a cluster: one listens,
-/// and one reads which hosts there are.
+/// and one reads which hosts there are and what was changed.
 pub const MAX_CONNECTIONS: u32 = READERS + 4;
 
 /// Interval at which a host that is not certain of its lease looks at it.

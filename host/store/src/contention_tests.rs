@@ -4,6 +4,7 @@
 use crate::{
     cluster_tests::member,
     host_tests::{Database, agent},
+    sql::Pool,
     *,
 };
 use std::{collections::BTreeMap, time::Duration};
@@ -135,7 +136,6 @@ async fn two_hosts_that_start_the_same_schedule_start_it_once() {
     assert_eq!(begun.len(), 30, "neither takes what the other one has begun");
 }
 
-fn webhook() -> WebhookRow {
 #[tokio::test]
 async fn an_answer_that_a_host_stores_twice_does_not_end_the_next_attempt_of_another_host() {
     let Some(database) = Database::new().await else { return };
@@ -196,6 +196,7 @@ async fn an_answer_that_a_host_stores_twice_does_not_end_the_next_attempt_of_ano
     );
 }
 
+fn webhook() -> WebhookRow {
     WebhookRow {
         id: "w".into(),
         url: "https://example.com".into(),
@@ -330,6 +331,23 @@ async fn the_pullers_of_other_hosts_learn_of_a_new_batch() {
     assert_eq!(one.queue_batch(batch, room, None).await.unwrap(), Queued::New);
     let heard = tokio::time::timeout(PATIENCE, notices.next()).await.expect("a notice");
     assert_eq!(heard, [NoticeKind::Batches]);
+}
+
+#[tokio::test]
+async fn a_notice_does_not_wait_for_the_reads_of_its_host() {
+    let Some(database) = Database::new().await else { return };
+    let (one, other) = (member(&database, "one").await, member(&database, "other").await);
+    let mut notices = other.notices().expect("it has others");
+    notices.next().await;
+    let Pool::Postgres(readers) = &other.readers else { panic!("it is a server") };
+    let mut reading = Vec::new();
+    for _ in 0..readers.options().get_max_connections() {
+        reading.push(readers.acquire().await.unwrap());
+    }
+    one.put_api_key(&key()).await.unwrap();
+    let heard = tokio::time::timeout(PATIENCE, notices.next()).await.expect("a notice");
+    assert_eq!(heard, [NoticeKind::Keys]);
+    drop(reading);
 }
 
 #[tokio::test]

@@ -84,6 +84,8 @@ mod session_reads;
 mod sessions;
 mod snapshot;
 mod sql;
+#[cfg(test)]
+mod silence_tests;
 mod sqlite;
 #[cfg(test)]
 mod statement_tests;

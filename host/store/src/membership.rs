@@ -33,7 +33,7 @@ pub(crate) struct LossRule {
 pub(crate) struct Membership {
     /// A connection for notifications.
     pub(crate) listening: PgPool,
-    /// A connection on which the hosts are read, so that a meeting does not wait for long reads.
+    /// A connection on which the hosts and the versions of notices are read, so that neither waits for long reads.
     pub(crate) meeting: Pool,
     /// Time at which the last meeting ended.
     met: Mutex<Option<Instant>>,

@@ -7,7 +7,7 @@
 
 use crate::{
     StoreError,
-    sql::{AssertSqlSafe, Connection, Dialect, Pool, query, query_as, query_scalar},
+    sql::{AssertSqlSafe, Connection, Dialect, Pool, query, query_as},
 };
 use sqlx::{PgPool, postgres::PgListener};
 use std::{collections::BTreeMap, time::Duration};
@@ -95,7 +95,8 @@ pub(crate) async fn raise(connection: &mut Connection, kind: NoticeKind) -> Resu
 /// Notifies a host of changes that others made.
 #[derive(Debug)]
 pub struct Notices {
-    readers: Pool,
+    /// The connection on which the versions are read, so that a notice does not wait for long reads.
+    meeting: Pool,
     listening: PgPool,
     listener: Option<PgListener>,
     /// The versions that were announced; `None` before they were read for the first time.
@@ -103,8 +104,8 @@ pub struct Notices {
 }
 
 impl Notices {
-    pub(crate) fn new(readers: Pool, listening: PgPool) -> Self {
-        Notices { readers, listening, listener: None, seen: None }
+    pub(crate) fn new(meeting: Pool, listening: PgPool) -> Self {
+        Notices { meeting, listening, listener: None, seen: None }
     }
 
     /// Resolves when something was changed, by any host or command. The first call names everything at once. Later ones may
@@ -125,7 +126,7 @@ impl Notices {
     /// Reads the versions, and returns the kinds whose versions have changed.
     async fn changed(&mut self) -> Result<Vec<NoticeKind>, sqlx::Error> {
         let rows: Vec<(String, i64)> =
-            query_as("SELECT kind, version FROM notices").fetch_all(&self.readers).await?;
+            query_as("SELECT kind, version FROM notices").fetch_all(&self.meeting).await?;
         let known = |(name, version): (String, i64)| {
             let kind = NoticeKind::ALL.into_iter().find(|kind| kind.as_str() == name);
             kind.map(|kind| (kind, version))
@@ -139,7 +140,7 @@ impl Notices {
     /// again, because a bell may have rung before.
     async fn rung(&mut self) {
         let Some(listener) = &mut self.listener else {
-            match timeout(POLL, listen(&self.readers, &self.listening)).await {
+            match timeout(POLL, listen(&self.listening)).await {
                 Ok(Ok(listener)) => self.listener = Some(listener),
                 Ok(Err(error)) => {
                     tracing::warn!(%error, "cannot listen for changes; looking for them every second");
@@ -157,8 +158,9 @@ impl Notices {
     }
 }
 
-async fn listen(readers: &Pool, pool: &PgPool) -> Result<PgListener, sqlx::Error> {
-    let channel: String = query_scalar(AssertSqlSafe(format!("SELECT {CHANNEL}"))).fetch_one(readers).await?;
+async fn listen(pool: &PgPool) -> Result<PgListener, sqlx::Error> {
+    let channel = sqlx::query_scalar(AssertSqlSafe(format!("SELECT {CHANNEL}")));
+    let channel: String = channel.fetch_one(pool).await?;
     let mut listener = PgListener::connect_with(pool).await?;
     listener.listen(&channel).await?;
     Ok(listener)

@@ -4,6 +4,7 @@
 use crate::{
     cluster_tests::member,
     host_tests::{Database, agent},
+    postgres::LEASE,
     sql::{AssertSqlSafe, query, query_as, query_scalar, raw_sql},
     *,
 };
@@ -34,6 +35,41 @@ async fn every_text_is_ordered_by_its_bytes_whatever_the_language_of_the_databas
     assert!(texts.len() > 50, "{texts:?}");
     let other: Vec<_> = texts.iter().filter(|(_, collation)| collation.as_deref() != Some("C")).collect();
     assert!(other.is_empty(), "add COLLATE \"C\" to {other:?}");
+}
+
+/// The milliseconds after which the server ends a transaction whose client does nothing.
+const IDLE_MS: &str =
+    "SELECT CAST(setting AS BIGINT) FROM pg_settings WHERE name = 'idle_in_transaction_session_timeout'";
+
+/// Returns this time for each connection of a host.
+async fn idle_times_ms(host: &Store) -> Vec<i64> {
+    let writing = host.write((), |connection, ()| {
+        Box::pin(async move {
+            query_scalar(IDLE_MS).fetch_one(connection).await.map_err(StoreError::while_it("read for a test"))
+        })
+    });
+    let mut times = vec![writing.await.unwrap()];
+    let mut pools = vec![&host.readers, &host.key_reader];
+    if let Some(membership) = &host.membership {
+        pools.push(&membership.meeting);
+        times.push(sqlx::query_scalar(IDLE_MS).fetch_one(&membership.listening).await.unwrap());
+    }
+    for pool in pools {
+        times.push(query_scalar(IDLE_MS).fetch_one(pool).await.unwrap());
+    }
+    times
+}
+
+#[tokio::test]
+async fn a_host_that_stops_within_a_transaction_loses_it_before_its_lease_on_every_connection() {
+    let Some(database) = Database::new().await else { return };
+    let lease_ms = LEASE.as_millis() as i64;
+    let alone = database.host().await;
+    let mut times = idle_times_ms(&alone).await;
+    alone.close().await;
+    times.extend(idle_times_ms(&member(&database, "one").await).await);
+    assert_eq!(times.len(), 8);
+    assert!(times.iter().all(|time| (1..lease_ms).contains(time)), "{times:?}");
 }
 
 #[tokio::test]

@@ -108,6 +108,7 @@ async fn fill(
     for connection in [&mut from, &mut *to] {
         if connection.dialect() == Dialect::Postgres {
             // A table takes as long as it takes.
+            connection.be_patient();
             let patient =
                 "SET LOCAL statement_timeout = 0; SET LOCAL idle_in_transaction_session_timeout = '10min'";
             raw_sql(patient, connection).await.map_err(StoreError::while_it("began to move all tables"))?;
@@ -240,7 +241,7 @@ fn stream<'c>(
 ) -> BoxStream<'c, Result<Row, sqlx::Error>> {
     match Target::from(connection) {
         Target::Sqlite(connection) => sqlx::query(sql).fetch(connection).map_ok(Row::Sqlite).boxed(),
-        Target::Postgres(connection) => sqlx::query(sql).fetch(connection).map_ok(Row::Postgres).boxed(),
+        Target::Postgres(connection, _) => sqlx::query(sql).fetch(connection).map_ok(Row::Postgres).boxed(),
         Target::SqlitePool(pool) => sqlx::query(sql).fetch(pool).map_ok(Row::Sqlite).boxed(),
         Target::PostgresPool(pool) => sqlx::query(sql).fetch(pool).map_ok(Row::Postgres).boxed(),
     }

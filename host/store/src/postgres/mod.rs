@@ -18,7 +18,7 @@ use crate::{
     HostVersions, StoreError,
     error::{is_passing, sql_state},
     hosts::HostNumber,
-    sql::{Connection, query_scalar},
+    sql::{Connection, missing, query_scalar},
 };
 use incarnation::{Incarnation, Member};
 use sqlx::{PgConnection, PgPool, Row as _};
@@ -28,7 +28,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-/// Time limit of an attempt to connect.
+/// Time limit of an attempt to connect, and of what waits at most for the row of the host: a renewal and the begin of a transaction.
 pub(crate) const CONNECT_TIME: Duration = Duration::from_secs(5);
 /// Time for which a host that starts waits for the lock, unless it stands by.
 const LOCK_TIME: Duration = Duration::from_secs(5);
@@ -328,7 +328,11 @@ impl Reconnecting {
             return Err(StoreError::Closed);
         };
         let number = match self.role.incarnation_mut() {
-            Some(incarnation) => incarnation.begin(connection).await.map_err(failed())?,
+            Some(incarnation) => {
+                // A connection that was lost without a sign shows here.
+                let begun = timeout(CONNECT_TIME, incarnation.begin(connection)).await;
+                begun.unwrap_or_else(|_elapsed| Err(missing())).map_err(failed())?
+            }
             None => {
                 // Both statements go in one message.
                 let begin = "BEGIN; SELECT CAST(CAST(pg_current_xact_id() AS TEXT) AS BIGINT)";

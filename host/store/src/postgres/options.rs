@@ -7,7 +7,8 @@ use sqlx::{
 };
 use std::{str::FromStr, sync::Arc, time::Duration};
 
-/// Settings of every connection. A host that is stopped in the middle of a transaction must not hold its rows for long.
+/// Settings of every connection. The server ends a transaction in which a host was stopped before the lease of that host is over, so a
+/// host that is replaced holds no row.
 /// A commit waits for the server's disk, because after a crash of the server, a running host would continue from commits
 /// that the server has lost. The server probes a silent connection, so that the lock of a host whose machine lost its
 /// power or its network is free after seconds; without that it would be held for hours.
@@ -15,7 +16,7 @@ const SETTINGS: [(&str, &str); 9] = [
     ("synchronous_commit", "on"),
     ("statement_timeout", "60s"),
     ("lock_timeout", "10s"),
-    ("idle_in_transaction_session_timeout", "10s"),
+    ("idle_in_transaction_session_timeout", "8s"),
     ("client_min_messages", "warning"),
     ("tcp_keepalives_idle", "5"),
     ("tcp_keepalives_interval", "2"),
@@ -54,6 +55,18 @@ impl Server {
         Server { options: self.options.options([("search_path", schema)]) }
     }
 
+    /// Returns the address of the server.
+    #[cfg(test)]
+    pub(crate) fn address(&self) -> (String, u16) {
+        (self.options.get_host().to_owned(), self.options.get_port())
+    }
+
+    /// Returns the same database, reached through a port of this machine.
+    #[cfg(test)]
+    pub(crate) fn through(self, port: u16) -> Self {
+        Server { options: self.options.host("127.0.0.1").port(port) }
+    }
+
     /// Returns the name of the database, without a password.
     pub(crate) fn name(&self) -> String {
         let database = self.options.get_database().unwrap_or_else(|| self.options.get_username());
@@ -87,6 +100,14 @@ impl Server {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sql::STATEMENT_LIMIT;
+
+    #[test]
+    fn the_server_ends_a_statement_before_the_host_gives_its_connection_up() {
+        let limit = SETTINGS.iter().find(|(name, _)| *name == "statement_timeout").map(|(_, value)| *value);
+        assert_eq!(limit, Some("60s"));
+        assert!(STATEMENT_LIMIT > Duration::from_secs(60));
+    }
 
     #[test]
     fn the_name_of_a_database_does_not_contain_its_password() {

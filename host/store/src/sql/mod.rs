@@ -4,6 +4,7 @@
 //! PostgreSQL's (`$1`) on the way. A statement that the two spell differently asks the connection for its
 //! [`Dialect`]. The interface is that of `sqlx`, on values and rows of either database.
 
+mod answer;
 mod builder;
 mod counts;
 mod given_rows;
@@ -12,6 +13,9 @@ mod query;
 mod row;
 mod value;
 
+#[cfg(test)]
+pub(crate) use answer::LIMIT as STATEMENT_LIMIT;
+pub(crate) use answer::missing;
 pub(crate) use builder::QueryBuilder;
 pub(crate) use counts::KeyPart;
 pub(crate) use given_rows::GivenRows;
@@ -23,7 +27,10 @@ pub(crate) use value::Value;
 use counts::Counts;
 use futures::future::BoxFuture;
 use sqlx::{PgConnection, PgPool, SqliteConnection, SqlitePool};
-use std::ops::{Deref, DerefMut};
+use std::{
+    ops::{Deref, DerefMut},
+    time::Duration,
+};
 
 /// The database's variant of SQL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +60,8 @@ pub(crate) struct Connection {
     driver: Driver,
     /// The counts of the transaction that are not written yet.
     counts: Counts,
+    /// Time for which a statement waits for its answer; `None` if it may take any time.
+    limit: Option<Duration>,
 }
 
 enum Driver {
@@ -111,7 +120,8 @@ pub(crate) enum Pool {
 /// The place where a statement runs.
 pub(crate) enum Target<'c> {
     Sqlite(&'c mut SqliteConnection),
-    Postgres(&'c mut PgConnection),
+    /// With the time for which a statement waits for its answer.
+    Postgres(&'c mut PgConnection, Option<Duration>),
     SqlitePool(&'c SqlitePool),
     PostgresPool(&'c PgPool),
 }
@@ -149,6 +159,11 @@ impl Connection {
         }
     }
 
+    /// Lets statements take any time, if the server does so, too.
+    pub(crate) fn be_patient(&mut self) {
+        self.limit = None;
+    }
+
     /// Adds amounts to a row of counters when the transaction ends (see `counts`). `add` is a statement that adds the
     /// amounts, which are its last parameters, to the row whose key its first parameters are.
     pub(crate) fn count(&mut self, add: &'static str, key: Vec<KeyPart>, amounts: &[i64]) {
@@ -172,7 +187,7 @@ impl Connection {
 
 impl From<Driver> for Connection {
     fn from(driver: Driver) -> Self {
-        Connection { driver, counts: Counts::default() }
+        Connection { driver, counts: Counts::default(), limit: Some(answer::LIMIT) }
     }
 }
 
@@ -214,9 +229,10 @@ impl Pool {
 
 impl<'c> From<&'c mut Connection> for Target<'c> {
     fn from(connection: &'c mut Connection) -> Self {
+        let limit = connection.limit;
         match &mut connection.driver {
             Driver::Sqlite(connection) => Target::Sqlite(connection),
-            Driver::Postgres(connection) => Target::Postgres(connection),
+            Driver::Postgres(connection) => Target::Postgres(connection, limit),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Statements with parameters.
 
 use super::{
-    Row, Target, placeholders,
+    Row, Target, answer, placeholders,
     row::{Column, FromRow},
     value::{IntoValue, Value, postgres_arguments, sqlite_arguments},
 };
@@ -62,17 +62,25 @@ macro_rules! run {
                 drop(values);
                 sqlx::query_with(sql, arguments).$method(pool).await.map($row)
             }
-            Target::Postgres(connection) => {
+            Target::Postgres(connection, limit) => {
                 let arguments = postgres_arguments(&values)?;
                 drop(values);
                 let sql = AssertSqlSafe(placeholders::to_postgres(sql.as_str()));
-                sqlx::query_with(sql, arguments).$method(connection).await.map($postgres_row)
+                let running = sqlx::query_with(sql, arguments).$method(connection);
+                answer::within(limit, running).await.map($postgres_row)
             }
             Target::PostgresPool(pool) => {
                 let arguments = postgres_arguments(&values)?;
                 drop(values);
                 let sql = AssertSqlSafe(placeholders::to_postgres(sql.as_str()));
-                sqlx::query_with(sql, arguments).$method(pool).await.map($postgres_row)
+                let mut connection = pool.acquire().await?;
+                let running = sqlx::query_with(sql, arguments).$method(&mut *connection);
+                let answered = answer::within(Some(answer::LIMIT), running).await;
+                if answered.as_ref().is_err_and(answer::is_missing) {
+                    // The pool would wait for the answer before it opens another connection.
+                    connection.close_on_drop();
+                }
+                answered.map($postgres_row)
             }
         }
     }};
@@ -145,7 +153,9 @@ pub(crate) async fn raw_sql<'c>(sql: impl SqlSafeStr, on: impl Into<Target<'c>>)
     match on.into() {
         Target::Sqlite(connection) => script.execute(connection).await.map(drop),
         Target::SqlitePool(pool) => script.execute(pool).await.map(drop),
-        Target::Postgres(connection) => script.execute(connection).await.map(drop),
+        Target::Postgres(connection, limit) => {
+            answer::within(limit, script.execute(connection)).await.map(drop)
+        }
         Target::PostgresPool(pool) => script.execute(pool).await.map(drop),
     }
 }

@@ -215,6 +215,10 @@ impl Store {
             self.readers.close().await;
             self.key_reader.close().await;
         }
+        if let Some(membership) = &self.membership {
+            // Whoever waits for notices learns of the end here.
+            membership.meeting.close().await;
+        }
         self.writer.close().await;
     }
 }

@@ -49,7 +49,10 @@ use std::{
     },
     time::{Duration, Instant},
 };
-use tokio::sync::{mpsc, oneshot};
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::timeout,
+};
 
 /// The histogram of the commit time of turns, in seconds. The crate that installs the recorder describes it.
 pub const COMMIT_TIME: &str = "skep_store_commit_seconds";
@@ -62,6 +65,8 @@ const QUEUE: usize = 1_024;
 const RETRY_TIME: Duration = Duration::from_secs(10);
 /// Time between two attempts.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
+/// Time limit of a rollback on a server.
+const ROLLBACK_TIME: Duration = Duration::from_secs(5);
 /// A transaction that has lasted this long is committed, and the next writes go into a new one.
 const HOLD: Duration = Duration::from_millis(20);
 
@@ -186,7 +191,7 @@ impl Task {
             let received = match &mut self.connection {
                 WriteConnection::Own(_) | WriteConnection::Shared(_) => receiving.await,
                 WriteConnection::Postgres(connection) => {
-                    let Ok(received) = tokio::time::timeout(connection.renewal(), receiving).await else {
+                    let Ok(received) = timeout(connection.renewal(), receiving).await else {
                         renew(connection).await;
                         continue;
                     };
@@ -354,7 +359,8 @@ async fn outcome(
     let begun = Instant::now();
     while begun.elapsed() < RETRY_TIME {
         connection.drop_connection();
-        match connection.outcome(id).await {
+        let asked = timeout(RETRY_TIME, connection.outcome(id)).await;
+        match asked.unwrap_or(Ok(None)) {
             Ok(Some(true)) => return TransactionEnd::Committed,
             Ok(Some(false)) => {
                 let lost = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
@@ -444,9 +450,14 @@ async fn commit(connection: &mut Connection) -> Result<(), sqlx::Error> {
     raw_sql(sql, connection).await
 }
 
-/// Rolls back. Returns whether there was an open transaction.
+/// Rolls back. Returns whether there was an open transaction. A server that does not answer soon has lost the connection.
 async fn roll_back(connection: &mut Connection) -> bool {
-    query("ROLLBACK").execute(connection).await.is_ok()
+    let is_shared = connection.dialect() == Dialect::Postgres;
+    let rolling_back = query("ROLLBACK").execute(connection);
+    match is_shared {
+        true => timeout(ROLLBACK_TIME, rolling_back).await.is_ok_and(|ended| ended.is_ok()),
+        false => rolling_back.await.is_ok(),
+    }
 }
 
 /// A connection borrowed for one transaction.
