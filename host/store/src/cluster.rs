@@ -3,13 +3,13 @@
 //! A host counts as dead when the others have not heard from it for a while: soon if its connection is gone too, later if it hangs.
 //! Any host that notices this marks its row as gone, after which it writes nothing more (see `postgres`). A row whose host
 //! has a transaction open is locked, and left alone until the transaction has ended. A host that has itself been away
-//! declares no other one dead: after a restart of the server all hosts have lost their connections, and each of them finds
+//! declares no other one dead (see `membership`): after a restart of the server all hosts have lost their connections, and each of them finds
 //! the others silent.
 
 use crate::{
     HostVersions, Store, StoreError,
     hosts::{DRAINS, GONE, NOW_MS, SERVES},
-    membership::Membership,
+    membership::{Membership, SignOfLife},
     notices::{NoticeKind, Notices},
     postgres::{CONNECT_TIME, LEASE, SILENCE, holder_of_member},
     sql::{AssertSqlSafe, Connection, Dialect, Pool, Row, query, query_as, query_scalar},
@@ -56,9 +56,6 @@ impl HostRow {
     }
 }
 
-/// A host that was not heard from: its number, the time at which it was, and whether it has been silent for a whole lease.
-type Silent = (i64, i64, bool);
-
 impl Store {
     /// Returns whether this is one of several hosts that use the database.
     pub fn is_clustered(&self) -> bool {
@@ -76,35 +73,16 @@ impl Store {
     pub async fn meet_hosts(&self, facts: &str, is_draining: bool) -> Result<Vec<i64>, StoreError> {
         let (Some(membership), Some(host)) = (&self.membership, self.host) else { return Ok(Vec::new()) };
         let begun = Instant::now();
-        let mut silent = self.silent_hosts(membership, host).await?;
-        silent.retain(|(_, _, is_lease_over)| membership.has_watched(begun, *is_lease_over));
+        let dead = membership.judge(begun, other_hosts(membership, host).await?);
         let state = if is_draining { DRAINS } else { SERVES };
-        let data = (host, state, facts.to_owned(), silent);
+        let data = (host, state, facts.to_owned(), dead);
         let gone = self
-            .write(data, |connection, (host, state, facts, silent)| {
-                Box::pin(meet(connection, *host, *state, facts, silent))
+            .write(data, |connection, (host, state, facts, dead)| {
+                Box::pin(meet(connection, *host, *state, facts, dead))
             })
             .await?;
         membership.has_met();
         Ok(gone)
-    }
-
-    /// Returns the hosts that count as dead if they are still silent when their rows are marked.
-    async fn silent_hosts(&self, membership: &Membership, host: i64) -> Result<Vec<Silent>, StoreError> {
-        let sql = format!(
-            "SELECT number, seen_at_ms, seen_at_ms < {NOW_MS} - ?3 FROM hosts WHERE state != ?1 AND number != ?2
-             AND (seen_at_ms < {NOW_MS} - ?3
-                 OR (seen_at_ms < {NOW_MS} - ?4 AND NOT EXISTS ({})))",
-            holder_of_member("hosts.number")
-        );
-        query_as(AssertSqlSafe(sql))
-            .bind(GONE)
-            .bind(host)
-            .bind(LEASE.as_millis() as i64)
-            .bind(SILENCE.as_millis() as i64)
-            .fetch_all(&membership.meeting)
-            .await
-            .map_err(StoreError::while_it("looked for hosts that are dead"))
     }
 
     /// Returns all hosts that are not gone, by number, this one included. A file lists none.
@@ -137,6 +115,27 @@ impl Store {
     }
 }
 
+/// Returns the hosts besides this one that are not gone, with their last signs of life.
+async fn other_hosts(membership: &Membership, host: i64) -> Result<Vec<SignOfLife>, StoreError> {
+    let sql = format!(
+        "SELECT number, seen_at_ms, seen_at_ms < {NOW_MS} - ?3,
+             CASE WHEN seen_at_ms < {NOW_MS} - ?4 THEN NOT EXISTS ({}) ELSE FALSE END
+         FROM hosts WHERE state != ?1 AND number != ?2",
+        holder_of_member("hosts.number")
+    );
+    let hosts: Vec<(i64, i64, bool, bool)> = query_as(AssertSqlSafe(sql))
+        .bind(GONE)
+        .bind(host)
+        .bind(LEASE.as_millis() as i64)
+        .bind(SILENCE.as_millis() as i64)
+        .fetch_all(&membership.meeting)
+        .await
+        .map_err(StoreError::while_it("looked for hosts that are dead"))?;
+    let sign =
+        |(number, at_ms, is_lease_over, is_cut_off)| SignOfLife { number, at_ms, is_lease_over, is_cut_off };
+    Ok(hosts.into_iter().map(sign).collect())
+}
+
 /// Reads the hosts that are not gone. `sessions` is the expression for the number of sessions of each.
 async fn hosts_from(from: &Pool, sessions: &str) -> Result<Vec<HostRow>, StoreError> {
     if from.dialect() == Dialect::Sqlite {
@@ -156,7 +155,7 @@ async fn meet(
     host: i64,
     state: i64,
     facts: &str,
-    silent: &[Silent],
+    dead: &[SignOfLife],
 ) -> Result<Vec<i64>, StoreError> {
     // The transaction has renewed the lease, and has locked the row.
     query("UPDATE hosts SET state = ?, facts = ? WHERE number = ?")
@@ -168,7 +167,7 @@ async fn meet(
         .map_err(StoreError::while_it("wrote the state of the host"))?;
     let failed = || StoreError::while_it("marked a host as gone");
     let mut gone = Vec::new();
-    for (number, seen_at_ms, _) in silent {
+    for SignOfLife { number, at_ms, .. } in dead {
         // A host that was heard from meanwhile has another time; one with an open transaction has locked its row.
         let mark = format!(
             "UPDATE hosts SET state = ?1 WHERE number = (SELECT number FROM hosts
@@ -180,7 +179,7 @@ async fn meet(
         let marked: Option<i64> = query_scalar(AssertSqlSafe(mark))
             .bind(GONE)
             .bind(*number)
-            .bind(*seen_at_ms)
+            .bind(*at_ms)
             .fetch_optional(&mut *connection)
             .await
             .map_err(failed())?;

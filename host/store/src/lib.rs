@@ -51,6 +51,8 @@ mod inspecting;
 #[cfg(test)]
 mod joint_tests;
 mod journal;
+#[cfg(test)]
+mod judging_tests;
 mod keys;
 mod listings;
 mod logs;
@@ -82,10 +84,10 @@ mod secrets;
 mod server_tests;
 mod session_reads;
 mod sessions;
-mod snapshot;
-mod sql;
 #[cfg(test)]
 mod silence_tests;
+mod snapshot;
+mod sql;
 mod sqlite;
 #[cfg(test)]
 mod statement_tests;
