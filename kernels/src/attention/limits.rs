@@ -4,9 +4,10 @@
 //! planned before anything is computed.
 
 use super::plan::{Group, MAX_STATES, Part, REREAD_BLOCKS, TASKS_PER_THREAD, Task};
-use crate::cpu::attention::{BLOCK, EXACT_ROWS, MAX_ROWS, QueryRow, State};
+use crate::cpu::attention::{BLOCK, EXACT_ROWS, MAX_ROWS, QueryRow};
 use crate::cpu::kv::MAX_HEAD;
 use crate::cpu::latent_bytes;
+use crate::cpu::softmax_state::State;
 use crate::kv::PAGE_TOKENS;
 use crate::pool::WorkerPool;
 

@@ -18,10 +18,11 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-use crate::cpu::attention::{AttendRows, BLOCK, BlockState, MergeStates, QueryRow, Scales, State};
+use crate::cpu::attention::{AttendRows, BLOCK, QueryRow, Scales};
 use crate::cpu::dispatch;
 use crate::cpu::kv::{KvF16, KvF32, KvI8};
 use crate::cpu::rows::dispatch_rows;
+use crate::cpu::softmax_state::{BlockState, MergeStates, State};
 use crate::error::{expect_len, product};
 use crate::kv::{KvFormat, KvLayer, PAGE_TOKENS};
 use crate::pool::SharedSlice;

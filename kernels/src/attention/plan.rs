@@ -4,7 +4,8 @@ use std::ops::Range;
 use std::sync::atomic::AtomicUsize;
 
 use super::{AttentionBatch, AttentionSequence, PAGE_TOKENS, Strides};
-use crate::cpu::attention::{BLOCK, EXACT_ROWS, MAX_ROWS, QueryRow, State};
+use crate::cpu::attention::{BLOCK, EXACT_ROWS, MAX_ROWS, QueryRow};
+use crate::cpu::softmax_state::State;
 use crate::shared_prefix::SharedRange;
 
 /// Number of tasks per thread into which long ranges are divided to balance the load.

@@ -10,10 +10,12 @@
 use std::marker::PhantomData;
 
 use super::Kernel;
-use super::attention::{BLOCK, Factors, LANES, MASKED, QueryRow, State, merge_values, softmax_weights};
+use super::attention::{BLOCK, QueryRow, softmax_weights};
 use super::kv::{KvFormat, PAGE, scale, storable};
+use super::row_parts::row_parts;
 use super::rows::RowKernel;
 use super::simd::Simd;
+use super::softmax_state::{LANES, MASKED, State, ValueBlock};
 
 /// Number of values of a latent that share a scale in scaled formats.
 pub(crate) const SCALE_RUN: usize = 128;
@@ -136,11 +138,7 @@ impl<Kv: KvFormat> AttendLatents<'_, Kv> {
                 let pages = (end - at).div_ceil(PAGE);
                 for index in 0..pages {
                     let page = self.page_at(at / PAGE + index);
-                    if S::MANY_REGISTERS {
-                        self.score_page::<S, N, 2>(page, index, &mut scores);
-                    } else {
-                        self.score_page::<S, N, 1>(page, index, &mut scores);
-                    }
+                    self.score_page::<S, N>(page, index, &mut scores);
                 }
                 let (mut largest, mut totals) = ([MASKED; LANES], [0f32; LANES]);
                 for r in 0..N {
@@ -151,15 +149,21 @@ impl<Kv: KvFormat> AttendLatents<'_, Kv> {
                     state.clear::<S>(N);
                 }
                 let factors = state.merge_totals::<S>(largest.as_ptr(), totals.as_ptr());
-                let mut column = 0;
-                while S::MANY_REGISTERS && column + 32 <= self.page.latent {
-                    self.gather_values::<S, N, 2>(&scores, at / PAGE, pages, state, &factors, column);
-                    column += 32;
+                let block = ValueBlock { weights: &scores, first_page: at / PAGE, pages, state, factors };
+                macro_rules! gather {
+                    ($first:tt, $rows:tt, $columns:tt) => {{
+                        let mut column = 0;
+                        while column + 16 * $columns <= self.page.latent {
+                            self.gather_values::<S, { $rows }, { $columns }>(&block, $first, column);
+                            column += 16 * $columns;
+                        }
+                        while column < self.page.latent {
+                            self.gather_values::<S, { $rows }, 1>(&block, $first, column);
+                            column += 16;
+                        }
+                    }};
                 }
-                while column < self.page.latent {
-                    self.gather_values::<S, N, 1>(&scores, at / PAGE, pages, state, &factors, column);
-                    column += 16;
-                }
+                row_parts!(S, N, 2, gather);
                 state = state.after(self.state_stride);
                 at = end;
             }
@@ -174,32 +178,57 @@ impl<Kv: KvFormat> AttendLatents<'_, Kv> {
         unsafe { self.latents.add(self.pages[index] as usize * self.page.bytes()) }
     }
 
-    /// Scores a page, `T` tokens at a time.
+    /// Scores a page for all rows.
     ///
     /// # Safety
     /// The conditions of `attend` hold.
     #[inline(always)]
-    unsafe fn score_page<S: Simd, const N: usize, const T: usize>(
+    unsafe fn score_page<S: Simd, const N: usize>(
         &self,
         page: *const u8,
         index: usize,
         scores: &mut [[f32; BLOCK]; N],
     ) {
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            macro_rules! part {
+                ($first:tt, $rows:tt, $tokens:tt) => {
+                    self.score_rows::<S, { $rows }, $tokens>(page, index, $first, scores)
+                };
+            }
+            row_parts!(S, N, 2, part);
+        }
+    }
+
+    /// Scores a page for `R` rows from `first` on, `T` tokens at a time.
+    ///
+    /// # Safety
+    /// The conditions of `attend` hold, and there are the rows.
+    #[inline(always)]
+    unsafe fn score_rows<S: Simd, const R: usize, const T: usize>(
+        &self,
+        page: *const u8,
+        index: usize,
+        first: usize,
+        scores: &mut [[f32; BLOCK]],
+    ) {
         let LatentPage { latent, rotated, .. } = self.page;
         // SAFETY: guaranteed by the caller.
         unsafe {
+            let queries: [*const f32; R] =
+                std::array::from_fn(|r| self.query.add(self.rows[first + r].offset));
             let values = page.cast::<Kv::Element>();
             let keys = page.add(self.page.rotated_at()).cast::<Kv::Element>();
             let mut token = 0;
             while token < PAGE {
-                let mut sums = [[S::zero(); T]; N];
+                let mut sums = [[S::zero(); T]; R];
                 let mut column = 0;
                 while column < latent {
                     let mut loaded = [S::zero(); T];
                     for t in 0..T {
                         loaded[t] = Kv::load::<S>(values.add((token + t) * latent + column));
                     }
-                    self.add_products::<S, N, T>(column, &loaded, &mut sums);
+                    add_products::<S, R, T>(&queries, column, &loaded, &mut sums);
                     column += 16;
                 }
                 let mut column = 0;
@@ -208,12 +237,12 @@ impl<Kv: KvFormat> AttendLatents<'_, Kv> {
                     for t in 0..T {
                         loaded[t] = Kv::load::<S>(keys.add((token + t) * rotated + column));
                     }
-                    self.add_products::<S, N, T>(latent + column, &loaded, &mut sums);
+                    add_products::<S, R, T>(&queries, latent + column, &loaded, &mut sums);
                     column += 16;
                 }
-                for r in 0..N {
+                for r in 0..R {
                     for t in 0..T {
-                        scores[r][index * PAGE + token + t] = self.scale * S::sum(sums[r][t]);
+                        scores[first + r][index * PAGE + token + t] = self.scale * S::sum(sums[r][t]);
                     }
                 }
                 token += T;
@@ -221,65 +250,59 @@ impl<Kv: KvFormat> AttendLatents<'_, Kv> {
         }
     }
 
-    /// Adds the products of `T` loaded registers with the queries of all rows at `column`.
+    /// Sums `C` registers of a block's values for `R` rows from `first` on, from `column` on, and merges them into the state.
     ///
     /// # Safety
-    /// The conditions of `attend` hold.
+    /// The conditions of `attend` hold, there are the rows, and the columns are within the latent.
     #[inline(always)]
-    unsafe fn add_products<S: Simd, const N: usize, const T: usize>(
+    unsafe fn gather_values<S: Simd, const R: usize, const C: usize>(
         &self,
-        column: usize,
-        loaded: &[S::F; T],
-        sums: &mut [[S::F; T]; N],
-    ) {
-        // SAFETY: guaranteed by the caller.
-        unsafe {
-            for r in 0..N {
-                let query = S::load(self.query.add(self.rows[r].offset + column));
-                for t in 0..T {
-                    sums[r][t] = S::fma(loaded[t], query, sums[r][t]);
-                }
-            }
-        }
-    }
-
-    /// Sums `C` registers of a block's values, from `column` on, and merges them into the state.
-    ///
-    /// # Safety
-    /// The conditions of `attend` hold, and the columns are within the latent.
-    #[inline(always)]
-    unsafe fn gather_values<S: Simd, const N: usize, const C: usize>(
-        &self,
-        weights: &[[f32; BLOCK]; N],
-        first_page: usize,
-        pages: usize,
-        state: State,
-        factors: &Factors,
+        block: &ValueBlock<'_>,
+        first: usize,
         column: usize,
     ) {
         // SAFETY: guaranteed by the caller.
         unsafe {
-            let mut sums = [[S::zero(); C]; N];
-            for p in 0..pages {
-                let page = self.page_at(first_page + p);
+            let weights: [*const f32; R] = std::array::from_fn(|r| block.weights[first + r].as_ptr());
+            let mut sums = [[S::zero(); C]; R];
+            for p in 0..block.pages {
+                let page = self.page_at(block.first_page + p);
                 let values = page.cast::<Kv::Element>().add(column);
                 for token in 0..PAGE {
                     let mut loaded = [S::zero(); C];
                     for c in 0..C {
                         loaded[c] = Kv::load::<S>(values.add(token * self.page.latent + 16 * c));
                     }
-                    for r in 0..N {
-                        let weight = S::splat(weights[r][p * PAGE + token]);
+                    for r in 0..R {
+                        let weight = S::splat(*weights[r].add(p * PAGE + token));
                         for c in 0..C {
                             sums[r][c] = S::fma(loaded[c], weight, sums[r][c]);
                         }
                     }
                 }
             }
-            for r in 0..N {
-                for c in 0..C {
-                    merge_values::<S>(state.values(r).add(column + 16 * c), sums[r][c], factors, r);
-                }
+            block.merge::<S, R, C>(&sums, first, column);
+        }
+    }
+}
+
+/// Adds the products of `T` loaded registers with the queries of `R` rows at `column`.
+///
+/// # Safety
+/// The queries have 16 values there; call inside a dispatched kernel.
+#[inline(always)]
+unsafe fn add_products<S: Simd, const R: usize, const T: usize>(
+    queries: &[*const f32; R],
+    column: usize,
+    loaded: &[S::F; T],
+    sums: &mut [[S::F; T]; R],
+) {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        for r in 0..R {
+            let query = S::load(queries[r].add(column));
+            for t in 0..T {
+                sums[r][t] = S::fma(loaded[t], query, sums[r][t]);
             }
         }
     }

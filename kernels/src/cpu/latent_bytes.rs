@@ -8,13 +8,13 @@
 // Loops over registers are written with indices, so that they stay in registers.
 #![allow(clippy::needless_range_loop)]
 
-use super::attention::{
-    BLOCK, Factors, LANES, MASKED, MAX_ROWS, QueryRow, State, merge_values, softmax_weights,
-};
+use super::attention::{BLOCK, MAX_ROWS, QueryRow, softmax_weights};
 use super::kv::{KvF16, KvFormat, MAX_LATENT, PAGE};
 use super::latent::{LatentPage, SCALE_RUN};
+use super::row_parts::row_parts;
 use super::rows::RowKernel;
 use super::simd::Simd;
+use super::softmax_state::{LANES, MASKED, State, ValueBlock};
 
 /// The largest integer that a query or a weight is rounded to. A run of columns and a block of positions are both 128 long,
 /// so sums of products with bytes are below 2 to the power of 30.
@@ -107,7 +107,19 @@ impl AttendBytes<'_> {
                     let page = self.page_at(at / PAGE + index);
                     let scales = &mut scales[index * MAX_RUNS * PAGE..][..MAX_RUNS * PAGE];
                     self.turn::<S>(page, &mut turned, scales);
-                    self.score_page::<S, N>(&queries, &turned, scales, index, &mut scores);
+                    macro_rules! score {
+                        ($first:tt, $rows:tt, $_at_once:tt) => {
+                            self.score_rows::<S, { $rows }>(
+                                &queries,
+                                &turned,
+                                scales,
+                                $first,
+                                index,
+                                &mut scores,
+                            )
+                        };
+                    }
+                    row_parts!(S, N, 2, score);
                 }
                 let (mut largest, mut totals) = ([MASKED; LANES], [0f32; LANES]);
                 for r in 0..N {
@@ -118,31 +130,33 @@ impl AttendBytes<'_> {
                     state.clear::<S>(N);
                 }
                 let factors = state.merge_totals::<S>(largest.as_ptr(), totals.as_ptr());
+                let block = ValueBlock { weights: &scores, first_page: at / PAGE, pages, state, factors };
                 for run in 0..self.page.scales() {
                     round_weights::<S, N>(&scores, &scales, pages, run, &mut run_weights);
-                    let (mut column, last) = (run * SCALE_RUN, self.columns_of(run));
-                    while S::MANY_REGISTERS && column + 32 <= last {
-                        self.gather_values::<S, N, 2>(
-                            &run_weights,
-                            at / PAGE,
-                            pages,
-                            state,
-                            &factors,
-                            column,
-                        );
-                        column += 32;
+                    macro_rules! gather {
+                        ($first:tt, $rows:tt, $columns:tt) => {{
+                            let (mut column, last) = (run * SCALE_RUN, self.columns_of(run));
+                            while column + 16 * $columns <= last {
+                                self.gather_values::<S, N, { $rows }, { $columns }>(
+                                    &run_weights,
+                                    &block,
+                                    $first,
+                                    column,
+                                );
+                                column += 16 * $columns;
+                            }
+                            while column < last {
+                                self.gather_values::<S, N, { $rows }, 1>(
+                                    &run_weights,
+                                    &block,
+                                    $first,
+                                    column,
+                                );
+                                column += 16;
+                            }
+                        }};
                     }
-                    while column < last {
-                        self.gather_values::<S, N, 1>(
-                            &run_weights,
-                            at / PAGE,
-                            pages,
-                            state,
-                            &factors,
-                            column,
-                        );
-                        column += 16;
-                    }
+                    row_parts!(S, N, 2, gather);
                 }
                 state = state.after(self.state_stride);
                 at = end;
@@ -249,97 +263,100 @@ impl AttendBytes<'_> {
         }
     }
 
-    /// Scores a turned page.
+    /// Scores a turned page for `R` rows from `first` on. With few registers, the integers of a row are one sum instead of two.
     ///
     /// # Safety
-    /// The conditions of `attend` hold.
+    /// The conditions of `attend` hold, and there are the rows.
     #[inline(always)]
-    unsafe fn score_page<S: Simd, const N: usize>(
+    unsafe fn score_rows<S: Simd, const R: usize>(
         &self,
         queries: &Queries,
         page: &TurnedPage,
         scales: &[f32],
+        first: usize,
         index: usize,
-        scores: &mut [[f32; BLOCK]; N],
+        scores: &mut [[f32; BLOCK]],
     ) {
+        let odd_sum = usize::from(S::MANY_REGISTERS);
         // SAFETY: the arrays have room for the largest page and for all rows.
         unsafe {
-            let mut sums = [S::zero(); N];
+            let mut sums = [S::zero(); R];
             for run in 0..self.page.scales() {
-                let mut integers = [[S::zero_i(); 2]; N];
+                let mut integers = [[S::zero_i(); 2]; R];
                 for four in run * SCALE_RUN / 4..self.columns_of(run) / 4 {
                     let [even, odd] = S::byte_pairs(S::load_i(page.latents.as_ptr().add(four * 4 * PAGE)));
-                    let pairs = queries.pairs.as_ptr().add(four * MAX_ROWS * 2);
-                    for r in 0..N {
-                        let [first, second] = integers[r];
-                        integers[r] = [
-                            S::dot_pairs(first, even, S::splat_4(pairs.add(2 * r).cast())),
-                            S::dot_pairs(second, odd, S::splat_4(pairs.add(2 * r + 1).cast())),
-                        ];
+                    let pairs = queries.pairs.as_ptr().add((four * MAX_ROWS + first) * 2);
+                    for r in 0..R {
+                        let query = S::splat_4(pairs.add(2 * r).cast());
+                        integers[r][0] = S::dot_pairs(integers[r][0], even, query);
+                    }
+                    for r in 0..R {
+                        let query = S::splat_4(pairs.add(2 * r + 1).cast());
+                        integers[r][odd_sum] = S::dot_pairs(integers[r][odd_sum], odd, query);
                     }
                 }
                 let scale = S::load(scales.as_ptr().add(run * PAGE));
-                for r in 0..N {
+                for r in 0..R {
                     let sum = S::to_f32(S::add_i(integers[r][0], integers[r][1]));
-                    let step = S::splat(queries.steps[run * MAX_ROWS + r]);
+                    let step = S::splat(queries.steps[run * MAX_ROWS + first + r]);
                     sums[r] = S::fma(sum, S::mul(scale, step), sums[r]);
                 }
             }
             for column in 0..self.page.rotated {
                 let keys = S::load(page.rotated.as_ptr().add(column * PAGE));
-                for r in 0..N {
-                    let query = S::splat(*queries.rotated.as_ptr().add(column * MAX_ROWS + r));
+                for r in 0..R {
+                    let query = S::splat(*queries.rotated.as_ptr().add(column * MAX_ROWS + first + r));
                     sums[r] = S::fma(keys, query, sums[r]);
                 }
             }
-            for r in 0..N {
+            for r in 0..R {
                 let score = S::mul(S::splat(self.scale), sums[r]);
-                S::store(scores[r].as_mut_ptr().add(index * PAGE), score);
+                S::store(scores[first + r].as_mut_ptr().add(index * PAGE), score);
             }
         }
     }
 
-    /// Sums `C` registers of a block's values, from `column` on, and merges them into the state.
+    /// Sums `C` registers of a block's values for `R` rows from `first` on, from `column` on, and merges them into the state.
     ///
     /// # Safety
-    /// The conditions of `attend` hold, and the columns are within the latent.
+    /// The conditions of `attend` hold, there are the rows, and the columns are within the latent.
     #[inline(always)]
-    unsafe fn gather_values<S: Simd, const N: usize, const C: usize>(
+    unsafe fn gather_values<S: Simd, const N: usize, const R: usize, const C: usize>(
         &self,
         weights: &RunWeights<N>,
-        first_page: usize,
-        pages: usize,
-        state: State,
-        factors: &Factors,
+        block: &ValueBlock<'_>,
+        first: usize,
         column: usize,
     ) {
         let latent = self.page.latent;
         // SAFETY: guaranteed by the caller.
         unsafe {
-            let mut sums = [[S::zero_i(); C]; N];
-            for p in 0..pages {
-                let values = self.page_at(first_page + p).cast::<i8>().add(column);
+            let integers: [*const i16; R] = std::array::from_fn(|r| weights.integers[first + r].as_ptr());
+            let mut sums = [[S::zero_i(); C]; R];
+            for p in 0..block.pages {
+                let values = self.page_at(block.first_page + p).cast::<i8>().add(column);
                 for token in (0..PAGE).step_by(2) {
                     let mut loaded = [S::zero_i(); C];
                     for c in 0..C {
                         let first = values.add(token * latent + 16 * c);
                         loaded[c] = S::load_pairs(first, first.add(latent));
                     }
-                    for r in 0..N {
-                        let pair = weights.integers[r].as_ptr().add(p * PAGE + token);
-                        let weight = S::splat_4(pair.cast());
+                    for r in 0..R {
+                        let weight = S::splat_4(integers[r].add(p * PAGE + token).cast());
                         for c in 0..C {
                             sums[r][c] = S::dot_pairs(sums[r][c], loaded[c], weight);
                         }
                     }
                 }
             }
-            for r in 0..N {
+            let mut values = [[S::zero(); C]; R];
+            for r in 0..R {
+                let step = S::splat(weights.steps[first + r]);
                 for c in 0..C {
-                    let sum = S::mul(S::to_f32(sums[r][c]), S::splat(weights.steps[r]));
-                    merge_values::<S>(state.values(r).add(column + 16 * c), sum, factors, r);
+                    values[r][c] = S::mul(S::to_f32(sums[r][c]), step);
                 }
             }
+            block.merge::<S, R, C>(&values, first, column);
         }
     }
 }

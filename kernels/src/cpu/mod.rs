@@ -13,7 +13,9 @@ pub(crate) mod pack;
 mod portable;
 pub(crate) mod quantize;
 pub(crate) mod rows;
+mod row_parts;
 pub(crate) mod simd;
+pub(crate) mod softmax_state;
 pub(crate) mod tile_format;
 
 #[cfg(target_arch = "x86_64")]
