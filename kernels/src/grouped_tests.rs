@@ -3,6 +3,7 @@
 use super::*;
 use crate::DType;
 use crate::buffer::Arena;
+use crate::dequantize;
 use crate::matmul::{Projection, matmul, random_weights};
 use crate::random::Random;
 
@@ -61,6 +62,98 @@ fn groups_have_the_bits_of_single_products_in_every_format_and_tier() {
             assert!(out.chunks(stride).all(|row| row[ROWS..ROWS + 3] == [7.0; 3]), "columns of no product");
         }
     }
+}
+
+/// With powers of two as scales, and integers as activations, all products and sums are numbers that F32 holds exactly, so every
+/// tier has to find the same ones, whatever the order of its sums.
+#[test]
+fn experts_with_exact_products_are_equal_in_every_tier() {
+    let (mut random, pool) = (Random::fresh(), WorkerPool::new(2).unwrap());
+    for dtype in DType::ALL {
+        let mut arena = Arena::default();
+        let mut values = Vec::new();
+        let matrices: Vec<PackedMatrix> = (0..3)
+            .map(|_| {
+                let data = exact_weights(&mut random, dtype, ROWS, COLUMNS);
+                let mut expert = vec![0.0; ROWS * COLUMNS];
+                dequantize(dtype, &data, &mut expert).unwrap();
+                values.push(expert);
+                PackedMatrix::pack(&pool, &mut arena, dtype, ROWS, COLUMNS, &data).unwrap()
+            })
+            .collect();
+        let counts = [1, 9, 4];
+        let total: usize = counts.iter().sum();
+        // One activation of each block is 127, so the rounded ones are the integers themselves. The others are small, so that sums
+        // have at most 24 bits.
+        let mut input: Vec<f32> = (0..total * COLUMNS).map(|_| random.below(7) as f32 - 3.0).collect();
+        input.chunks_mut(32).for_each(|block| block[random.below(32)] = 127.0);
+        let mut first = 0;
+        let products: Vec<GroupedProduct<'_>> = matrices
+            .iter()
+            .zip(counts)
+            .map(|(matrix, count)| {
+                let rows = first..first + count;
+                first += count;
+                GroupedProduct { matrix, out_row: rows.start, rows, out_column: 0, bias: &[] }
+            })
+            .collect();
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.supported()) {
+            let (mut out, mut scratch) = (vec![f32::NAN; total * ROWS], Activations::default());
+            grouped_matmul(&pool, isa, &products, &input, COLUMNS, &mut out, ROWS, &mut scratch).unwrap();
+            for (product, values) in products.iter().zip(&values) {
+                for token in product.rows.clone() {
+                    let input = &input[token * COLUMNS..][..COLUMNS];
+                    for (row, found) in out[token * ROWS..][..ROWS].iter().enumerate() {
+                        let weights = &values[row * COLUMNS..][..COLUMNS];
+                        let terms = weights.iter().zip(input).map(|(w, x)| f64::from(*w) * f64::from(*x));
+                        assert_eq!(f64::from(*found), terms.sum::<f64>(), "{dtype} {isa} [{token}, {row}]");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Returns random blocks whose scales are powers of two, and whose values have few bits.
+fn exact_weights(random: &mut Random, dtype: DType, rows: usize, columns: usize) -> Vec<u8> {
+    let mut bytes = random_weights(random, dtype, rows, columns);
+    for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
+        let small = random.below(15) as f32 - 7.0;
+        let mut put = |at: usize, value: f32| {
+            block[at..at + 2].copy_from_slice(&half::f16::from_f32(value).to_le_bytes());
+        };
+        match dtype {
+            DType::F32 => block.copy_from_slice(&small.to_le_bytes()),
+            DType::F16 => put(0, small),
+            DType::BF16 => block.copy_from_slice(&half::bf16::from_f32(small).to_le_bytes()),
+            DType::Q4_0 | DType::Q5_0 | DType::Q8_0 | DType::Int4 | DType::Iq4Nl | DType::Iq4Xs => {
+                put(0, 0.25)
+            }
+            DType::Q4_1 | DType::Q5_1 => {
+                put(0, 0.5);
+                put(2, small);
+            }
+            DType::Mxfp4 => block[0] = 126 + block[0] % 3,
+            DType::F8E4M3 => {
+                block[..4].copy_from_slice(&0.5f32.to_le_bytes());
+                // Numbers of at least 1/8 and below 16 are multiples of 1/64.
+                block[4..]
+                    .iter_mut()
+                    .for_each(|code| *code = *code & 0x87 | (4 + random.below(7) as u8) << 3);
+            }
+            DType::Q2K => {
+                put(80, 0.5);
+                put(82, 0.5);
+            }
+            DType::Q3K => put(108, 0.5),
+            DType::Q4K | DType::Q5K => {
+                put(0, 0.5);
+                put(2, 0.5);
+            }
+            DType::Q6K => put(208, 0.0625),
+        }
+    }
+    bytes
 }
 
 #[test]

@@ -27,6 +27,8 @@ struct Rows {
 struct Case {
     pool: WorkerPool,
     isa: Isa,
+    /// The tier that stores latents.
+    store_isa: Isa,
     heads: usize,
     widths: Widths,
     layer: LatentLayer,
@@ -46,7 +48,7 @@ impl Case {
         let layer = LatentLayer::new(format, 64, latent, rotated).unwrap();
         assert_eq!(LatentLayer::byte_len(format, 64, latent, rotated), Some(layer.bytes.len()));
         let weight = (0..latent).map(|at| 0.5 + at as f32 / latent as f32).collect();
-        Case { pool: WorkerPool::new(threads).unwrap(), isa, heads, widths, layer, weight }
+        Case { pool: WorkerPool::new(threads).unwrap(), isa, store_isa: isa, heads, widths, layer, weight }
     }
 
     /// Computes some chunks, `(sequence, start, tokens)`, in one call; the queries without position are also the absorbed
@@ -71,7 +73,9 @@ impl Case {
         let batch = AttentionBatch::new(batch, heads);
         let sequences = batch.sequences();
         let layer = &mut self.layer;
-        store_latents(pool, isa, norm, Pairing::Interleaved, &mut keys, &table, sequences, layer).unwrap();
+        let store_isa = self.store_isa;
+        store_latents(pool, store_isa, norm, Pairing::Interleaved, &mut keys, &table, sequences, layer)
+            .unwrap();
         let width = query_width(latent, rotated);
         let mut plain = vec![f32::NAN; count * heads * UNROTATED];
         let mut absorbed = vec![f32::NAN; count * heads * width];
@@ -165,6 +169,27 @@ fn every_format_and_tier_agrees_with_double_precision() {
                         }
                     }
                 }
+            }
+        }
+    }
+}
+
+/// The pages are stored by one tier, because a latent between two integers may be rounded to either of them.
+#[test]
+fn tiers_agree_on_the_same_latents() {
+    let mut random = Random::fresh();
+    // Between tiers, a weight that is rounded to 15 bits differs by one of them at most.
+    for (format, bound) in [(KvFormat::F32, 2e-5), (KvFormat::F16, 2e-5), (KvFormat::I8, 2e-4)] {
+        for (heads, widths) in [(1, SMALL), (2, SMALL), (5, REAL), (7, SMALL), (8, REAL), (20, SMALL)] {
+            let mut case = Case::new(Isa::Portable, 2, format, heads, widths);
+            let rows = case.sequences(&mut random, &[150]);
+            let expected = case.attend(&rows, &[(0, 0, 150)]);
+            for isa in Isa::ALL.into_iter().filter(|isa| isa.supported()) {
+                case.isa = isa;
+                let found = case.attend(&rows, &[(0, 0, 150)]);
+                let errors = expected.iter().zip(&found).map(|(a, b)| (a - b).abs());
+                let largest = errors.fold(0.0, f32::max);
+                assert!(largest < bound, "{isa} {format:?} {heads} heads: {largest}");
             }
         }
     }

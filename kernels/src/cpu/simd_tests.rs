@@ -1,4 +1,4 @@
-//! Compares the integer operations of every tier with the portable ones, bit by bit.
+//! Compares the operations of every tier that have one right result with the portable ones, bit by bit.
 
 use super::super::{Kernel, dispatch};
 use super::*;
@@ -8,53 +8,121 @@ use crate::random::Random;
 /// Runs the operations on some bytes, and returns the lanes of all results, one after the other.
 struct Operations<'a> {
     bytes: &'a [u8; 16 * 64],
+    /// Numbers between -32767 and 32767.
     floats: &'a [f32; 16],
 }
 
+/// The results of one tier: a name for each register of 16 lanes.
+type Results = Vec<(&'static str, [u32; 16])>;
+
+/// Returns the lanes of a register of integers.
+#[inline(always)]
+fn lanes<S: Simd>(register: S::I) -> [u32; 16] {
+    let mut lanes = [0; 16];
+    // SAFETY: a register has 64 bytes; the tests run this inside a dispatched kernel.
+    unsafe { S::store_i(lanes.as_mut_ptr().cast(), register) };
+    lanes
+}
+
+/// Returns the bits of the lanes of a register of floats.
+#[inline(always)]
+fn bits<S: Simd>(register: S::F) -> [u32; 16] {
+    let mut lanes = [0f32; 16];
+    // SAFETY: a register has 16 lanes; the tests run this inside a dispatched kernel.
+    unsafe { S::store(lanes.as_mut_ptr(), register) };
+    lanes.map(f32::to_bits)
+}
+
 impl Kernel for Operations<'_> {
-    type Output = Vec<u32>;
+    type Output = Results;
 
     #[inline(always)]
-    unsafe fn run<S: Simd>(self) -> Vec<u32> {
-        let mut results = Vec::new();
-        let mut add = |register: S::I| {
-            let mut lanes = [0u8; 64];
-            // SAFETY: a register has 64 bytes.
-            unsafe { S::store_i(lanes.as_mut_ptr(), register) };
-            results.extend(lanes.as_chunks::<4>().0.iter().map(|lane| u32::from_le_bytes(*lane)));
-        };
+    unsafe fn run<S: Simd>(self) -> Results {
+        let mut results = Results::new();
         // SAFETY: the arrays are as long as what is read.
         unsafe {
             let at = |row: usize| self.bytes.as_ptr().add(64 * row);
             let rows: [S::I; 16] = std::array::from_fn(|row| S::load_i(at(row)));
-            S::transpose(rows).into_iter().for_each(&mut add);
+            results.extend(S::transpose(rows).map(|row| ("transpose", lanes::<S>(row))));
             let [even, odd] = S::byte_pairs(rows[3]);
             let pairs = S::load_pairs(at(4).cast(), at(5).cast());
-            let four = S::splat_4(at(6).add(1));
-            [even, odd, pairs, four].into_iter().for_each(&mut add);
             let sum = S::dot_pairs(rows[7], S::load_pairs(at(8).cast(), at(9).cast()), even);
             let mut stored = [0i16; 32];
             S::store_i16(stored.as_mut_ptr(), S::load(self.floats.as_ptr()));
             let wide = S::dot_pairs(sum, odd, S::splat_4(stored.as_ptr().add(2).cast()));
-            [sum, wide, S::load_i(stored.as_ptr().cast())].into_iter().for_each(&mut add);
+            let table = self.bytes.first_chunk().expect("16 bytes");
+            let nibbles = S::and(rows[5], S::splat_i8(15));
+            // Activations are never -128.
+            let four = self.bytes[900..904].iter().map(|byte| (*byte as i8).max(-127)).collect::<Vec<i8>>();
+            let small = S::and(rows[10], S::splat_i8(127));
+            results.extend([
+                ("even byte_pairs", lanes::<S>(even)),
+                ("odd byte_pairs", lanes::<S>(odd)),
+                ("load_pairs", lanes::<S>(pairs)),
+                ("splat_4", lanes::<S>(S::splat_4(at(6).add(1)))),
+                ("dot_pairs", lanes::<S>(sum)),
+                ("dot_pairs of stored", lanes::<S>(wide)),
+                ("store_i16", lanes::<S>(S::load_i(stored.as_ptr().cast()))),
+                ("lookup", lanes::<S>(S::lookup(table, nibbles))),
+                ("dot", lanes::<S>(S::dot(rows[11], small, four.as_ptr()))),
+                ("dot_wide", lanes::<S>(S::dot_wide(rows[11], rows[12], four.as_ptr()))),
+                ("or", lanes::<S>(S::or(rows[1], rows[2]))),
+                ("shr", lanes::<S>(S::shr::<3>(rows[1]))),
+                ("shl", lanes::<S>(S::shl::<5>(rows[1]))),
+                ("add_i", lanes::<S>(S::add_i(rows[1], rows[2]))),
+                ("to_f32", bits::<S>(S::to_f32(rows[1]))),
+            ]);
+
+            let floats = S::load(self.floats.as_ptr());
+            let tenth = S::mul(floats, S::splat(1.0 / 259.0));
+            let mut bytes = [0i8; 64];
+            S::store_i8(bytes.as_mut_ptr(), tenth);
+            let mut halves = [0u16; 32];
+            S::store_f16(halves.as_mut_ptr(), floats);
+            // Exponents below the largest one are those of numbers.
+            let numbers: [u16; 16] = std::array::from_fn(|i| {
+                u16::from_le_bytes([self.bytes[2 * i], self.bytes[2 * i + 1] & 0xbf])
+            });
+            let [first, second] = S::load_bf16_pairs(halves.as_ptr());
+            let [low, high] = S::load_f8_pair(at(13));
+            results.extend([
+                ("store_i8", lanes::<S>(S::load_i(bytes.as_ptr().cast()))),
+                ("store_f16", lanes::<S>(S::load_i(halves.as_ptr().cast()))),
+                ("load_f16", bits::<S>(S::load_f16(numbers.as_ptr()))),
+                ("load_bf16", bits::<S>(S::load_bf16(numbers.as_ptr()))),
+                ("first load_bf16_pairs", bits::<S>(first)),
+                ("second load_bf16_pairs", bits::<S>(second)),
+                ("first load_f8_pair", bits::<S>(low)),
+                ("second load_f8_pair", bits::<S>(high)),
+                ("load_i8", bits::<S>(S::load_i8(at(14).cast()))),
+                ("round", bits::<S>(S::round(tenth))),
+                ("exp2_whole", bits::<S>(S::exp2_whole(S::round(S::mul(tenth, S::splat(0.99)))))),
+                ("div", bits::<S>(S::div(tenth, floats))),
+                ("max", bits::<S>(S::max(tenth, S::splat(3.0)))),
+                ("min", bits::<S>(S::min(tenth, S::splat(3.0)))),
+                ("sub", bits::<S>(S::sub(floats, S::add(tenth, floats)))),
+                ("max_lane", [S::max_lane(tenth).to_bits(); 16]),
+            ]);
         }
         results
     }
 }
 
 #[test]
-fn every_tier_computes_the_same_integers() {
+fn every_tier_computes_the_same_integers_and_conversions() {
     let mut random = Random::fresh();
-    for _ in 0..20 {
+    for _ in 0..50 {
         let bytes: [u8; 16 * 64] = std::array::from_fn(|_| random.below(256) as u8);
         let floats: [f32; 16] = std::array::from_fn(|_| random.signed() * 32767.0);
         // SAFETY: the arrays are as long as the kernel reads.
         let of = |isa| unsafe { dispatch(isa, Operations { bytes: &bytes, floats: &floats }) };
         let expected = of(Isa::Portable);
         // Lane 1 of the first register is the second row's first word.
-        assert_eq!(expected[1], u32::from_le_bytes([bytes[64], bytes[65], bytes[66], bytes[67]]));
+        assert_eq!(expected[0].1[1], u32::from_le_bytes([bytes[64], bytes[65], bytes[66], bytes[67]]));
         for isa in Isa::ALL.into_iter().filter(|isa| isa.supported()) {
-            assert_eq!(of(isa), expected, "{isa}");
+            for ((name, found), (_, expected)) in of(isa).iter().zip(&expected) {
+                assert_eq!(found, expected, "{name} of {isa}");
+            }
         }
     }
 }
