@@ -205,12 +205,25 @@ fn qwen3_moe() -> GgufWriter {
 fn deepseek() -> GgufWriter {
     let yarn = GgufWriter::default()
         .float("deepseek2.rope.freq_base", 50000.0)
-        .unsigned("deepseek2.rope.dimension_count", 8)
         .string("deepseek2.rope.scaling.type", "yarn")
         .float("deepseek2.rope.scaling.factor", 8.0)
         .unsigned("deepseek2.rope.scaling.original_context_length", 64)
         .float("deepseek2.rope.scaling.yarn_log_multiplier", 0.1);
-    common(yarn, "deepseek2", 4)
+    latent(yarn)
+        .unsigned("deepseek2.expert_group_count", 4)
+        .unsigned("deepseek2.expert_group_used_count", 2)
+        .unsigned("deepseek2.expert_gating_func", 2)
+        .boolean("deepseek2.expert_weights_norm", true)
+}
+
+/// Returns the keys of GLM-4.7-Flash, whose files do not say how scores become weights.
+fn glm_flash() -> GgufWriter {
+    latent(GgufWriter::default().float("deepseek2.rope.freq_base", 10000.0))
+}
+
+fn latent(writer: GgufWriter) -> GgufWriter {
+    common(writer, "deepseek2", 4)
+        .unsigned("deepseek2.rope.dimension_count", 8)
         .unsigned("deepseek2.feed_forward_length", 160)
         .unsigned("deepseek2.leading_dense_block_count", 1)
         .unsigned("deepseek2.attention.head_count_kv", 1)
@@ -223,10 +236,6 @@ fn deepseek() -> GgufWriter {
         .unsigned("deepseek2.expert_count", 16)
         .unsigned("deepseek2.expert_used_count", 4)
         .unsigned("deepseek2.expert_shared_count", 1)
-        .unsigned("deepseek2.expert_group_count", 4)
-        .unsigned("deepseek2.expert_group_used_count", 2)
-        .unsigned("deepseek2.expert_gating_func", 2)
-        .boolean("deepseek2.expert_weights_norm", true)
 }
 
 fn gpt_oss() -> GgufWriter {
@@ -306,6 +315,7 @@ fn files_of_every_family_give_the_logits_of_the_reference() {
         ("qwen3-moe", qwen3_moe(), false),
         ("deepseek-v3", deepseek(), false),
         ("deepseek-v3", deepseek(), true),
+        ("glm4-moe-lite", glm_flash(), true),
         ("gpt-oss", gpt_oss(), false),
         ("gemma3", gemma3(), false),
         ("glm4-moe", glm4_moe(), false),
