@@ -290,6 +290,8 @@ fn bytes_of(values: &[f32]) -> Vec<u8> {
 }
 
 #[cfg(test)]
+mod family_tests;
+#[cfg(test)]
 mod fixture_tests;
 #[cfg(test)]
 pub(crate) mod tests;
