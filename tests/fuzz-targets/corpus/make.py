@@ -3,8 +3,9 @@
     pip install numpy ml_dtypes safetensors gguf
     python make.py
 
-A seed of `safetensors` is the length of its config.json in two bytes, the config.json, and the weights; one of `gguf_split` is
-the length of the first part in four bytes, and both parts. Weights are random.
+A seed of `safetensors` is the length of its config.json in two bytes, the config.json, and the weights; one of
+`safetensors_index` is the lengths of its config.json, its index and its first shard in four bytes each, these files, and the
+second shard; one of `gguf_split` is the length of the first part in four bytes, and both parts. Weights are random.
 """
 import json
 import pathlib
@@ -153,8 +154,8 @@ gguf_model("deepseek2", "deepseek2",
 
 
 # The seeds below are made of those above, with the standard library alone.
-def derive(source, name, change):
-    """Writes another seed of `safetensors` with a changed configuration and changed tensors."""
+def read(source):
+    """Returns the configuration and the tensors of a seed of `safetensors`."""
     seed = (here / "safetensors" / source).read_bytes()
     length = int.from_bytes(seed[:2], "little")
     config, weights = json.loads(seed[2:2 + length]), seed[2 + length:]
@@ -162,16 +163,41 @@ def derive(source, name, change):
     data = weights[length:]
     tensors = {key: (entry["dtype"], entry["shape"], data[slice(*entry["data_offsets"])])
                for key, entry in json.loads(weights[8:length]).items() if key != "__metadata__"}
-    config, tensors = change(config, tensors)
+    return config, tensors
+
+
+def file_of(tensors):
+    """Returns the bytes of a file of safetensors."""
     header, data = {}, b""
     for key, (dtype, shape, content) in tensors.items():
         header[key] = dict(dtype=dtype, shape=shape, data_offsets=[len(data), len(data) + len(content)])
         data += content
     header = json.dumps(header).encode()
     header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header + data
+
+
+def derive(source, name, change):
+    """Writes another seed of `safetensors` with a changed configuration and changed tensors."""
+    config, tensors = change(*read(source))
     config = json.dumps(config).encode()
-    (here / "safetensors" / name).write_bytes(
-        len(config).to_bytes(2, "little") + config + len(header).to_bytes(8, "little") + header + data)
+    (here / "safetensors" / name).write_bytes(len(config).to_bytes(2, "little") + config + file_of(tensors))
+
+
+def shards(name):
+    """Writes a model of `safetensors` in two shards with an index."""
+    config, tensors = read(name)
+    names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    half = len(tensors) // 2
+    halves = [dict(list(tensors.items())[:half]), dict(list(tensors.items())[half:])]
+    places = {key: file for file, part in zip(names, halves) for key in part}
+    size = sum(len(content) for _, _, content in tensors.values())
+    index = json.dumps(dict(metadata=dict(total_size=size), weight_map=places)).encode()
+    config = json.dumps(config).encode()
+    first, second = map(file_of, halves)
+    lengths = b"".join(len(part).to_bytes(4, "little") for part in (config, index, first))
+    (here / "safetensors_index").mkdir(exist_ok=True)
+    (here / "safetensors_index" / name).write_bytes(lengths + config + index + first + second)
 
 
 def symmetric(config, tensors):
@@ -244,3 +270,5 @@ def split(name):
 derive("int4-zeros", "int4", symmetric)
 derive("fp8", "fp8-rows", scale_of_each_row)
 split("llama")
+shards("llama")
+shards("fp8")

@@ -35,7 +35,7 @@ pub struct Target {
     pub tries: usize,
 }
 
-pub const TARGETS: [Target; 14] = [
+pub const TARGETS: [Target; 15] = [
     Target {
         name: "gguf",
         run: model_files::gguf,
@@ -56,6 +56,13 @@ pub const TARGETS: [Target; 14] = [
         seeds: Vec::new,
         words: model_files::SAFETENSORS_WORDS,
         tries: 1_500,
+    },
+    Target {
+        name: "safetensors_index",
+        run: model_files::safetensors_index,
+        seeds: Vec::new,
+        words: model_files::INDEX_WORDS,
+        tries: 800,
     },
     Target {
         name: "tiktoken",

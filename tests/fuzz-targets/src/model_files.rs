@@ -74,6 +74,22 @@ pub(crate) const SAFETENSORS_WORDS: &[&str] = &[
     "_scales",
 ];
 
+pub(crate) const INDEX_WORDS: &[&str] = &[
+    "\"weight_map\":{",
+    "\"metadata\":{\"total_size\":",
+    "model-00001-of-00002.safetensors",
+    "model-00003-of-00002.safetensors",
+    "../model.safetensors",
+    "\"model.norm.weight\":\"",
+    "\"dtype\":\"F8_E4M3\"",
+    "\"data_offsets\":[",
+    "null",
+    "{}",
+];
+
+/// The names of the shards of a seed.
+const SHARDS: [&str; 2] = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"];
+
 pub(crate) const TIKTOKEN_WORDS: &[&str] = &[
     "aGVsbG8= 259",
     "=",
@@ -114,6 +130,22 @@ pub(crate) fn safetensors(input: &[u8]) {
     std::fs::create_dir_all(&folder).expect("the temporary folder takes files");
     write(&folder.join("config.json"), config);
     write(&folder.join("model.safetensors"), weights);
+    look_at(&folder);
+}
+
+/// Uses the first four bytes three times as the length of `config.json`, of the index and of the first shard, which follow. The
+/// rest is the second shard.
+pub(crate) fn safetensors_index(input: &[u8]) {
+    let Some((lengths, mut rest)) = input.split_first_chunk::<12>() else { return };
+    let folder = folder().join("shards");
+    std::fs::create_dir_all(&folder).expect("the temporary folder takes files");
+    let names = ["config.json", "model.safetensors.index.json", SHARDS[0]];
+    for (name, length) in names.into_iter().zip(lengths.as_chunks::<4>().0) {
+        let (file, others) = rest.split_at((u32::from_le_bytes(*length) as usize).min(rest.len()));
+        write(&folder.join(name), file);
+        rest = others;
+    }
+    write(&folder.join(SHARDS[1]), rest);
     look_at(&folder);
 }
 

@@ -39,7 +39,7 @@ fn model_files_to_start_from_are_whole_models() {
     let folder = tempfile::tempdir().expect("there is room for a folder");
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
     let mut opened = 0;
-    for kind in ["gguf", "gguf_split", "safetensors"] {
+    for kind in ["gguf", "gguf_split", "safetensors", "safetensors_index"] {
         for entry in std::fs::read_dir(corpus.join(kind)).expect("the corpus exists") {
             let path = entry.expect("the corpus can be listed").path();
             let bytes = std::fs::read(&path).expect("a seed can be read");
@@ -51,6 +51,20 @@ fn model_files_to_start_from_are_whole_models() {
                     let length = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
                     let (first, second) = bytes[4..].split_at(length as usize);
                     vec![("m-00001-of-00002.gguf", first), ("m-00002-of-00002.gguf", second)]
+                }
+                "safetensors_index" => {
+                    let length = |at: usize| {
+                        u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]) as usize
+                    };
+                    let (config, rest) = bytes[12..].split_at(length(0));
+                    let (index, rest) = rest.split_at(length(4));
+                    let (first, second) = rest.split_at(length(8));
+                    vec![
+                        ("config.json", config),
+                        ("model.safetensors.index.json", index),
+                        ("model-00001-of-00002.safetensors", first),
+                        ("model-00002-of-00002.safetensors", second),
+                    ]
                 }
                 _ => {
                     let (config, weights) =
