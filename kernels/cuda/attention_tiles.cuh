@@ -22,6 +22,7 @@ struct AttentionPrefillParams {
     const void* q;               // [rows, q_stride]; each row starts with the queries
     const void* keys;            // [pages, PAGE_POSITIONS, kv_heads, head_size]
     const void* values;
+    const float* scales;         // [pages, kv_heads, PAGE_SCALES], of FP8 pages
     void* out;                   // [rows, heads, head_size]
     const uint32_t* page_tables; // [sequences, table_stride]
     const QueryTile* tiles;

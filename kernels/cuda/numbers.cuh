@@ -119,6 +119,22 @@ SKEP_DEVICE f16 from_float<f16>(float value) {
 #endif
 }
 
+// Larger magnitudes become the largest one, 448, and so does NaN.
+template <>
+SKEP_DEVICE e4m3 from_float<e4m3>(float value) {
+    const uint32_t bits = float_bits(value);
+    const uint32_t magnitude = bits & 0x7fffffffu;
+    uint32_t code;
+    if (magnitude < 0x3c800000u) { // 2^-6, the smallest value with an exponent
+        // The sum has a step of 2^-9, which is that of the values without an exponent.
+        code = float_bits(add_rounded(bits_float(magnitude), 16384.0f)) - 0x46800000u;
+    } else {
+        code = ((magnitude + 0x7ffffu + (magnitude >> 20 & 1)) >> 20) - (120u << 3);
+        code = code < 0x7e ? code : 0x7e;
+    }
+    return e4m3{static_cast<uint8_t>(code | (bits >> 24 & 0x80))};
+}
+
 // Eight 16-bit values or four floats: the unit that a thread loads or stores at once.
 struct alignas(16) Vec16 {
     uint32_t words[4];

@@ -2,13 +2,47 @@
 // and values into their pages.
 //
 // One warp handles one head of a row. It reads each value once and writes it once: queries in place, keys and values to the
-// page of their position.
+// page of their position. FP8 pages get the values and the scale of the head.
+#include "kv_pages.cuh"
 #include "qkv.cuh"
 
 // Maximum number of pairs of values per lane.
 constexpr int MAX_PAIRS = 4;
 
-template <typename T>
+// Stores a key or a value in FP8. The pairs of the lanes are those of the whole head.
+SKEP_DEVICE void store_fp8(const QkvParams& p, uint64_t slot, uint32_t head, const float (&a)[MAX_PAIRS], const float (&b)[MAX_PAIRS]) {
+    const uint32_t lane = threadIdx.x % WARP;
+    uint32_t most = 0;
+    SKEP_UNROLL
+    for (int turn = 0; turn < MAX_PAIRS; ++turn) {
+        const uint32_t of_a = float_bits(a[turn]) & 0x7fffffffu;
+        const uint32_t of_b = float_bits(b[turn]) & 0x7fffffffu;
+        most = of_a > most ? of_a : most;
+        most = of_b > most ? of_b : most;
+    }
+    for (int distance = WARP / 2; distance > 0; distance /= 2) {
+        const uint32_t other = __shfl_xor_sync(ALL_LANES, most, distance);
+        most = other > most ? other : most;
+    }
+    const HeadScale scale = scale_of_head(most);
+    const uint32_t kv_head = (head - p.heads) % p.kv_heads;
+    const uint32_t which = (head - p.heads) / p.kv_heads;
+    e4m3* const out = head_of_row<e4m3>(p, 0, slot, head);
+    if (lane == 0) {
+        const uint64_t first = scales_at(slot / PAGE_POSITIONS, p.kv_heads, kv_head);
+        p.scales[first + which * PAGE_POSITIONS + slot % PAGE_POSITIONS] = scale.scale;
+    }
+    SKEP_UNROLL
+    for (int turn = 0; turn < MAX_PAIRS; ++turn) {
+        const uint32_t pair = lane + turn * WARP;
+        if (pair < p.head_size / 2) {
+            out[first_of_pair(p, pair)] = from_float<e4m3>(a[turn] * scale.inverse);
+            out[second_of_pair(p, pair)] = from_float<e4m3>(b[turn] * scale.inverse);
+        }
+    }
+}
+
+template <typename T, typename KV>
 SKEP_DEVICE void qkv(const QkvParams& p) {
     const uint32_t heads = p.heads + 2 * p.kv_heads;
     const uint32_t lane = threadIdx.x % WARP;
@@ -61,15 +95,28 @@ SKEP_DEVICE void qkv(const QkvParams& p) {
         if (is_rotated(p, head)) {
             rotate(p.positions[row], p.frequencies[pair], x, y);
         }
+        if (IS_FP8<KV> && !is_query) {
+            a[turn] = x;
+            b[turn] = y;
+            continue;
+        }
         out[first] = from_float<T>(x);
         out[second] = from_float<T>(y);
     }
+    if constexpr (IS_FP8<KV>) {
+        if (!is_query) {
+            store_fp8(p, p.slots[row], head, a, b);
+        }
+    }
 }
 
-SKEP_KERNEL(qkv_bf16, QkvParams) {
-    qkv<bf16>(p);
-}
+#define QKV(T)                          \
+    SKEP_KERNEL(qkv_##T, QkvParams) {    \
+        qkv<T, T>(p);                   \
+    }                                   \
+    SKEP_KERNEL(qkv_f8_##T, QkvParams) { \
+        qkv<T, e4m3>(p);                \
+    }
 
-SKEP_KERNEL(qkv_f16, QkvParams) {
-    qkv<f16>(p);
-}
+QKV(bf16)
+QKV(f16)

@@ -15,6 +15,7 @@ struct QkvParams {
     const float* frequencies;   // [head_size / 2]: radians per position
     void* keys;                 // [pages · PAGE_POSITIONS, kv_heads, head_size]
     void* values;               // the same layout as keys
+    float* scales;              // [pages, kv_heads, PAGE_SCALES], of FP8 pages
     uint32_t rows;
     uint32_t heads;
     uint32_t kv_heads;

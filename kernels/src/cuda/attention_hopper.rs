@@ -1,10 +1,11 @@
 //! Causal attention of prompt rows over paged keys and values, with the asynchronous tensor cores and copies of Hopper. It computes
-//! what `attention_prefill` computes without splits, from the same parameters and tensor maps of the keys and values.
+//! what `attention_prefill` computes without splits, from the same parameters and tensor maps of the keys and values, which have the
+//! format of the activations: its tensor cores read them from shared memory as they are in the pages.
 
 use super::attention_prefill::{self, AttentionPrefillParams, QUERY_TILE_ROWS};
 use super::device::{Device, TensorMap};
 use super::operation::ACTIVATION_BYTES;
-use super::{Activation, Family, Kernel, Launch, PAGE_POSITIONS, WARP};
+use super::{Activation, Family, Kernel, Launch, PAGE_POSITIONS, PageFormat, WARP};
 use crate::KernelError;
 use crate::device_constants::device_constant;
 
@@ -62,7 +63,7 @@ pub fn launch(
     head_size: u32,
     activation: Activation,
 ) -> Result<Option<Launch>, KernelError> {
-    attention_prefill::launch(params, tiles, head_size, activation)?;
+    attention_prefill::launch(params, tiles, head_size, activation, PageFormat::Activations)?;
     if !HEAD_SIZES.contains(&head_size) || params.split_keys > 0 || tiles > MAX_TILES {
         return Ok(None);
     }
@@ -94,7 +95,8 @@ mod tests {
         let (heads, kv_heads, head_size) = shape;
         let mut random = Random::fresh();
         let contexts: Vec<_> = sequences.iter().map(|(context, _)| *context as u32).collect();
-        let mut paged = Context::random(activation, &mut random, &contexts, kv_heads, head_size);
+        let mut paged =
+            Context::random(activation, PageFormat::Activations, &mut random, &contexts, kv_heads, head_size);
         spoil_ends(&mut paged, &contexts, kv_heads * head_size);
         let rows: usize = sequences.iter().map(|(_, rows)| *rows).sum();
         let q_stride = (heads + 2 * kv_heads) * head_size;
@@ -113,6 +115,7 @@ mod tests {
             q: q.address(),
             keys: paged.keys.address(),
             values: paged.values.address(),
+            scales: Address::NONE,
             out: out.address(),
             page_tables: host::address(&paged.page_tables),
             tiles: host::address(&tiles),
@@ -191,6 +194,7 @@ mod tests {
             q: none,
             keys: none,
             values: none,
+            scales: none,
             out: none,
             page_tables: none,
             tiles: none,

@@ -1,16 +1,17 @@
 //! Causal attention of prompt rows over paged keys and values, with tensor cores.
 
-use super::{Activation, Address, Family, Kernel, Launch, WARP, WIDE_HEAD};
+use super::kv_pages::{FP8_CHUNK, PAGE_SCALE_BYTES};
+use super::{Activation, Address, Family, Kernel, Launch, PAGE_POSITIONS, PageFormat, WARP, WIDE_HEAD};
 use crate::KernelError;
 use crate::device_constants::device_constant;
 
 /// Maximum number of query rows per tile.
 pub const QUERY_TILE_ROWS: u32 = device_constant!("attention_tiles.cuh", "QUERY_TILE_ROWS");
 /// Number of query rows per block.
-const TILE_ROWS: u32 = device_constant!("attention_prefill.cu", "TILE_ROWS");
-const PAD: u32 = device_constant!("attention_prefill.cu", "PAD");
+const TILE_ROWS: u32 = device_constant!("attention_prefill.cuh", "TILE_ROWS");
+const PAD: u32 = device_constant!("attention_prefill.cuh", "PAD");
 /// Maximum number of keys per tile.
-pub const TILE_KEYS: u32 = device_constant!("attention_prefill.cu", "MAX_TILE_KEYS");
+pub const TILE_KEYS: u32 = device_constant!("attention_prefill.cuh", "MAX_TILE_KEYS");
 const HEAD_SIZES: [u32; 6] = [16, 32, 64, 96, 128, 256];
 
 /// The parameters of the kernel, whose blocks each handle one tile of queries and one head.
@@ -23,6 +24,8 @@ pub struct AttentionPrefillParams {
     pub keys: Address,
     /// `[pages, PAGE_POSITIONS, kv_heads, head_size]`
     pub values: Address,
+    /// f32 `[pages, kv_heads, 2, PAGE_POSITIONS]`: the scales of FP8 keys and of FP8 values.
+    pub scales: Address,
     /// `[rows, heads, head_size]`
     pub out: Address,
     /// u32 `[sequences, table_stride]`.
@@ -174,6 +177,7 @@ pub fn launch(
     tiles: u32,
     head_size: u32,
     activation: Activation,
+    pages: PageFormat,
 ) -> Result<Launch, KernelError> {
     const OP: &str = "attention_prefill";
     let sizes = || HEAD_SIZES.map(|size| size.to_string()).join(", ");
@@ -188,9 +192,16 @@ pub fn launch(
         format!("a multiple of {TILE_KEYS}")
     })?;
     let family = if split > 0 { Family::AttentionOrdered } else { Family::AttentionPrefill };
-    let kernel = Kernel::of(family).size(head_size).activation(activation);
+    let kernel = pages.of(Kernel::of(family)).size(head_size).activation(activation);
     let tile_keys = if head_size > WIDE_HEAD { TILE_KEYS / 2 } else { TILE_KEYS };
-    let shared_bytes = (TILE_ROWS + 4 * tile_keys) * (head_size + PAD) * 2;
+    let row = (head_size + PAD) * 2;
+    let shared_bytes = match pages {
+        PageFormat::Activations => (TILE_ROWS + 4 * tile_keys) * row,
+        PageFormat::Fp8 => {
+            let scales = tile_keys / PAGE_POSITIONS * PAGE_SCALE_BYTES;
+            TILE_ROWS * row + 4 * tile_keys * (head_size + FP8_CHUNK) + 2 * scales
+        }
+    };
     let grid = [tiles, heads, QUERY_TILE_ROWS / TILE_ROWS];
     Ok(Launch { shared_bytes, ..Launch::new(kernel, grid, TILE_ROWS / 16 * WARP) })
 }
@@ -203,12 +214,17 @@ mod tests {
         random::Random,
     };
 
-    fn check(activation: Activation, heads: usize, kv_heads: usize, head_size: usize, window: usize) {
+    fn check(activation: Activation, shape: (usize, usize, usize), window: usize) {
+        PageFormat::ALL.into_iter().for_each(|pages| check_pages(activation, pages, shape, window));
+    }
+
+    fn check_pages(activation: Activation, pages: PageFormat, shape: (usize, usize, usize), window: usize) {
+        let (heads, kv_heads, head_size) = shape;
         let mut random = Random::fresh();
         // For each sequence, its length including the new rows, and the number of new rows.
         let sequences = [(70, 70), (200, 3), (130, 65), (1, 1), (150, 140)];
         let contexts = sequences.map(|(context, _)| context);
-        let paged = Context::random(activation, &mut random, &contexts, kv_heads, head_size);
+        let paged = Context::random(activation, pages, &mut random, &contexts, kv_heads, head_size);
         let rows: usize = sequences.iter().map(|(_, rows)| *rows).sum();
         let q_stride = (heads + 2 * kv_heads) * head_size;
         let q = activation.random(&mut random, rows * q_stride);
@@ -226,6 +242,7 @@ mod tests {
             q: q.address(),
             keys: paged.keys.address(),
             values: paged.values.address(),
+            scales: paged.scale_address(),
             out: out.address(),
             page_tables: host::address(&paged.page_tables),
             tiles: host::address(&tiles),
@@ -238,7 +255,8 @@ mod tests {
             split_keys: 0,
             scale,
         };
-        let launch = launch(&params, tiles.len() as u32, head_size as u32, activation).expect("good shapes");
+        let launch = launch(&params, tiles.len() as u32, head_size as u32, activation, pages);
+        let launch = launch.expect("good shapes");
         host::run(&launch, &params, &mut [out.values_mut()]);
         let mut expected = Vec::new();
         for (row, (sequence, position)) in positions.into_iter().enumerate() {
@@ -249,19 +267,19 @@ mod tests {
                 expected.extend(paged.attend(query, sequence, head / (heads / kv_heads), seen, scale.into()));
             }
         }
-        // Weights are rounded to the format of the activations before the second product.
-        activation.assert_close(out.values(), &expected, 2.0 * activation.rounding());
+        // Weights are rounded before the second product.
+        activation.assert_close(out.values(), &expected, 2.0 * paged.weight_rounding());
     }
 
     #[test]
     fn rows_attend_to_earlier_positions_within_their_window() {
         for activation in Activation::ALL {
             for window in [0, 16, 100] {
-                check(activation, 3, 1, 64, window);
+                check(activation, (3, 1, 64), window);
             }
             for (heads, kv_heads, head_size) in [(2, 2, 128), (1, 1, 16), (2, 1, 32), (1, 1, 96), (1, 1, 256)]
             {
-                check(activation, heads, kv_heads, head_size, 90);
+                check(activation, (heads, kv_heads, head_size), 90);
             }
         }
     }
@@ -312,6 +330,7 @@ mod tests {
                 q: q.address(),
                 keys: paged.keys.address(),
                 values: paged.values.address(),
+                scales: paged.scale_address(),
                 out: out.address(),
                 page_tables: host::address(&paged.page_tables),
                 tiles: host::address(&tiles),
@@ -324,8 +343,8 @@ mod tests {
                 split_keys: split_keys as u32,
                 scale: 1.0 / (head_size as f32).sqrt(),
             };
-            let launch =
-                launch(&params, tiles.len() as u32, head_size as u32, activation).expect("good shapes");
+            let launch = launch(&params, tiles.len() as u32, head_size as u32, activation, paged.format);
+            let launch = launch.expect("good shapes");
             host::run(&launch, &params, &mut [out.values_mut()]);
             if !joins.is_empty() {
                 let params = AttentionJoinParams {
@@ -347,10 +366,12 @@ mod tests {
         // The rows start in one tile of keys and end in another.
         let (context, new) = (131, 6);
         let every = [(0, 0), (40, 0), (0, 64), (0, 128), (90, 64)];
-        for activation in Activation::ALL {
+        let formats = Activation::ALL.into_iter().flat_map(|of| PageFormat::ALL.map(|pages| (of, pages)));
+        for (activation, pages) in formats {
             for (shape, divided) in [((2, 1, 32), &every[..]), ((1, 1, 256), &every[4..])] {
                 let (heads, kv_heads, head_size) = shape;
-                let paged = Context::random(activation, &mut random, &[context as u32], kv_heads, head_size);
+                let paged =
+                    Context::random(activation, pages, &mut random, &[context as u32], kv_heads, head_size);
                 let q = activation.random(&mut random, new * (heads + 2 * kv_heads) * head_size);
                 for (window, split_keys) in divided.iter().copied() {
                     let sequence = Sequence { paged: &paged, q: &q, context, new, shape, window, split_keys };
@@ -380,7 +401,7 @@ mod tests {
                             ));
                         }
                     }
-                    activation.assert_close(&alone, &expected, 2.0 * activation.rounding());
+                    activation.assert_close(&alone, &expected, 2.0 * paged.weight_rounding());
                 }
             }
         }
@@ -395,6 +416,7 @@ mod tests {
             q: none,
             keys: none,
             values: none,
+            scales: none,
             out: none,
             page_tables: none,
             tiles: none,
@@ -408,10 +430,15 @@ mod tests {
             scale: 1.0,
         };
         for head_size in HEAD_SIZES {
-            let launch = launch(&params, 1, head_size, Activation::Bf16).expect("a size with a kernel");
-            assert!(launch.shared_bytes <= LEAST, "{head_size}: {}", launch.shared_bytes);
+            for pages in PageFormat::ALL {
+                let launch =
+                    launch(&params, 1, head_size, Activation::Bf16, pages).expect("a size with a kernel");
+                assert!(launch.shared_bytes <= LEAST, "{head_size}: {}", launch.shared_bytes);
+            }
         }
-        let refused = launch(&params, 1, 72, Activation::Bf16).expect_err("72 is unsupported").to_string();
+        let refused = launch(&params, 1, 72, Activation::Bf16, PageFormat::Fp8)
+            .expect_err("72 is unsupported")
+            .to_string();
         assert!(refused.contains("96, 128, 256"), "{refused}");
     }
 }

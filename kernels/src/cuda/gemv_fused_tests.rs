@@ -3,7 +3,7 @@
 use super::*;
 use crate::cuda::host::{self, Buffer};
 use crate::cuda::qkv::Pairing;
-use crate::cuda::{gemv, qkv as qkv_kernel, rms_norm, swiglu, swiglu::SwigluParams};
+use crate::cuda::{PageFormat, gemv, qkv as qkv_kernel, rms_norm, swiglu, swiglu::SwigluParams};
 use crate::random::Random;
 
 /// Rows, their norm, and a matrix.
@@ -159,7 +159,8 @@ fn qkv_projections_have_the_bits_of_separate_kernels() {
                 let normed = case.normed(adds);
                 let mut expected = (case.products(&normed), empty());
                 let separate = of(&expected.0, &expected.1);
-                let launch = qkv_kernel::launch(&separate, activation).expect("good shapes");
+                let launch =
+                    qkv_kernel::launch(&separate, activation, PageFormat::Activations).expect("good shapes");
                 let [keys, values] = &mut expected.1;
                 let written = &mut [expected.0.values_mut(), keys.values_mut(), values.values_mut()];
                 host::run(&launch, &separate, written);

@@ -1,6 +1,7 @@
 //! Runs kernels on the CPU for tests, and provides their buffers and reference results.
 
-use super::{Activation, Address, Launch, on_device};
+use super::kv_pages::twin::{Fp8Head, decoded};
+use super::{Activation, Address, Launch, PageFormat, on_device};
 use crate::random::Random;
 use half::{bf16, f16};
 use skep_cuda_host::Order;
@@ -117,8 +118,11 @@ impl Buffer {
 /// Keys and values of several sequences, in pages in random order.
 pub(super) struct Context {
     activation: Activation,
+    pub(super) format: PageFormat,
     pub(super) keys: Buffer,
     pub(super) values: Buffer,
+    /// The scales of FP8, `[pages, kv_heads, 2, page_size]`.
+    pub(super) scales: Vec<f32>,
     /// `[sequences, table_stride]`.
     pub(super) page_tables: Vec<u32>,
     pub(super) table_stride: usize,
@@ -130,6 +134,7 @@ pub(super) struct Context {
 impl Context {
     pub(super) fn random(
         activation: Activation,
+        format: PageFormat,
         random: &mut Random,
         contexts: &[u32],
         kv_heads: usize,
@@ -147,9 +152,71 @@ impl Context {
             }
         }
         let count = pages * page_size * kv_heads * head_size;
-        let keys = activation.random(random, count);
-        let values = activation.random(random, count);
-        Context { activation, keys, values, page_tables, table_stride, page_size, kv_heads, head_size }
+        let mut scales = Vec::new();
+        let [keys, values] = match format {
+            PageFormat::Activations => [0, 1].map(|_| activation.random(random, count)),
+            PageFormat::Fp8 => {
+                scales.resize(pages * kv_heads * 2 * page_size, 0.0);
+                [0, 1].map(|which| {
+                    let mut bytes = Vec::with_capacity(count);
+                    for head in 0..pages * page_size * kv_heads {
+                        let Fp8Head { codes, scale } = Fp8Head::random(random, head_size);
+                        bytes.extend(codes);
+                        scales[scale_at(head / kv_heads, head % kv_heads, kv_heads, which)] = scale;
+                    }
+                    Buffer::new(
+                        bytes.chunks_exact(2).map(|pair| u16::from_le_bytes([pair[0], pair[1]])).collect(),
+                    )
+                })
+            }
+        };
+        Context {
+            activation,
+            format,
+            keys,
+            values,
+            scales,
+            page_tables,
+            table_stride,
+            page_size,
+            kv_heads,
+            head_size,
+        }
+    }
+
+    /// Returns the address of the scales.
+    pub(super) fn scale_address(&self) -> Address {
+        match self.format {
+            PageFormat::Activations => Address::NONE,
+            PageFormat::Fp8 => address(&self.scales),
+        }
+    }
+
+    /// Returns the error of the weights of values, which the second product rounds: to the format of the activations, or to
+    /// BF16 if values are in FP8.
+    pub(super) fn weight_rounding(&self) -> f64 {
+        match self.format {
+            PageFormat::Activations => self.activation.rounding(),
+            PageFormat::Fp8 => Activation::Bf16.rounding(),
+        }
+    }
+
+    /// Returns the keys (0) or the values (1) of a head at a slot.
+    fn head(&self, slot: usize, kv_head: usize, which: usize) -> Vec<f64> {
+        let half = if which == 0 { &self.keys } else { &self.values };
+        let at = (slot * self.kv_heads + kv_head) * self.head_size;
+        match self.format {
+            PageFormat::Activations => half.values()[at..at + self.head_size]
+                .iter()
+                .map(|bits| self.activation.decode(*bits))
+                .collect(),
+            PageFormat::Fp8 => {
+                let scale = f64::from(self.scales[scale_at(slot, kv_head, self.kv_heads, which)]);
+                let codes =
+                    half.values()[at / 2..][..self.head_size / 2].iter().flat_map(|pair| pair.to_le_bytes());
+                codes.map(|code| decoded(code) * scale).collect()
+            }
+        }
     }
 
     /// Computes the attention of a query over these positions of a sequence.
@@ -162,14 +229,13 @@ impl Context {
         scale: f64,
     ) -> Vec<f64> {
         let decode = |bits: &u16| self.activation.decode(*bits);
-        let at = |position: usize| {
+        let slot = |position: usize| {
             let page = self.page_tables[sequence * self.table_stride + position / self.page_size] as usize;
-            ((page * self.page_size + position % self.page_size) * self.kv_heads + kv_head) * self.head_size
+            page * self.page_size + position % self.page_size
         };
-        let key = |position| &self.keys.values()[at(position)..][..self.head_size];
-        let value = |position| &self.values.values()[at(position)..][..self.head_size];
         let score = |position| {
-            query.iter().zip(key(position)).map(|(q, k)| decode(q) * decode(k)).sum::<f64>() * scale
+            let key = self.head(slot(position), kv_head, 0);
+            query.iter().zip(key).map(|(q, k)| decode(q) * k).sum::<f64>() * scale
         };
         let scores: Vec<f64> = seen.clone().map(score).collect();
         let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -177,10 +243,16 @@ impl Context {
         let total: f64 = weights.iter().sum();
         let mut out = vec![0.0; self.head_size];
         for (position, weight) in seen.zip(weights) {
-            for (out, value) in out.iter_mut().zip(value(position)) {
-                *out += weight / total * decode(value);
+            for (out, value) in out.iter_mut().zip(self.head(slot(position), kv_head, 1)) {
+                *out += weight / total * value;
             }
         }
         out
     }
+}
+
+/// Returns the index of the scale of a key (0) or a value (1).
+fn scale_at(slot: usize, kv_head: usize, kv_heads: usize, which: usize) -> usize {
+    let page_size = super::PAGE_POSITIONS as usize;
+    ((slot / page_size * kv_heads + kv_head) * 2 + which) * page_size + slot % page_size
 }

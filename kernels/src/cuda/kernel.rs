@@ -123,7 +123,7 @@ mod tests {
     use super::*;
     use crate::cuda::qkv::{self, QkvParams};
     use crate::cuda::rms_norm::{self, RmsNormParams};
-    use crate::cuda::{Address, matmul::MatmulParams, matmul::OutputFormat};
+    use crate::cuda::{Address, PageFormat, matmul::MatmulParams, matmul::OutputFormat};
     use crate::cuda::{allocations, attention_decode, products};
 
     const BF16: Activation = Activation::Bf16;
@@ -147,14 +147,17 @@ mod tests {
         let (count, launches) = allocations::during(|| {
             [
                 rms_norm::launch(&norm, 1, BF16),
-                qkv::launch(&heads, BF16),
-                attention_decode::block(64, BF16),
+                qkv::launch(&heads, BF16, PageFormat::Fp8),
+                attention_decode::block(64, BF16, PageFormat::Activations),
                 products::launch(&product, DType::Q4K, BF16),
             ]
         });
         assert_eq!(count, 0);
         let names = launches.map(|launch| launch.expect("good shapes").kernel.to_string());
-        assert_eq!(names, ["rms_norm_bf16", "qkv_bf16", "attention_decode_64_bf16", "products_q4_k_8_bf16"]);
+        assert_eq!(
+            names,
+            ["rms_norm_bf16", "qkv_f8_bf16", "attention_decode_64_bf16", "products_q4_k_8_bf16"]
+        );
         assert!(allocations::during(|| names.clone()).0 > 0, "allocations are counted");
     }
 

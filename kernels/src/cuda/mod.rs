@@ -19,6 +19,7 @@ mod driver;
 #[cfg(any(test, feature = "emulated"))]
 mod emulated;
 mod kernel;
+mod kv_pages;
 mod library;
 mod loading;
 pub mod nvml;
@@ -63,6 +64,7 @@ use std::fmt;
 use std::str::FromStr;
 
 pub use kernel::{Family, Kernel};
+pub use kv_pages::{PageAddresses, PageFormat};
 
 use crate::{KernelError, device_constants::device_constant};
 

@@ -1,6 +1,6 @@
 //! Bias, head norms and rotation after the QKV projection, and the write of keys and values into their pages.
 
-use super::{Activation, Address, Family, Kernel, Launch, WARP};
+use super::{Activation, Address, Family, Kernel, Launch, PageFormat, WARP};
 use crate::KernelError;
 use crate::device_constants::device_constant;
 
@@ -40,6 +40,8 @@ pub struct QkvParams {
     pub keys: Address,
     /// `[pages · PAGE_POSITIONS, kv_heads, head_size]`.
     pub values: Address,
+    /// f32 `[pages, kv_heads, 2, PAGE_POSITIONS]`: the scales of FP8 keys and of FP8 values.
+    pub scales: Address,
     pub rows: u32,
     pub heads: u32,
     pub kv_heads: u32,
@@ -60,6 +62,7 @@ impl QkvParams {
         frequencies: Address::NONE,
         keys: Address::NONE,
         values: Address::NONE,
+        scales: Address::NONE,
         rows: 0,
         heads: 0,
         kv_heads: 0,
@@ -70,12 +73,13 @@ impl QkvParams {
 }
 
 /// Returns the launch. Fails unless `head_size` is a multiple of 8 and within the kernel's bound.
-pub fn launch(params: &QkvParams, activation: Activation) -> Result<Launch, KernelError> {
+pub fn launch(params: &QkvParams, activation: Activation, pages: PageFormat) -> Result<Launch, KernelError> {
     super::multiple_of_8("qkv", "head_size", params.head_size)?;
     super::at_most("qkv", "head_size", params.head_size, MAX_HEAD_SIZE)?;
     let heads = u64::from(params.heads) + 2 * u64::from(params.kv_heads);
     let blocks = super::blocks("qkv", (u64::from(params.rows) * heads).div_ceil(WARPS.into()))?;
-    Ok(Launch::new(Kernel::of(Family::Qkv).activation(activation), [blocks, 1, 1], WARPS * WARP))
+    let kernel = pages.of(Kernel::of(Family::Qkv)).activation(activation);
+    Ok(Launch::new(kernel, [blocks, 1, 1], WARPS * WARP))
 }
 
 #[cfg(test)]
@@ -120,6 +124,7 @@ mod tests {
                 frequencies: host::address(&frequencies),
                 keys: pages[0].address(),
                 values: pages[1].address(),
+                scales: Address::NONE,
                 rows: ROWS as u32,
                 heads: heads as u32,
                 kv_heads: kv_heads as u32,
@@ -127,7 +132,7 @@ mod tests {
                 pairing,
                 epsilon: EPSILON as f32,
             };
-            let launch = launch(&params, activation).expect("good shapes");
+            let launch = launch(&params, activation, PageFormat::Activations).expect("good shapes");
             let [keys, values] = &mut pages;
             host::run(&launch, &params, &mut [qkv.values_mut(), keys.values_mut(), values.values_mut()]);
 

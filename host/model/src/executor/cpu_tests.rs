@@ -263,3 +263,13 @@ fn a_decode_step_has_five_barriers_per_layer_and_one_for_the_head() {
         assert_eq!(barriers(40, &ids[40..41]), 5 * layers + 1, "{name}");
     }
 }
+
+#[test]
+fn fp8_keys_and_values_are_refused_with_the_format_to_use_instead() {
+    for tensor_parallel in [1, 2] {
+        let options = ExecutorOptions { kv: KvDtype::Fp8, tensor_parallel, ..options(Isa::detect()) };
+        let checkpoint = Checkpoint::open(&folder("llama-gqa")).unwrap();
+        let error = ModelWeights::load(&checkpoint, &options).err().expect("it must be refused").to_string();
+        assert!(error.contains("kv") && error.contains("use i8 on the CPU"), "{error}");
+    }
+}

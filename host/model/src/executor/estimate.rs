@@ -44,7 +44,7 @@ pub(crate) fn cpu_plan(checkpoint: &Checkpoint, options: &ExecutorOptions) -> Re
             let memory = memory_plan(&stage, threads, &limits, &page)?;
             plan.activation_bytes = plan.activation_bytes.saturating_add(memory.activation_bytes);
             page_bytes = page_bytes.saturating_add(memory.kv_bytes);
-            windowed_bytes = windowed_bytes.saturating_add(windowed_page_bytes(&stage, options));
+            windowed_bytes = windowed_bytes.saturating_add(windowed_page_bytes(&stage, options)?);
         }
     }
     let windowed_pages = options.window_tokens.map(|tokens| tokens.div_ceil(PAGE_TOKENS) as u64);

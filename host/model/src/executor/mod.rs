@@ -185,8 +185,10 @@ pub struct ExecutorLimits {
 pub enum KvDtype {
     F32,
     F16,
-    /// Takes half the bytes of `F16`, with a scale for each head of each token.
+    /// Takes half the bytes of `F16`, with a scale for each head of each token. Only the CPU stores it.
     I8,
+    /// FP8 (E4M3). Takes as many bytes as `I8`, with a scale for each head of each token. Only CUDA devices store it.
+    Fp8,
 }
 
 impl fmt::Display for KvDtype {
@@ -195,6 +197,7 @@ impl fmt::Display for KvDtype {
             KvDtype::F32 => "f32",
             KvDtype::F16 => "f16",
             KvDtype::I8 => "i8",
+            KvDtype::Fp8 => "fp8",
         })
     }
 }
@@ -203,9 +206,10 @@ impl FromStr for KvDtype {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        [KvDtype::F32, KvDtype::F16, KvDtype::I8].into_iter().find(|kv| kv.to_string() == text).ok_or_else(
-            || format!("unknown format of keys and values {text:?}; expected one of f16, f32, i8"),
-        )
+        let all = [KvDtype::F32, KvDtype::F16, KvDtype::I8, KvDtype::Fp8];
+        all.into_iter().find(|kv| kv.to_string() == text).ok_or_else(|| {
+            format!("unknown format of keys and values {text:?}; expected one of f16, f32, i8, fp8")
+        })
     }
 }
 

@@ -61,6 +61,7 @@ impl ModelWeights {
         let config = checkpoint.config().clone();
         // Packing takes long, so options that cannot be satisfied are rejected first.
         limits(&config, options)?;
+        options.kv.format()?;
         let (_, threads) = tier_and_threads(options)?;
         check_ranks(checkpoint, options)?;
         let (ranks, stages) = (options.tensor_parallel, options.pipeline_parallel);

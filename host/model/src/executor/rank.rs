@@ -49,8 +49,9 @@ impl<C: Communicator> Rank<C> {
         let RankOptions { isa, threads, affinity, page_count, windows, kv } = options;
         let windowed_count = windows.map_or(page_count, |windows| windows.pages);
         let pages = |has_window: bool| if has_window { windowed_count } else { page_count };
+        let format = kv.format()?;
         let caches = model.caches().zip(model.windowed());
-        let caches = caches.map(|(cache, has_window)| cache.pages(kv.format(), pages(has_window)));
+        let caches = caches.map(|(cache, has_window)| cache.pages(format, pages(has_window)));
         let caches = caches.collect::<Result<_, _>>()?;
         let windows = windows.map(|windows| WindowPages::new(windows, page_count));
         let compute = Compute { pool: affinity.pool(threads)?, isa, activations: Activations::default() };
@@ -173,11 +174,12 @@ pub(super) fn kv_bytes(
     options: &ExecutorOptions,
 ) -> Result<u64, ModelError> {
     let mut bytes = 0u64;
+    let format = options.kv.format()?;
     let windowed_count = window_page_count(options, limits);
     for (cache, has_window) in model.caches().zip(model.windowed()) {
         let pages = if has_window { windowed_count } else { limits.page_count };
         let layer = cache
-            .byte_len(options.kv.format(), pages)
+            .byte_len(format, pages)
             .ok_or_else(|| option("kv_tokens", format!("{} pages are too many", limits.page_count)))?;
         bytes = bytes.saturating_add(layer as u64);
     }
@@ -185,17 +187,24 @@ pub(super) fn kv_bytes(
 }
 
 /// Returns the size of one page of a rank's layers with a window, in bytes.
-pub(super) fn windowed_page_bytes(model: &Transformer, options: &ExecutorOptions) -> u64 {
+pub(super) fn windowed_page_bytes(model: &Transformer, options: &ExecutorOptions) -> Result<u64, ModelError> {
+    let format = options.kv.format()?;
     let windowed = model.caches().zip(model.windowed()).filter(|(_, has_window)| *has_window);
-    windowed.map(|(cache, _)| cache.byte_len(options.kv.format(), 1).unwrap_or(0) as u64).sum()
+    Ok(windowed.map(|(cache, _)| cache.byte_len(format, 1).unwrap_or(0) as u64).sum())
 }
 
 impl KvDtype {
-    pub(super) fn format(self) -> KvFormat {
+    /// Returns the format in which the CPU stores keys and values. Fails if it stores none like this.
+    pub(crate) fn format(self) -> Result<KvFormat, ModelError> {
         match self {
-            KvDtype::F32 => KvFormat::F32,
-            KvDtype::F16 => KvFormat::F16,
-            KvDtype::I8 => KvFormat::I8,
+            KvDtype::F32 => Ok(KvFormat::F32),
+            KvDtype::F16 => Ok(KvFormat::F16),
+            KvDtype::I8 => Ok(KvFormat::I8),
+            KvDtype::Fp8 => {
+                let problem = "only CUDA devices store fp8 keys and values; use i8 on the CPU, which takes \
+                               as many bytes";
+                Err(option("kv", problem.to_owned()))
+            }
         }
     }
 }

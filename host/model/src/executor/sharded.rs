@@ -119,8 +119,8 @@ impl<C: Communicator> ShardedExecutor<C> {
         let mut leader = None;
         let mut followers = Vec::with_capacity(ranks - 1);
         let mut affinity = options.affinity;
-        let layers: Vec<Vec<usize>> =
-            weights.parts.iter().map(|model| layer_page_bytes(model, &options)).collect();
+        let layers = weights.parts.iter().map(|model| layer_page_bytes(model, &options));
+        let layers = layers.collect::<Result<Vec<_>, _>>()?;
         let parts = PageParts::new(&layers, weights.tensor_parallel);
         let form = PageForm::new(config, &options, isa, parts.bytes);
         let first_ranks = weights.parts.iter().step_by(weights.tensor_parallel);
@@ -425,9 +425,10 @@ impl<C: Communicator> Follower<C> {
 }
 
 /// Returns the number of bytes of a page in each layer of a rank.
-fn layer_page_bytes(model: &Transformer, options: &ExecutorOptions) -> Vec<usize> {
+fn layer_page_bytes(model: &Transformer, options: &ExecutorOptions) -> Result<Vec<usize>, ModelError> {
+    let format = options.kv.format()?;
     // The sizes were checked for all pages of the pool.
-    model.caches().map(|cache| cache.byte_len(options.kv.format(), 1).unwrap_or(0)).collect()
+    Ok(model.caches().map(|cache| cache.byte_len(format, 1).unwrap_or(0)).collect())
 }
 
 /// Returns the memory that each rank takes, without what they share. `threads` are those of all ranks together.

@@ -250,18 +250,19 @@ impl AttentionShape {
         let value_bytes = |values: u64| match kv {
             KvDtype::F32 => 4 * values,
             KvDtype::F16 => 2 * values,
-            KvDtype::I8 => values,
+            KvDtype::I8 | KvDtype::Fp8 => values,
         };
         match self {
             AttentionShape::Grouped { head_size, .. } => {
-                let scale = if kv == KvDtype::I8 { SCALE_BYTES } else { 0 };
+                let scale = if matches!(kv, KvDtype::I8 | KvDtype::Fp8) { SCALE_BYTES } else { 0 };
                 2 * kv_heads as u64 * (value_bytes(head_size as u64) + scale)
             }
             AttentionShape::Latent { latent, rotated, .. } => {
                 let (latent, rotated) = (latent as u64, rotated as u64);
                 match kv {
-                    // The rotated key stays in 16 bits; the latent has a scale for every 128 values.
-                    KvDtype::I8 => latent + latent.div_ceil(128) * SCALE_BYTES + 2 * rotated,
+                    // The rotated key stays in 16 bits; the latent has a scale for every 128 values. Plans with FP8 are
+                    // refused, because nothing stores latents so.
+                    KvDtype::I8 | KvDtype::Fp8 => latent + latent.div_ceil(128) * SCALE_BYTES + 2 * rotated,
                     KvDtype::F16 | KvDtype::F32 => value_bytes(latent + rotated),
                 }
             }

@@ -10,7 +10,7 @@ use super::devices::{DeviceKind, Devices};
 use crate::batch::PAGE_TOKENS;
 use crate::checkpoint::Checkpoint;
 use crate::error::ModelError;
-use crate::executor::cuda::estimate::{check_kv, device_options, rank_plan, spare, workspace_of_widths};
+use crate::executor::cuda::estimate::{device_options, page_format, rank_plan, spare, workspace_of_widths};
 use crate::executor::cuda::workspace::Widths;
 use crate::executor::estimate::{cpu_buffers_of_widths, cpu_plan, step_limits};
 use crate::executor::{ExecutorLimits, ExecutorOptions, KvDtype, physical_cores, share_of};
@@ -184,8 +184,9 @@ impl Description {
         let draws = stage + 1 == ranks.pipeline;
         let windows = self.layers.iter().map(|layer| layer.window).collect();
         let widths = self.widths(ranks);
+        let format = page_format(options.kv)?;
         let activation_bytes =
-            workspace_of_widths(&widths, &limits, windows, ranks.tensor, draws, multiprocessors);
+            workspace_of_widths(&widths, &limits, windows, ranks.tensor, draws, format, multiprocessors);
         let memory = MemoryPlan {
             weight_bytes: self.weight_bytes_of_rank(ranks, stage),
             activation_bytes,
@@ -378,9 +379,14 @@ fn check(description: &Description, request: &Request) -> Result<(), ModelError>
     if request.sequences == 0 || request.sequences > MAX_SEQUENCES {
         return wrong("sequences", format!("{} is not between 1 and {MAX_SEQUENCES}", request.sequences));
     }
+    let has_latents =
+        description.layers.iter().any(|layer| matches!(layer.attention, AttentionShape::Latent { .. }));
+    if request.kv == KvDtype::Fp8 && has_latents {
+        return wrong("kv", "the latents of this model are not stored in fp8; use f16".to_owned());
+    }
     match request.devices.device.kind {
-        DeviceKind::Cpu => Ok(()),
-        DeviceKind::Cuda { .. } => check_kv(request.kv),
+        DeviceKind::Cpu => request.kv.format().map(drop),
+        DeviceKind::Cuda { .. } => page_format(request.kv).map(drop),
     }
 }
 

@@ -263,7 +263,19 @@ fn bad_configurations_and_requests_are_errors_that_name_the_key() {
     assert!(refused(Request { context: 1 << 30, ..request.clone() }).contains("131072 tokens"));
     assert!(refused(Request { context: 0, ..request.clone() }).contains("context"));
     assert!(refused(Request { sequences: 0, ..request.clone() }).contains("sequences"));
-    assert!(refused(Request { kv: KvDtype::I8, ..request }).contains("only on the CPU"));
+    assert!(refused(Request { kv: KvDtype::I8, ..request.clone() }).contains("only on the CPU"));
+    let fp8 = Request { kv: KvDtype::Fp8, ..request };
+    assert!(refused(Request { devices: "cpu:64".parse().unwrap(), ..fp8.clone() }).contains("i8"));
+    let error = described("kimi-k2.5").plan(&fp8).unwrap_err().to_string();
+    assert!(error.contains("kv") && error.contains("latents"), "{error}");
+    // A scale of four bytes for each key and each value of 128.
+    assert_eq!(llama.kv_bytes_per_token(KvDtype::Fp8), 32 * 2 * 8 * (128 + 4));
+    let pages = |kv| {
+        let plan = llama.plan(&Request { kv, ..fp8.clone() }).unwrap();
+        plan.layouts[0].kv_tokens
+    };
+    let [sixteen, eight] = [KvDtype::F16, KvDtype::Fp8].map(pages);
+    assert!(eight as f64 > 1.9 * sixteen as f64, "{eight} tokens in fp8, {sixteen} in f16");
 }
 
 #[test]

@@ -5,7 +5,10 @@ mod shared;
 #[cfg(test)]
 mod shared_tests;
 
-use super::{Activation, Address, Family, Kernel, Launch, WARP, WIDE_HEAD};
+use super::kv_pages::{FP8_CHUNK, PAGE_SCALE_BYTES};
+use super::{
+    Activation, Address, Family, Kernel, Launch, PAGE_POSITIONS, PageAddresses, PageFormat, WARP, WIDE_HEAD,
+};
 use crate::KernelError;
 use crate::device_constants::device_constant;
 pub use crate::shared_prefix::SharedRange;
@@ -18,8 +21,9 @@ pub const MAX_ROWS: u32 = 16;
 const PACKED_ROWS: u32 = device_constant!("attention_splits.cuh", "PACKED_ROWS");
 /// Number of warps per block; half as many if heads are wide.
 const MAX_WARPS: u32 = device_constant!("attention_splits.cuh", "MAX_DECODE_WARPS");
-const STAGES: u32 = device_constant!("attention_decode.cu", "DECODE_STAGES");
-const PAD: u32 = device_constant!("attention_decode.cu", "DECODE_PAD");
+const STAGES: u32 = device_constant!("attention_decode.cuh", "DECODE_STAGES");
+const FP8_STAGES: u32 = device_constant!("attention_decode.cuh", "FP8_DECODE_STAGES");
+const PAD: u32 = device_constant!("attention_decode.cuh", "DECODE_PAD");
 const OP: &str = "attention_decode";
 const HEAD_SIZES: [u32; 6] = [16, 32, 64, 96, 128, 256];
 
@@ -29,10 +33,7 @@ const HEAD_SIZES: [u32; 6] = [16, 32, 64, 96, 128, 256];
 pub struct AttentionDecodeParams {
     /// `[rows, q_stride]`. Each row starts with the queries.
     pub q: Address,
-    /// `[pages, PAGE_POSITIONS, kv_heads, head_size]`
-    pub keys: Address,
-    /// `[pages, PAGE_POSITIONS, kv_heads, head_size]`
-    pub values: Address,
+    pub pages: PageAddresses,
     /// `[rows, heads, head_size]`
     pub out: Address,
     /// u32 `[sequences, table_stride]`.
@@ -83,8 +84,9 @@ pub fn launch(
     splits: u32,
     head_size: u32,
     activation: Activation,
+    pages: PageFormat,
 ) -> Result<Launch, KernelError> {
-    let block = block(head_size, activation)?;
+    let block = block(head_size, activation, pages)?;
     let (heads, kv_heads) = (params.heads, params.kv_heads);
     super::require(kv_heads > 0 && heads % kv_heads.max(1) == 0, OP, "heads", heads, || {
         format!("a multiple of the {kv_heads} key-value heads")
@@ -96,16 +98,20 @@ pub fn launch(
 
 /// Returns the maximum number of blocks that a multiprocessor of any architecture runs at once, for the size of buffers. A
 /// device may run fewer: see [`Device::attention_blocks`](super::device::Device::attention_blocks).
-pub fn max_blocks_per_multiprocessor(head_size: u32) -> u32 {
-    super::blocks_of_multiprocessor(warps(head_size) * WARP, shared_bytes(head_size))
+pub fn max_blocks_per_multiprocessor(head_size: u32, pages: PageFormat) -> u32 {
+    super::blocks_of_multiprocessor(warps(head_size) * WARP, shared_bytes(head_size, pages))
 }
 
 /// Returns the launch of one block. Fails for head sizes that no kernel supports.
-pub(super) fn block(head_size: u32, activation: Activation) -> Result<Launch, KernelError> {
+pub(super) fn block(
+    head_size: u32,
+    activation: Activation,
+    pages: PageFormat,
+) -> Result<Launch, KernelError> {
     let sizes = || HEAD_SIZES.map(|size| size.to_string()).join(", ");
     super::require(HEAD_SIZES.contains(&head_size), OP, "head_size", head_size, sizes)?;
-    let kernel = Kernel::of(Family::AttentionDecode).size(head_size).activation(activation);
-    let shared_bytes = shared_bytes(head_size);
+    let kernel = pages.of(Kernel::of(Family::AttentionDecode)).size(head_size).activation(activation);
+    let shared_bytes = shared_bytes(head_size, pages);
     Ok(Launch { shared_bytes, ..Launch::new(kernel, [1, 1, 1], warps(head_size) * WARP) })
 }
 
@@ -114,9 +120,15 @@ fn warps(head_size: u32) -> u32 {
 }
 
 /// Returns the shared memory of a block in bytes: the queries, and the pages of each warp.
-fn shared_bytes(head_size: u32) -> u32 {
-    let pages = 1 + 2 * STAGES * warps(head_size);
-    pages * PACKED_ROWS * (head_size + PAD) * 2
+fn shared_bytes(head_size: u32, pages: PageFormat) -> u32 {
+    let rows = PACKED_ROWS * (head_size + PAD) * 2;
+    match pages {
+        PageFormat::Activations => (1 + 2 * STAGES * warps(head_size)) * rows,
+        PageFormat::Fp8 => {
+            let page = 2 * PAGE_POSITIONS * (head_size + FP8_CHUNK) + PAGE_SCALE_BYTES;
+            rows + FP8_STAGES * warps(head_size) * page
+        }
+    }
 }
 
 #[cfg(test)]
@@ -134,13 +146,14 @@ mod tests {
         pub(super) kv_heads: usize,
         pub(super) head_size: usize,
         pub(super) window: u32,
+        pub(super) pages: PageFormat,
         /// Number of blocks that the device runs at once.
         pub(super) blocks: u32,
     }
 
     impl Shape {
         pub(super) fn new(heads: usize, kv_heads: usize, head_size: usize) -> Self {
-            Shape { heads, kv_heads, head_size, window: 0, blocks: 60 }
+            Shape { heads, kv_heads, head_size, window: 0, pages: PageFormat::Activations, blocks: 60 }
         }
 
         pub(super) fn blocks(&self) -> Blocks {
@@ -173,9 +186,9 @@ mod tests {
         /// Creates sequences with these contexts, each with the number of rows at its end that attend.
         pub(super) fn new(activation: Activation, shape: Shape, sequences: &[(u32, u32)]) -> Self {
             let mut random = Random::fresh();
-            let Shape { heads, kv_heads, head_size, .. } = shape;
+            let Shape { heads, kv_heads, head_size, pages, .. } = shape;
             let contexts: Vec<u32> = sequences.iter().map(|(context, _)| *context).collect();
-            let paged = Context::random(activation, &mut random, &contexts, kv_heads, head_size);
+            let paged = Context::random(activation, pages, &mut random, &contexts, kv_heads, head_size);
             let (mut rows, mut first_row) = (Vec::new(), 0);
             for (sequence, (context, count)) in sequences.iter().copied().enumerate() {
                 let sequence = sequence as u32;
@@ -189,7 +202,7 @@ mod tests {
         }
 
         pub(super) fn attended(&self, plan: &Plan) -> Vec<u16> {
-            let Shape { heads, kv_heads, head_size, window, .. } = self.shape;
+            let Shape { heads, kv_heads, head_size, window, pages, .. } = self.shape;
             // All values of the states are NaN at first.
             let nans = |count: usize| Buffer::new(vec![0xffff; 2 * count]);
             let states = plan.states as usize * heads;
@@ -199,8 +212,11 @@ mod tests {
             let mut out = self.activation.zeros(self.count * heads * head_size);
             let params = AttentionDecodeParams {
                 q: self.q.address(),
-                keys: self.paged.keys.address(),
-                values: self.paged.values.address(),
+                pages: PageAddresses {
+                    keys: self.paged.keys.address(),
+                    values: self.paged.values.address(),
+                    scales: self.paged.scale_address(),
+                },
                 out: out.address(),
                 page_tables: host::address(&self.paged.page_tables),
                 splits: host::address(&plan.splits),
@@ -215,7 +231,8 @@ mod tests {
                 window,
                 scale: self.shape.scale(),
             };
-            let launch = launch(&params, plan.splits.len() as u32, head_size as u32, self.activation);
+            let splits = plan.splits.len() as u32;
+            let launch = launch(&params, splits, head_size as u32, self.activation, pages);
             let written = &mut [out.values_mut(), arrivals.values_mut()];
             host::run(&launch.expect("good shapes"), &params, written);
             assert!(arrivals.values().iter().all(|half| *half == 0), "the next launch counts from zero");
@@ -243,8 +260,8 @@ mod tests {
         let case = Case::new(activation, shape, &[(1, 1), (300, 1), (37, 3), (150, 16), (16, 2)]);
         let mut plan = Plan::new(&case.rows, &[], shape.window, &shape.blocks());
         let found = case.attended(&plan);
-        // Weights are rounded to the format of the activations before the second product.
-        activation.assert_close(&found, &case.expected(), 2.0 * activation.rounding());
+        // Weights are rounded before the second product.
+        activation.assert_close(&found, &case.expected(), 2.0 * case.paged.weight_rounding());
         // Neither spare splits nor the order in which splits arrive change anything.
         plan.splits.reverse();
         plan.splits.extend([Split::SPARE; 2]);
@@ -257,7 +274,9 @@ mod tests {
             for (heads, kv_heads, head_size) in
                 [(9, 3, 64), (8, 1, 128), (2, 2, 16), (4, 2, 96), (9, 1, 32), (38, 2, 16), (5, 1, 256)]
             {
-                check(activation, Shape::new(heads, kv_heads, head_size));
+                for pages in PageFormat::ALL {
+                    check(activation, Shape { pages, ..Shape::new(heads, kv_heads, head_size) });
+                }
             }
         }
     }
@@ -265,21 +284,27 @@ mod tests {
     #[test]
     fn undivided_contexts_match_the_reference() {
         for activation in Activation::ALL {
-            check(activation, Shape { blocks: 1, ..Shape::new(9, 3, 64) });
+            for pages in PageFormat::ALL {
+                check(activation, Shape { blocks: 1, pages, ..Shape::new(9, 3, 64) });
+            }
         }
     }
 
     #[test]
     fn rows_see_only_their_window() {
         for window in [1, 16, 100, 200] {
-            check(Activation::Bf16, Shape { window, ..Shape::new(4, 2, 32) });
+            for pages in PageFormat::ALL {
+                check(Activation::Bf16, Shape { window, pages, ..Shape::new(4, 2, 32) });
+            }
         }
     }
 
     #[test]
     fn a_row_has_the_same_bits_alone_and_beside_drafts() {
-        for activation in Activation::ALL {
-            let shape = Shape { blocks: 1, ..Shape::new(4, 1, 64) };
+        for (activation, pages) in
+            Activation::ALL.into_iter().flat_map(|of| PageFormat::ALL.map(|pages| (of, pages)))
+        {
+            let shape = Shape { blocks: 1, pages, ..Shape::new(4, 1, 64) };
             let case = Case::new(activation, shape, &[(200, 4)]);
             let together = Plan::new(&case.rows, &[], 0, &shape.blocks());
             assert_eq!(together.splits.len(), 1);
@@ -299,9 +324,12 @@ mod tests {
     #[test]
     fn every_head_size_fits_the_shared_memory_of_every_architecture() {
         // The shared memory per block of sm_86, sm_89 and sm_120, which have the least.
-        assert!(HEAD_SIZES.iter().all(|size| shared_bytes(*size) <= 99 << 10));
-        assert_eq!([64, 128, 256].map(shared_bytes), [39_168, 73_984, 76_032]);
-        assert_eq!([64, 128, 256].map(max_blocks_per_multiprocessor), [5, 3, 3]);
+        let wide = [PageFormat::Activations, PageFormat::Fp8].map(|pages| {
+            assert!(HEAD_SIZES.iter().all(|size| shared_bytes(*size, pages) <= 99 << 10));
+            [64, 128, 256].map(|size| (shared_bytes(size, pages), max_blocks_per_multiprocessor(size, pages)))
+        });
+        assert_eq!(wide[0], [(39_168, 5), (73_984, 3), (76_032, 3)]);
+        assert_eq!(wide[1], [(34_560, 6), (61_184, 3), (61_440, 3)]);
     }
 
     #[test]
@@ -309,8 +337,7 @@ mod tests {
         let none = Address::NONE;
         let params = AttentionDecodeParams {
             q: none,
-            keys: none,
-            values: none,
+            pages: PageAddresses { keys: none, values: none, scales: none },
             out: none,
             page_tables: none,
             splits: none,
@@ -326,7 +353,9 @@ mod tests {
             scale: 1.0,
         };
         let refused = |head_size| {
-            launch(&params, 1, head_size, Activation::F16).expect_err("9 is not a multiple of 2").to_string()
+            launch(&params, 1, head_size, Activation::F16, PageFormat::Fp8)
+                .expect_err("9 is not a multiple of 2")
+                .to_string()
         };
         assert!(refused(64).contains("multiple of the 2"), "{}", refused(64));
         assert!(refused(72).contains("16, 32, 64"), "{}", refused(72));

@@ -5,12 +5,12 @@ use super::products::matmul_params;
 use super::{ACTIVATION_BYTES, GatedProduct, Matrix, Pages, Product, ProductRows, Products, Qkv, RmsNorm};
 use super::{holds, norm_params, qkv_params};
 use crate::KernelError;
-use crate::cuda::Activation;
 use crate::cuda::device::Device;
 use crate::cuda::gemv_fused::{self, FusedGemvParams};
 use crate::cuda::matmul::{MatmulParams, OutputFormat, Weights};
 use crate::cuda::qkv::QkvParams;
 use crate::cuda::rms_norm::RmsNormParams;
+use crate::cuda::{Activation, PageFormat};
 
 impl Device {
     /// Norms rows if they are not normed yet, multiplies them by a matrix, which holds the queries, keys and values of all heads,
@@ -33,7 +33,9 @@ impl Device {
             output_format: OutputFormat::Activations,
         };
         let heads_have_norms = of.q_norm.is_some() || of.k_norm.is_some();
-        let has_kernel = matrix.weights == Weights::Plain && !heads_have_norms && of.rows > 0;
+        // A warp has two values of a head, but the scale of FP8 needs all of them.
+        let is_whole_head_needed = heads_have_norms || pages.format() == PageFormat::Fp8;
+        let has_kernel = matrix.weights == Weights::Plain && !is_whole_head_needed && of.rows > 0;
         let whole = norm_within(matrix, normed, products).filter(|_| has_kernel);
         if whole.is_none() {
             self.norm_rows(normed, activation)?;

@@ -19,7 +19,7 @@ use super::qkv::{self, QkvParams};
 use super::rms_norm::{self, RmsNormParams};
 use super::sample::{self, Adjustment, Logits, SampleParams, SampleRow};
 use super::swiglu::{self, SwigluParams};
-use super::{Activation, Address};
+use super::{Activation, Address, PageAddresses, PageFormat};
 use crate::KernelError;
 use crate::error::product;
 pub use operands::{
@@ -75,14 +75,19 @@ impl Device {
     /// Applies bias, norms and rotation to the rows, and writes keys and values into their pages.
     pub fn qkv(&self, of: &Qkv<'_>, pages: &Pages<'_>, activation: Activation) -> Result<(), KernelError> {
         let params = qkv_params(of, pages)?;
-        let launch = qkv::launch(&params, activation)?;
+        let launch = qkv::launch(&params, activation, pages.format())?;
         // SAFETY: the slices match the shapes; the caller guarantees the slots.
         unsafe { self.launch(&launch, &params) }
     }
 
     /// Returns the number of blocks of attention with splits that the device runs at once.
-    pub fn attention_blocks(&self, head_size: u32, activation: Activation) -> Result<u32, KernelError> {
-        self.blocks_at_once(&attention_decode::block(head_size, activation)?)
+    pub fn attention_blocks(
+        &self,
+        head_size: u32,
+        activation: Activation,
+        pages: PageFormat,
+    ) -> Result<u32, KernelError> {
+        self.blocks_at_once(&attention_decode::block(head_size, activation, pages)?)
     }
 
     /// Computes the attention of sequences with few rows, whose contexts are divided into splits.
@@ -95,7 +100,7 @@ impl Device {
         const OP: &str = "attention_decode";
         let Decode { q, page_tables, splits, shared_rows, states, arrivals, out, .. } = *of;
         let Decode { rows, sequences, split_count, state_count, table_stride, window, scale, .. } = *of;
-        let Pages { keys, values, heads, kv_heads, head_size } = *pages;
+        let Pages { keys, values, scales, heads, kv_heads, head_size } = *pages;
         let (count, size) = (rows as usize, head_size as usize);
         let q_stride = (heads + 2 * kv_heads) * head_size;
         holds(OP, "q", q, &[count, q_stride as usize, ACTIVATION_BYTES])?;
@@ -106,8 +111,7 @@ impl Device {
         let sums = state_count as usize * heads as usize * size * 4;
         let params = AttentionDecodeParams {
             q: q.address(),
-            keys: keys.address(),
-            values: values.address(),
+            pages: PageAddresses { keys: keys.address(), values: values.address(), scales: address(scales) },
             out: out.address(),
             page_tables: page_tables.address(),
             splits: splits.address(),
@@ -122,7 +126,7 @@ impl Device {
             window,
             scale,
         };
-        let launch = attention_decode::launch(&params, split_count, head_size, activation)?;
+        let launch = attention_decode::launch(&params, split_count, head_size, activation, pages.format())?;
         // SAFETY: the slices match the shapes; the caller guarantees the pages and the rows, shared rows, sequences, states and
         // arrivals of the splits.
         unsafe { self.launch(&launch, &params) }
@@ -137,7 +141,7 @@ impl Device {
     ) -> Result<(), KernelError> {
         const OP: &str = "attention_prefill";
         let Prefill { q, out, page_tables, tiles, tile_count, table_stride, window, scale, splits } = *of;
-        let Pages { keys, values, heads, kv_heads, head_size } = *pages;
+        let Pages { keys, values, scales, heads, kv_heads, head_size } = *pages;
         holds(OP, "tiles", tiles, &[tile_count as usize, size_of::<QueryTile>()])?;
         if let Some(splits) = splits {
             holds(OP, "joins", splits.joins, &[splits.join_count as usize, size_of::<Join>()])?;
@@ -146,6 +150,7 @@ impl Device {
             q: q.address(),
             keys: keys.address(),
             values: values.address(),
+            scales: address(scales),
             out: out.address(),
             page_tables: page_tables.address(),
             tiles: tiles.address(),
@@ -158,7 +163,8 @@ impl Device {
             split_keys: splits.map_or(0, |splits| splits.keys),
             scale,
         };
-        let hopper = match self.is_hopper() {
+        // FP8 would have to be converted to 16 bits in memory first, because the tensor cores of Hopper read it there.
+        let hopper = match self.is_hopper() && pages.format() == PageFormat::Activations {
             true => attention_hopper::launch(&params, tile_count, head_size, activation)?,
             false => None,
         };
@@ -168,7 +174,8 @@ impl Device {
             // SAFETY: the slice holds all tiles; the caller guarantees their rows, sequences, pages and state indices.
             unsafe { self.launch(&launch, &params) }?;
         } else {
-            let launch = attention_prefill::launch(&params, tile_count, head_size, activation)?;
+            let launch =
+                attention_prefill::launch(&params, tile_count, head_size, activation, pages.format())?;
             // SAFETY: as above.
             unsafe { self.launch(&launch, &params) }?;
         }
@@ -277,7 +284,7 @@ fn norm_params(of: &RmsNorm<'_>) -> Result<RmsNormParams, KernelError> {
 fn qkv_params(of: &Qkv<'_>, pages: &Pages<'_>) -> Result<QkvParams, KernelError> {
     const OP: &str = "qkv";
     let Qkv { qkv, bias, q_norm, k_norm, positions, slots, frequencies, rows, pairing, epsilon } = *of;
-    let Pages { keys, values, heads, kv_heads, head_size } = *pages;
+    let Pages { keys, values, scales, heads, kv_heads, head_size } = *pages;
     let width = (heads as usize + 2 * kv_heads as usize) * head_size as usize;
     let count = rows as usize;
     holds(OP, "qkv", qkv, &[count, width, ACTIVATION_BYTES])?;
@@ -303,6 +310,7 @@ fn qkv_params(of: &Qkv<'_>, pages: &Pages<'_>) -> Result<QkvParams, KernelError>
         frequencies: frequencies.address(),
         keys: keys.address(),
         values: values.address(),
+        scales: address(scales),
         rows,
         heads,
         kv_heads,

@@ -3,6 +3,7 @@
 //! Invariant: nothing is checked here, because every operation checks all of its arguments.
 
 use crate::KernelError;
+use crate::cuda::PageFormat;
 use crate::cuda::blas::Blas;
 use crate::cuda::device::{HostBuffer, Slice};
 use crate::cuda::embedding::Table;
@@ -126,6 +127,8 @@ impl<'a> ProductRows<'a> {
 pub struct Pages<'a> {
     pub keys: Slice<'a>,
     pub values: Slice<'a>,
+    /// f32 `[pages, kv_heads, 2, PAGE_POSITIONS]`, if keys and values are in FP8.
+    pub scales: Option<Slice<'a>>,
     pub heads: u32,
     pub kv_heads: u32,
     pub head_size: u32,
@@ -245,6 +248,13 @@ pub struct Sample<'a> {
     pub choice: Choice,
     pub vocabulary: u32,
     pub logits_stride: u32,
+}
+
+impl Pages<'_> {
+    /// Returns the format of the keys and values.
+    pub fn format(&self) -> PageFormat {
+        if self.scales.is_some() { PageFormat::Fp8 } else { PageFormat::Activations }
+    }
 }
 
 impl Matrix<'_> {

@@ -7,6 +7,7 @@ use super::list::{Contexts, Operation, Prompt, Role, Sizes};
 use crate::cuda::matmul::Weights;
 use crate::cuda::operation::ACTIVATION_BYTES;
 use crate::cuda::tiles::Tiles;
+use crate::cuda::{PAGE_POSITIONS, PageFormat};
 
 /// The amounts of an operation.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -63,7 +64,7 @@ impl Counts {
 impl Operation {
     /// Returns the bytes and the operations.
     pub fn counts(&self, sizes: &Sizes) -> Counts {
-        let Sizes { hidden, heads, kv_heads, head_size, wide, vocabulary } = *sizes;
+        let Sizes { hidden, heads, head_size, wide, vocabulary, .. } = *sizes;
         let of = |factors: &[u32]| factors.iter().map(|factor| f64::from(*factor)).product::<f64>();
         let activation = ACTIVATION_BYTES as f64;
         let moved = |bytes: f64| Counts { bytes, operations: 0.0 };
@@ -87,22 +88,20 @@ impl Operation {
             Operation::Qkv { rows } => moved(2.0 * of(&[rows, sizes.qkv_width()]) * activation),
             // Only the keys and values count, those of common pages once. Each pair of a query and a key has a product of `head_size` values with the
             // key and one with the value.
-            Operation::AttentionDecode(contexts @ Contexts { sequences, context, rows, .. }) => Counts {
-                bytes: 2.0
-                    * (of(&[sequences, context - contexts.shared()]) + f64::from(contexts.shared()))
-                    * of(&[kv_heads, head_size])
-                    * activation,
-                operations: 4.0
-                    * of(&[sequences, rows, heads, head_size])
-                    * (f64::from(context) - (f64::from(rows) - 1.0) / 2.0),
-            },
+            Operation::AttentionDecode(contexts @ Contexts { sequences, context, rows, pages, .. }) => {
+                Counts {
+                    bytes: (of(&[sequences, context - contexts.shared()]) + f64::from(contexts.shared()))
+                        * position_bytes(pages, sizes),
+                    operations: 4.0
+                        * of(&[sequences, rows, heads, head_size])
+                        * (f64::from(context) - (f64::from(rows) - 1.0) / 2.0),
+                }
+            }
             // Queries, keys and values are read, and results written. A row sees the prefix and half of the rows on
             // average.
-            Operation::AttentionPrefill(Prompt { rows, prefix }) => Counts {
-                bytes: 2.0
-                    * (of(&[rows, heads]) + of(&[rows + prefix, kv_heads]))
-                    * of(&[head_size])
-                    * activation,
+            Operation::AttentionPrefill(Prompt { rows, prefix, pages }) => Counts {
+                bytes: 2.0 * of(&[rows, heads, head_size]) * activation
+                    + of(&[rows + prefix]) * position_bytes(pages, sizes),
                 operations: 4.0 * (of(&[rows, prefix]) + of(&[rows, rows]) / 2.0) * of(&[heads, head_size]),
             },
             Operation::Swiglu { rows } => moved(3.0 * of(&[rows, wide]) * activation),
@@ -111,6 +110,11 @@ impl Operation {
             Operation::Sample { rows, .. } => moved(of(&[rows, vocabulary, 4])),
         }
     }
+}
+
+/// Returns the size of the keys and values of a position in pages.
+fn position_bytes(pages: PageFormat, sizes: &Sizes) -> f64 {
+    pages.page_bytes(sizes.kv_heads as usize, sizes.head_size as usize) as f64 / f64::from(PAGE_POSITIONS)
 }
 
 /// Returns the size of a matrix with its scales.
@@ -172,19 +176,23 @@ mod tests {
     fn bytes_and_operations_of_attention() {
         let decode = |sequences, context, rows| {
             let prefix = Prefix::Own;
-            counts(Operation::AttentionDecode(Contexts { sequences, context, rows, prefix }))
+            let pages = PageFormat::Activations;
+            counts(Operation::AttentionDecode(Contexts { sequences, context, rows, prefix, pages }))
         };
         for prefix in [Prefix::Together(1024), Prefix::Apart(1024)] {
-            let contexts = Contexts { sequences: 64, context: 1152, rows: 1, prefix };
-            let expected = ((64.0 * 128.0 + 1024.0) * 4096.0, 4.0 * 64.0 * 1152.0 * 4096.0);
-            assert_eq!(counts(Operation::AttentionDecode(contexts)), expected);
+            for (pages, position) in [(PageFormat::Activations, 4096.0), (PageFormat::Fp8, 2112.0)] {
+                let contexts = Contexts { sequences: 64, context: 1152, rows: 1, prefix, pages };
+                let expected = ((64.0 * 128.0 + 1024.0) * position, 4.0 * 64.0 * 1152.0 * 4096.0);
+                assert_eq!(counts(Operation::AttentionDecode(contexts)), expected);
+            }
         }
         // 4 KiB a position.
         assert_eq!(decode(1, 8192, 1), (8192.0 * 4096.0, 4.0 * 8192.0 * 4096.0));
         assert_eq!(decode(64, 1024, 1), (65536.0 * 4096.0, 4.0 * 65536.0 * 4096.0));
         // Two rows see 9 and 10 positions.
         assert_eq!(decode(1, 10, 2).1, 4.0 * 19.0 * 4096.0);
-        let prefill = |rows, prefix| counts(Operation::AttentionPrefill(Prompt { rows, prefix }));
+        let pages = PageFormat::Activations;
+        let prefill = |rows, prefix| counts(Operation::AttentionPrefill(Prompt { rows, prefix, pages }));
         assert_eq!(prefill(1024, 0), (1024.0 * (2.0 * 8192.0 + 4096.0), 2.0 * 1024.0 * 1024.0 * 4096.0));
         assert_eq!(prefill(512, 8192).1, 4.0 * 512.0 * (8192.0 + 256.0) * 4096.0);
     }

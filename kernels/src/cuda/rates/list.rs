@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::DType;
+use crate::cuda::PageFormat;
 use crate::cuda::ceilings::FAR_BEYOND_L2_BYTES;
 use crate::cuda::matmul::Weights;
 use crate::cuda::tiles::Tiles;
@@ -39,6 +40,7 @@ pub struct Contexts {
     /// Number of rows of each.
     pub rows: u32,
     pub prefix: Prefix,
+    pub pages: PageFormat,
 }
 
 /// The first positions of sequences, which may be in the same pages.
@@ -57,6 +59,7 @@ pub enum Prefix {
 pub struct Prompt {
     pub rows: u32,
     pub prefix: u32,
+    pub pages: PageFormat,
 }
 
 /// An operation of a step.
@@ -159,9 +162,11 @@ impl Cases {
     /// Returns the amounts of decode steps of up to 64 sequences, and of prompts of up to 32,768 tokens. About twenty
     /// milliseconds are measured for each.
     pub fn whole() -> Self {
-        let of = |sequences, context, rows| Contexts { sequences, context, rows, prefix: Prefix::Own };
+        let pages = PageFormat::Activations;
+        let of = |sequences, context, rows| Contexts { sequences, context, rows, prefix: Prefix::Own, pages };
         let shared = |prefix| Contexts { prefix, ..of(64, 1024 + 128, 1) };
-        let prompt = |rows, prefix| Prompt { rows, prefix };
+        let prompt = |rows, prefix| Prompt { rows, prefix, pages };
+        let fp8 = |contexts: Contexts| Contexts { pages: PageFormat::Fp8, ..contexts };
         Cases {
             rows: vec![1, 64, 4096],
             dense_rows: vec![1, 8, 64, 512, 4096],
@@ -176,6 +181,10 @@ impl Cases {
                 of(64, 1024, 4),
                 shared(Prefix::Together(1024)),
                 shared(Prefix::Apart(1024)),
+                fp8(of(1, 32768, 1)),
+                fp8(of(64, 1024, 1)),
+                fp8(of(64, 8192, 1)),
+                fp8(shared(Prefix::Together(1024))),
             ],
             prompts: vec![
                 prompt(1024, 0),
@@ -183,6 +192,7 @@ impl Cases {
                 prompt(8192, 0),
                 prompt(32768, 0),
                 prompt(512, 8192),
+                Prompt { pages: PageFormat::Fp8, ..prompt(4096, 0) },
             ],
             draws: vec![1, 8, 64],
             far_bytes: FAR_BEYOND_L2_BYTES,
@@ -263,20 +273,32 @@ impl Operation {
                 format!("{rows} x {inputs} x {outputs}")
             }
             Operation::Qkv { rows } => format!("{rows} x ({heads} + 2 x {kv_heads}) x {head_size}"),
-            Operation::AttentionDecode(Contexts { sequences, context, rows, prefix }) => {
+            Operation::AttentionDecode(Contexts { sequences, context, rows, prefix, pages }) => {
                 let rows = if rows == 1 { String::new() } else { format!(", {rows} rows each") };
                 let prefix = match prefix {
                     Prefix::Own => String::new(),
                     Prefix::Together(shared) => format!(", {shared} shared"),
                     Prefix::Apart(shared) => format!(", {shared} shared, read apart"),
                 };
-                format!("{sequences} x {context}{rows}{prefix}")
+                format!("{sequences} x {context}{rows}{prefix}{}", in_format(pages))
             }
-            Operation::AttentionPrefill(Prompt { rows, prefix: 0 }) => format!("{rows} causal"),
-            Operation::AttentionPrefill(Prompt { rows, prefix }) => format!("{rows} after {prefix}"),
+            Operation::AttentionPrefill(Prompt { rows, prefix: 0, pages }) => {
+                format!("{rows} causal{}", in_format(pages))
+            }
+            Operation::AttentionPrefill(Prompt { rows, prefix, pages }) => {
+                format!("{rows} after {prefix}{}", in_format(pages))
+            }
             Operation::Swiglu { rows } => format!("{rows} x {wide}"),
             Operation::Sample { rows, .. } => format!("{rows} x {vocabulary}"),
         }
+    }
+}
+
+/// Returns what the name of a format adds to sizes.
+fn in_format(pages: PageFormat) -> &'static str {
+    match pages {
+        PageFormat::Activations => "",
+        PageFormat::Fp8 => ", FP8 pages",
     }
 }
 
@@ -304,7 +326,7 @@ pub(super) mod tests {
         let list = Cases::whole().operations(&SMALL);
         // Three rows each of embedding, norm, qkv and swiglu; 4 matrices with 5 numbers of rows and the head with 3;
         // attention; draws; 7 formats of 4 matrices with 4 numbers of rows and of the head with 3.
-        assert_eq!(list.len(), 1 + 4 * 3 + (4 * 5 + 3) + 8 + 5 + 2 * 3 + 7 * (4 * 4 + 3));
+        assert_eq!(list.len(), 1 + 4 * 3 + (4 * 5 + 3) + 12 + 6 + 2 * 3 + 7 * (4 * 4 + 3));
         let labels: std::collections::BTreeSet<_> =
             list.iter().map(|operation| (operation.name(), operation.shape(&SMALL))).collect();
         assert_eq!(labels.len(), list.len(), "labels must differ");

@@ -6,7 +6,6 @@ use super::list::{Cases, Contexts, Operation, Prefix, Prompt, Role, Sizes};
 use super::pool::{Pool, aligned};
 use super::{ACTIVATION, Rate};
 use crate::KernelError;
-use crate::cuda::PAGE_POSITIONS;
 use crate::cuda::attention_decode::{
     Blocks, Plan, Rows, SharedRow, Split, blocks_per_split, rows_per_shared_split, rows_per_split,
     shared_ranges,
@@ -25,6 +24,7 @@ use crate::cuda::qkv::Pairing;
 use crate::cuda::rates::Peaks;
 use crate::cuda::sample::{STATE_BYTES, SampleRow};
 use crate::cuda::timing::{Pace, recorded_ms};
+use crate::cuda::{PAGE_POSITIONS, PageFormat};
 
 /// Bit 6 of a byte, which blocks do not have here. All scales are then numbers below 2.
 const LARGE_EXPONENT: u8 = 0x40;
@@ -146,7 +146,7 @@ impl<'a> Stand<'a> {
         let slots = words(device, (0..rows).flat_map(|row| [row * apart, 0]))?;
         let pair = |index: u32| THETA.powf(-2.0 * index as f32 / sizes.head_size as f32);
         let frequencies = words(device, (0..sizes.head_size / 2).map(|index| pair(index).to_bits()))?;
-        let pages = pages(sizes, keys, values);
+        let pages = pages(sizes, keys, values, None);
         let turned = Qkv {
             qkv,
             bias: None,
@@ -164,14 +164,14 @@ impl<'a> Stand<'a> {
 
     fn attention_decode(&mut self, contexts: Contexts) -> Result<f64, KernelError> {
         let Stand { device, sizes, far_bytes, pace, values, scratch, .. } = self;
-        let Contexts { sequences, context, rows: of_each, prefix } = contexts;
+        let Contexts { sequences, context, rows: of_each, prefix, pages: format } = contexts;
         let Sizes { heads, kv_heads, head_size, .. } = *sizes;
         let (rows, page_count) = (sequences * of_each, context.div_ceil(PAGE_POSITIONS));
-        let page_bytes = size(PAGE_POSITIONS) * activations(kv_heads, head_size);
-        let half = size(sequences * page_count) * page_bytes;
+        let [half, scales] = pool_bytes(sizes, format, sequences * page_count);
         let copies = far_bytes.div_ceil(2 * half).max(1);
-        let [q, keys, values] =
-            values.slices(device, [activations(rows, sizes.qkv_width()), copies * half, copies * half])?;
+        let q_bytes = activations(rows, sizes.qkv_width());
+        let [q, keys, values, scales] =
+            values.slices(device, [q_bytes, copies * half, copies * half, copies * scales])?;
         // The pages of sequences that grow together alternate. Common pages are those of the first sequence.
         let stride = page_count.max(LEAST_STRIDE).next_power_of_two();
         let common = contexts.shared() / PAGE_POSITIONS;
@@ -187,7 +187,7 @@ impl<'a> Stand<'a> {
         let tables = words(device, table_words.iter().copied())?;
         let table_bytes = size(sequences * stride) * 4;
         let blocks = Blocks {
-            at_once: device.attention_blocks(head_size, ACTIVATION)?,
+            at_once: device.attention_blocks(head_size, ACTIVATION, format)?,
             per_split: blocks_per_split(heads, kv_heads),
             rows: rows_per_split(heads, kv_heads),
             shared_rows: rows_per_shared_split(heads, kv_heads, head_size),
@@ -216,7 +216,7 @@ impl<'a> Stand<'a> {
         let state_count = blocks.max_states(rows).max(plan.states);
         let state_bytes = size(state_count) * size(heads * (head_size + 2)) * 4;
         let [out, states] = scratch.slices(device, [activations(rows, heads * head_size), state_bytes])?;
-        let pages = pages(sizes, keys, values);
+        let pages = pages(sizes, keys, values, (format == PageFormat::Fp8).then_some(scales));
         recorded_ms(device, *pace, |number| {
             let at = number % copies * table_bytes;
             let decode = Decode {
@@ -241,11 +241,12 @@ impl<'a> Stand<'a> {
 
     fn attention_prefill(&mut self, prompt: Prompt) -> Result<f64, KernelError> {
         let Stand { device, sizes, pace, values, scratch, .. } = self;
-        let Prompt { rows, prefix } = prompt;
-        let Sizes { heads, kv_heads, head_size, .. } = *sizes;
+        let Prompt { rows, prefix, pages: format } = prompt;
+        let Sizes { heads, head_size, .. } = *sizes;
         let page_count = (prefix + rows).div_ceil(PAGE_POSITIONS);
-        let half = size(page_count * PAGE_POSITIONS) * activations(kv_heads, head_size);
-        let [q, keys, values] = values.slices(device, [activations(rows, sizes.qkv_width()), half, half])?;
+        let [half, scales] = pool_bytes(sizes, format, page_count);
+        let q_bytes = activations(rows, sizes.qkv_width());
+        let [q, keys, values, scales] = values.slices(device, [q_bytes, half, half, scales])?;
         let [out] = scratch.slices(device, [activations(rows, heads * head_size)])?;
         let page_table = words(device, 0..page_count)?;
         // The longest come first, as in a step.
@@ -263,7 +264,7 @@ impl<'a> Stand<'a> {
             scale: scale(head_size),
             splits: None,
         };
-        let pages = pages(sizes, keys, values);
+        let pages = pages(sizes, keys, values, (format == PageFormat::Fp8).then_some(scales));
         recorded_ms(device, *pace, |_| device.attention_prefill(&prefill, &pages, ACTIVATION))
     }
 
@@ -348,9 +349,15 @@ fn matrix(weights: Weights, [inputs, outputs]: [u32; 2], data: Slice<'_>) -> Mat
     Matrix { weights, data, bias: None, outputs, inputs }
 }
 
-fn pages<'a>(sizes: &Sizes, keys: Slice<'a>, values: Slice<'a>) -> Pages<'a> {
+/// Returns the size in bytes of the keys of pages, which is that of their values, and of their scales.
+fn pool_bytes(sizes: &Sizes, format: PageFormat, pages: u32) -> [usize; 2] {
+    let (kv_heads, head_size) = (size(sizes.kv_heads), size(sizes.head_size));
+    [format.half_bytes(kv_heads, head_size), format.scale_bytes(kv_heads)].map(|bytes| size(pages) * bytes)
+}
+
+fn pages<'a>(sizes: &Sizes, keys: Slice<'a>, values: Slice<'a>, scales: Option<Slice<'a>>) -> Pages<'a> {
     let Sizes { heads, kv_heads, head_size, .. } = *sizes;
-    Pages { keys, values, heads, kv_heads, head_size }
+    Pages { keys, values, scales, heads, kv_heads, head_size }
 }
 
 /// Returns a buffer of these words.
@@ -382,7 +389,10 @@ mod tests {
 
     /// Returns every kind of operation with few rows and short contexts.
     fn small_cases() -> Cases {
-        let contexts = |sequences, context, rows, prefix| Contexts { sequences, context, rows, prefix };
+        let pages = PageFormat::Activations;
+        let contexts =
+            |sequences, context, rows, prefix| Contexts { sequences, context, rows, prefix, pages };
+        let fp8 = |contexts: Contexts| Contexts { pages: PageFormat::Fp8, ..contexts };
         Cases {
             rows: vec![1, 3],
             dense_rows: vec![1, 9],
@@ -394,8 +404,14 @@ mod tests {
                 contexts(2, 33, 4, Prefix::Own),
                 contexts(3, 170, 1, Prefix::Together(160)),
                 contexts(3, 170, 1, Prefix::Apart(160)),
+                fp8(contexts(2, 33, 4, Prefix::Own)),
+                fp8(contexts(3, 170, 1, Prefix::Together(160))),
             ],
-            prompts: vec![Prompt { rows: 20, prefix: 0 }, Prompt { rows: 9, prefix: 24 }],
+            prompts: vec![
+                Prompt { rows: 20, prefix: 0, pages },
+                Prompt { rows: 9, prefix: 24, pages },
+                Prompt { rows: 9, prefix: 24, pages: PageFormat::Fp8 },
+            ],
             draws: vec![1, 2],
             far_bytes: 1 << 20,
             pace: Pace { runs: 1, run_ms: 0.0 },

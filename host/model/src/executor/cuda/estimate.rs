@@ -2,6 +2,7 @@
 //!
 //! Invariant: an executor allocates what these functions return. They read shapes and formats, and no values.
 
+use skep_kernels::cuda::PageFormat;
 use skep_kernels::cuda::attention_decode::{
     Blocks, blocks_per_split, max_blocks_per_multiprocessor, rows_per_shared_split, rows_per_split,
 };
@@ -32,13 +33,15 @@ pub(crate) fn device_options(options: ExecutorOptions) -> ExecutorOptions {
     ExecutorOptions { max_batch_tokens, ..options }
 }
 
-/// Rejects a format of keys and values that devices do not store.
-pub(crate) fn check_kv(kv: KvDtype) -> Result<(), ModelError> {
+/// Returns the format of pages in which devices store keys and values. Fails if they store none like this.
+pub(crate) fn page_format(kv: KvDtype) -> Result<PageFormat, ModelError> {
     match kv {
-        KvDtype::F16 => Ok(()),
+        KvDtype::F16 => Ok(PageFormat::Activations),
+        KvDtype::Fp8 => Ok(PageFormat::Fp8),
         KvDtype::F32 | KvDtype::I8 => {
             let problem = format!(
-                "{kv} keys and values are supported only on the CPU; a CUDA device stores 16 bits: use f16"
+                "{kv} keys and values are supported only on the CPU; a CUDA device stores 16 bits or FP8: use \
+                 f16 or fp8"
             );
             Err(option("kv", problem))
         }
@@ -67,8 +70,8 @@ pub(super) fn workspace_of_rank(
     multiprocessors: u32,
 ) -> Result<(Sizes, WorkspaceOffsets), ModelError> {
     let config = checkpoint.config();
-    let sizes = Sizes::new(config, &limits(config, options)?, layout);
-    let blocks = multiprocessors * max_blocks_per_multiprocessor(sizes.head_size as u32);
+    let sizes = Sizes::new(config, &limits(config, options)?, layout, page_format(options.kv)?);
+    let blocks = multiprocessors * max_blocks_per_multiprocessor(sizes.head_size as u32, sizes.format);
     let cuts = cuts(blocks, &sizes, &[layout], 0, attention(options, config));
     let widths = Widths::of_rank(layout, config);
     let offsets = WorkspaceOffsets::new(&sizes, &cuts, &widths, options.tensor_parallel, draws);
@@ -149,13 +152,14 @@ pub(crate) fn workspace_of_widths(
     windows: Vec<Option<usize>>,
     ranks: usize,
     draws: bool,
+    format: PageFormat,
     multiprocessors: u32,
 ) -> u64 {
-    let sizes = Sizes::of_limits(limits, windows, Vec::new(), widths.head_size);
+    let sizes = Sizes::of_limits(limits, windows, Vec::new(), widths.head_size, format);
     let cuts = Cuts {
         windows: sizes.windows.clone(),
         blocks: Blocks {
-            at_once: multiprocessors * max_blocks_per_multiprocessor(widths.head_size as u32),
+            at_once: multiprocessors * max_blocks_per_multiprocessor(widths.head_size as u32, format),
             per_split: 1,
             rows: 1,
             shared_rows: 0,

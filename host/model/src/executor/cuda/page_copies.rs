@@ -188,7 +188,8 @@ fn begin_write(
     Ok(())
 }
 
-/// Returns the parts of a page that a rank holds, each with its offset in the page's bytes: the keys and the values of each layer.
+/// Returns the parts of a page that a rank holds, each with its offset in the page's bytes: the keys, the values and the scales of
+/// each layer.
 fn parts_of<'a>(
     parts: &'a PageParts,
     number: usize,
@@ -196,10 +197,12 @@ fn parts_of<'a>(
     page: PageId,
 ) -> impl Iterator<Item = Result<(Slice<'a>, usize), ModelError>> {
     let layers = parts.of_rank(number).iter().enumerate();
-    layers.flat_map(move |(layer, (offset, length))| {
-        let [keys, values] = rank.sizes.page_of(layer, page.0 as usize);
-        [(keys, *offset), (values, offset + length / 2)]
-            .map(|(range, at)| Ok::<_, ModelError>((rank.pages.slice().part(range)?, at)))
+    layers.flat_map(move |(layer, (offset, _))| {
+        rank.sizes.page_of(layer, page.0 as usize).scan(*offset, |next, range| {
+            let at = *next;
+            *next += range.len();
+            Some(rank.pages.slice().part(range).map(|part| (part, at)).map_err(ModelError::from))
+        })
     })
 }
 

@@ -21,7 +21,7 @@ use super::shape::Shape;
 use super::step::Step;
 use super::sums::Reader;
 use super::weights::{DeviceWeights, size, table_format};
-use super::workspace::{Sizes, WorkspaceOffsets, logits_stride};
+use super::workspace::{LayerPages, Sizes, WorkspaceOffsets, logits_stride};
 use crate::batch::PAGE_TOKENS;
 use crate::error::ModelError;
 use crate::models::parts::{Input, Part, parts};
@@ -422,10 +422,12 @@ impl Rank {
     }
 
     fn pages_of(&self, index: usize, layer: &LayerOffsets) -> Result<Pages<'_>, ModelError> {
-        let [keys, values] = self.sizes.pages_of(index).map(|range| self.pages.slice().part(range));
+        let LayerPages { keys, values, scales } = self.sizes.pages_of(index);
+        let part = |range| self.pages.slice().part(range);
         Ok(Pages {
-            keys: keys?,
-            values: values?,
+            keys: part(keys)?,
+            values: part(values)?,
+            scales: scales.map(part).transpose()?,
             heads: size(layer.heads)?,
             kv_heads: size(layer.kv_heads)?,
             head_size: size(self.shape.head_size)?,

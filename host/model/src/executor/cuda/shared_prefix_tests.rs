@@ -38,8 +38,8 @@ fn reads_together(executor: &CudaExecutor, batch: &Batch) -> bool {
 #[test]
 pub(super) fn a_common_prefix_gives_the_same_tokens_read_once_or_for_each_sequence() {
     let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
-    for ranks in [1, 2] {
-        let options = ExecutorOptions { tensor_parallel: ranks, ..cuda_options() };
+    for (ranks, kv) in [(1, KvDtype::F16), (2, KvDtype::F16), (1, KvDtype::Fp8)] {
+        let options = ExecutorOptions { tensor_parallel: ranks, kv, ..cuda_options() };
         let mut together = load("llama-gqa", options.clone(), "0");
         let mut apart = load("llama-gqa", options, "0");
         apart.cuts.blocks.shared_rows = 0;
@@ -65,7 +65,7 @@ pub(super) fn a_common_prefix_gives_the_same_tokens_read_once_or_for_each_sequen
                 let last = LogitRow::Sample(SampleRow::plain(row - 1, &greedy));
                 let found = together.sample(std::slice::from_ref(&last)).unwrap()[0].token;
                 let expected = apart.sample(std::slice::from_ref(&last)).unwrap()[0].token;
-                assert_eq!(found, expected, "step {step}, sequence {sequence}, {ranks} ranks");
+                assert_eq!(found, expected, "step {step}, sequence {sequence}, {ranks} ranks, {kv}");
                 let error = relative_error(together.logits(row - 1).unwrap(), apart.logits(row - 1).unwrap());
                 assert!(error < BOUND, "step {step}, sequence {sequence}: {error}");
                 next[sequence] = vec![found];

@@ -14,7 +14,7 @@ use skep_kernels::cuda::device::{Device, Loaded};
 use skep_kernels::{Isa, KernelError};
 
 use super::estimate::{
-    STEP_TOKENS, attention, check_kv, cuts, device_options, logits_bytes, spare, workspace_bytes,
+    STEP_TOKENS, attention, cuts, device_options, logits_bytes, page_format, spare, workspace_bytes,
     workspace_of_rank,
 };
 use super::layout::Layout;
@@ -87,7 +87,7 @@ impl<'a> CudaModel<'a> {
     ) -> Result<Self, ModelError> {
         let options = device_options(options);
         limits(checkpoint.config(), &options)?;
-        check_kv(options.kv)?;
+        page_format(options.kv)?;
         let config = checkpoint.config();
         let stages = options.pipeline_parallel;
         if stages == 0 || stages > config.layer_count {
@@ -449,8 +449,9 @@ fn attention_blocks<'a>(ranks: impl Iterator<Item = &'a PreparedRank>) -> Result
     let mut least = u32::MAX;
     for PreparedRank { device, weights, sizes, .. } in ranks {
         let (head_size, activation) = (size(sizes.head_size)?, weights.layout.activation);
-        let most = device.multiprocessors() * max_blocks_per_multiprocessor(head_size);
-        least = least.min(device.attention_blocks(head_size, activation)?.clamp(1, most.max(1)));
+        let most = device.multiprocessors() * max_blocks_per_multiprocessor(head_size, sizes.format);
+        let blocks = device.attention_blocks(head_size, activation, sizes.format)?;
+        least = least.min(blocks.clamp(1, most.max(1)));
     }
     Ok(least)
 }

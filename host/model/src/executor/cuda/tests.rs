@@ -21,6 +21,8 @@ use crate::sampling::{SampleRow, Sampling, ScoreRow};
 mod beside_processor;
 #[path = "deterministic_tests.rs"]
 mod deterministic;
+#[path = "fp8_tests.rs"]
+mod fp8;
 #[path = "launching_tests.rs"]
 mod launching;
 #[path = "loading_tests.rs"]
@@ -122,6 +124,7 @@ fn the_tests_of_this_module_pass_on_a_real_device() {
     deterministic::replicas_stages_and_reloads_give_the_same_bits();
     deterministic::logits_are_correct_in_a_fixed_order();
     sums_of_ranks::sums_with_their_norm_give_the_bits_of_separate_kernels();
+    fp8::logits_with_fp8_stay_close_to_the_exact_ones();
     shared_prefix::a_common_prefix_gives_the_same_tokens_read_once_or_for_each_sequence();
     page_copies::tests::a_sequence_continues_from_imported_pages_with_the_same_tokens();
     page_copies::tests::pages_move_beside_a_step_that_was_started_ahead();

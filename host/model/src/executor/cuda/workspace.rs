@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 
+use skep_kernels::cuda::PageFormat;
 use skep_kernels::cuda::all_reduce::SIGNAL_BYTES;
 use skep_kernels::cuda::all_reduce_norm;
 use skep_kernels::cuda::operation::{ACTIVATION_BYTES, MOST_UNEXPANDED_ROWS};
@@ -43,7 +44,17 @@ pub(super) struct Sizes {
     /// Number of KV heads of each layer.
     pub(super) kv_heads: Vec<usize>,
     pub(super) head_size: usize,
+    /// The format of keys and values.
+    pub(super) format: PageFormat,
     pub(super) windows: Vec<Option<usize>>,
+}
+
+/// The ranges of a layer's keys, values and FP8 scales in the pages of a device, in bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct LayerPages {
+    pub(super) keys: Range<usize>,
+    pub(super) values: Range<usize>,
+    pub(super) scales: Option<Range<usize>>,
 }
 
 /// The ranges of the workspace, in bytes.
@@ -135,10 +146,11 @@ impl Sizes {
         config: &ModelConfig,
         limits: &crate::executor::ExecutorLimits,
         layout: &Layout,
+        format: PageFormat,
     ) -> Self {
         // The windows of all stages, because a step is planned once for all stages.
         let kv_heads = layout.layers.iter().map(|layer| layer.kv_heads).collect();
-        Self::of_limits(limits, config.windows.clone(), kv_heads, config.head_size)
+        Self::of_limits(limits, config.windows.clone(), kv_heads, config.head_size, format)
     }
 
     pub(super) fn of_limits(
@@ -146,6 +158,7 @@ impl Sizes {
         mut windows: Vec<Option<usize>>,
         kv_heads: Vec<usize>,
         head_size: usize,
+        format: PageFormat,
     ) -> Self {
         windows.sort_unstable();
         windows.dedup();
@@ -158,39 +171,47 @@ impl Sizes {
             page_count: 0,
             kv_heads,
             head_size,
+            format,
             windows,
         }
     }
 
     /// Returns the size of a page in bytes, over all layers.
     pub(super) fn page_bytes(&self) -> usize {
-        self.layer_page_bytes().sum()
+        self.page_bytes_of(&self.kv_heads)
     }
 
     /// Returns the size of a page in bytes in each layer.
     pub(super) fn layer_page_bytes(&self) -> impl Iterator<Item = usize> {
-        self.kv_heads.iter().map(|heads| 2 * self.half_page_bytes(*heads))
+        self.kv_heads.iter().map(|heads| self.format.page_bytes(*heads, self.head_size))
     }
 
-    /// Returns the ranges of the keys and the values of one page in a layer.
-    pub(super) fn page_of(&self, layer: usize, page: usize) -> [Range<usize>; 2] {
-        self.pages_of(layer).map(|range| {
-            let bytes = range.len() / self.page_count.max(1);
+    /// Returns the ranges of the keys, the values and the scales, if there are any, of one page in a layer.
+    pub(super) fn page_of(&self, layer: usize, page: usize) -> impl Iterator<Item = Range<usize>> {
+        let LayerPages { keys, values, scales } = self.pages_of(layer);
+        let page_count = self.page_count.max(1);
+        [Some(keys), Some(values), scales].into_iter().flatten().map(move |range| {
+            let bytes = range.len() / page_count;
             let start = range.start + page * bytes;
             start..start + bytes
         })
     }
 
-    /// Returns the ranges of the keys and the values of a layer.
-    pub(super) fn pages_of(&self, layer: usize) -> [Range<usize>; 2] {
-        let before: usize = self.kv_heads[..layer].iter().map(|heads| 2 * self.half_page_bytes(*heads)).sum();
-        let start = before * self.page_count;
-        let half = self.half_page_bytes(self.kv_heads[layer]) * self.page_count;
-        [start..start + half, start + half..start + 2 * half]
+    /// Returns the ranges of a layer.
+    pub(super) fn pages_of(&self, layer: usize) -> LayerPages {
+        let start = self.page_bytes_of(&self.kv_heads[..layer]) * self.page_count;
+        let half = self.format.half_bytes(self.kv_heads[layer], self.head_size) * self.page_count;
+        let scales = self.format.scale_bytes(self.kv_heads[layer]) * self.page_count;
+        let (values, end) = (start + half, start + 2 * half);
+        LayerPages {
+            keys: start..values,
+            values: values..end,
+            scales: (scales > 0).then_some(end..end + scales),
+        }
     }
 
-    fn half_page_bytes(&self, kv_heads: usize) -> usize {
-        PAGE_TOKENS * kv_heads * self.head_size * ACTIVATION_BYTES
+    fn page_bytes_of(&self, kv_heads: &[usize]) -> usize {
+        kv_heads.iter().map(|heads| self.format.page_bytes(*heads, self.head_size)).sum()
     }
 }
 
