@@ -128,7 +128,9 @@ fn errors_say_what_is_wrong_and_what_would_help() {
         (vec![&*scout, "--devices", "2xmine:-1"], vec!["\"-1\" is not a number of GiB"]),
         (vec![&*scout, "--context", "99999999"], vec!["99999999", "10485760 tokens"]),
         (vec![&*scout, "--sequences", "0"], vec!["sequences"]),
-        (vec![&*scout, "--devices", "H200", "--kv", "i8"], vec!["only on the CPU", "f16"]),
+        (vec![&*scout, "--devices", "H200", "--kv", "i8"], vec!["only on the CPU", "f16 or fp8"]),
+        (vec![&*scout, "--devices", "cpu:64", "--kv", "fp8"], vec!["only CUDA devices", "i8"]),
+        (vec![&*scout, "--kv", "f8"], vec!["f16, f32, i8, fp8"]),
         (vec!["hf:owner/model:file.gguf"], vec!["not in the cache", "hint:", "skep model pull"]),
     ] {
         let error = refused(&arguments);

@@ -13,7 +13,7 @@ pub struct ComputeFlags {
     /// Instruction set: portable, avx2, avx512 or avx512-bf16 [default: the best that the CPU has]
     #[arg(long, value_name = "ISA")]
     pub isa: Option<Isa>,
-    /// Format of keys and values: f16, f32, or i8, which takes half the memory of f16 [default: f16]
+    /// Format of keys and values: f16, f32 (CPU), or i8 (CPU) and fp8 (CUDA), half the memory of f16 [default: f16]
     #[arg(long, value_name = "FORMAT")]
     pub kv: Option<KvDtype>,
     /// Fraction of a CUDA device's memory that each model may take, from 0.1 to 1 [default: what is free]

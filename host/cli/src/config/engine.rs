@@ -84,6 +84,7 @@ pub enum KvConfig {
     F16,
     F32,
     I8,
+    Fp8,
 }
 
 /// Speculative decoding, and the source of its drafts.
@@ -142,6 +143,7 @@ impl From<KvConfig> for KvDtype {
             KvConfig::F16 => KvDtype::F16,
             KvConfig::F32 => KvDtype::F32,
             KvConfig::I8 => KvDtype::I8,
+            KvConfig::Fp8 => KvDtype::Fp8,
         }
     }
 }

@@ -353,6 +353,7 @@ mod tests {
             (executor.kv, executor.isa, executor.affinity),
             (KvDtype::I8, Some(Isa::Portable), CpuAffinity::Pinned(0))
         );
+        assert_eq!(apply("[engine]\nkv = \"fp8\"\n").expect("known").kv, KvDtype::Fp8);
         let error = apply("[engine]\nisa = \"sse9\"\n").expect_err("unknown").to_string();
         assert!(error.contains("sse9") && error.contains("avx2"), "{error}");
     }

@@ -34,7 +34,8 @@ Examples:
   skep model plan smollm2-135m
   skep model plan config.json --devices 8xH200 --context 131072 --sequences 16
   skep model plan hf:Qwen/Qwen3-30B-A3B --devices 2xL40S --json
-  skep model plan model.gguf --devices cpu:64 --kv i8")]
+  skep model plan model.gguf --devices cpu:64 --kv i8
+  skep model plan config.json --devices 2xH100 --kv fp8")]
 pub struct Args {
     /// Model: a config.json, a model folder or file, a name, or hf:OWNER/REPO
     source: String,
@@ -47,7 +48,7 @@ pub struct Args {
     /// Sequences of that many tokens that have to fit
     #[arg(long, default_value_t = 1, value_name = "N")]
     sequences: usize,
-    /// Format of keys and values: f16, i8 or f32; devices store f16
+    /// Format of keys and values: f16, i8 or f32, and f16 or fp8 on devices
     #[arg(long, default_value = "f16", value_name = "FORMAT")]
     kv: KvDtype,
     /// Print as JSON

@@ -20,7 +20,7 @@ skep.toml, every line optional:
   threads = 4
   [engine]
   replicas = 2
-  kv = \"f16\"                    # or \"f32\", \"i8\"
+  kv = \"f16\"                    # or \"f32\", \"i8\" (CPU), \"fp8\" (CUDA)
   kv_tokens = 65536             # per replica
   [limits]                      # ceilings for every agent
   memory_mb = 64
