@@ -82,11 +82,13 @@ impl Membership {
         };
         let found: HashMap<_, _> = others.iter().map(found).collect();
         *signs = found;
-        let is_unchanged =
-            |number| signs.get(number).is_some_and(|(_, since)| begun.duration_since(*since) >= UNCHANGED);
+        let is_unchanged = |sign: &SignOfLife| {
+            let known = signs.get(&sign.number);
+            known.is_some_and(|(_, since)| begun.duration_since(*since) >= UNCHANGED)
+        };
         let is_dead = |sign: &SignOfLife| {
             sign.is_cut_off && self.has_watched(begun, GAP)
-                || sign.is_lease_over && self.has_watched(begun, LONG_GAP) && is_unchanged(&sign.number)
+                || sign.is_lease_over && self.has_watched(begun, LONG_GAP) && is_unchanged(sign)
         };
         others.into_iter().filter(is_dead).collect()
     }

@@ -42,8 +42,13 @@ impl Kernel for Operations<'_> {
         // SAFETY: the arrays are as long as what is read.
         unsafe {
             let at = |row: usize| self.bytes.as_ptr().add(64 * row);
-            let rows: [S::I; 16] = std::array::from_fn(|row| S::load_i(at(row)));
-            results.extend(S::transpose(rows).map(|row| ("transpose", lanes::<S>(row))));
+            let mut rows = [S::zero_i(); 16];
+            for (row, loaded) in rows.iter_mut().enumerate() {
+                *loaded = S::load_i(at(row));
+            }
+            for row in S::transpose(rows) {
+                results.push(("transpose", lanes::<S>(row)));
+            }
             let [even, odd] = S::byte_pairs(rows[3]);
             let pairs = S::load_pairs(at(4).cast(), at(5).cast());
             let sum = S::dot_pairs(rows[7], S::load_pairs(at(8).cast(), at(9).cast()), even);
@@ -54,7 +59,6 @@ impl Kernel for Operations<'_> {
             let nibbles = S::and(rows[5], S::splat_i8(15));
             // Activations are never -128.
             let four = self.bytes[900..904].iter().map(|byte| (*byte as i8).max(-127)).collect::<Vec<i8>>();
-            let small = S::and(rows[10], S::splat_i8(127));
             results.extend([
                 ("even byte_pairs", lanes::<S>(even)),
                 ("odd byte_pairs", lanes::<S>(odd)),
@@ -64,8 +68,7 @@ impl Kernel for Operations<'_> {
                 ("dot_pairs of stored", lanes::<S>(wide)),
                 ("store_i16", lanes::<S>(S::load_i(stored.as_ptr().cast()))),
                 ("lookup", lanes::<S>(S::lookup(table, nibbles))),
-                ("dot", lanes::<S>(S::dot(rows[11], small, four.as_ptr()))),
-                ("dot_wide", lanes::<S>(S::dot_wide(rows[11], rows[12], four.as_ptr()))),
+                ("dot", lanes::<S>(S::dot(rows[11], rows[12], four.as_ptr()))),
                 ("or", lanes::<S>(S::or(rows[1], rows[2]))),
                 ("shr", lanes::<S>(S::shr::<3>(rows[1]))),
                 ("shl", lanes::<S>(S::shl::<5>(rows[1]))),
@@ -143,7 +146,10 @@ impl<const T: usize> Kernel for Dots<'_, T> {
         let mut lanes = [[[0i32; 16]; 2]; T];
         // SAFETY: the arrays are as long as what is read and written.
         unsafe {
-            let weights = std::array::from_fn(|register| S::load_i(self.weights.as_ptr().add(64 * register)));
+            let mut weights = [S::zero_i(); 8];
+            for (register, weights) in weights.iter_mut().enumerate() {
+                *weights = S::load_i(self.weights.as_ptr().add(64 * register));
+            }
             let Dots { largest, halves, .. } = self;
             let block = Block { weights, largest, halves, zero: S::zero_i() };
             for (lanes, sums) in lanes.iter_mut().zip(S::dots::<T>(block, self.activations.as_ptr())) {

@@ -135,8 +135,8 @@ impl Case {
                     .collect()
             })
             .collect();
+        let orders = [Order::FORWARD, Order::BACKWARD, Order::shuffled(7)];
         std::thread::scope(|scope| {
-            let orders = [Order::FORWARD, Order::BACKWARD, Order::shuffled(7)];
             for (own, (launches, order)) in launches.into_iter().zip(orders.iter().cycle()).enumerate() {
                 scope.spawn(move || {
                     for (round, (input, params)) in launches.into_iter().enumerate() {

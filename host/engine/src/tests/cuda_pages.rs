@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use skep_cache::DiskTier;
 use skep_model::{Activation, ExecutorOptions, KvDtype, emulated_executor};
 
 use super::disk_pages::{cached, open, written};
@@ -37,7 +38,7 @@ async fn a_restarted_engine_continues_from_the_disk_with_the_same_tokens() {
         let folder = tempfile::tempdir().unwrap();
         let reference = engine(ranks, EngineOptions::default());
         let with_disk =
-            |tier: &Arc<_>| EngineOptions { disk: Some(tier.clone()), ..EngineOptions::default() };
+            |tier: &Arc<DiskTier>| EngineOptions { disk: Some(tier.clone()), ..EngineOptions::default() };
         let tier = open(folder.path());
         let before = engine(ranks, with_disk(&tier));
         let first = generate(&before, greedy(PROMPT, 12)).await.unwrap();
