@@ -203,7 +203,8 @@ pub async fn example(folder: &str) -> AgentSource {
 
 /// Returns the component of one of `tests/guests`, built once per process. A test waits only for the guest that it needs.
 pub fn guest(name: &str) -> Arc<[u8]> {
-    static BUILT: Mutex<BTreeMap<String, Arc<OnceLock<Arc<[u8]>>>>> = Mutex::new(BTreeMap::new());
+    type Component = Arc<OnceLock<Arc<[u8]>>>;
+    static BUILT: Mutex<BTreeMap<String, Component>> = Mutex::new(BTreeMap::new());
     let built =
         BUILT.lock().unwrap_or_else(PoisonError::into_inner).entry(name.to_owned()).or_default().clone();
     let build = || {
