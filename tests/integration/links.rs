@@ -58,8 +58,9 @@ fn pages(folder: &Path) -> Vec<PathBuf> {
 fn prose(text: &str) -> impl Iterator<Item = &str> {
     let mut is_code = false;
     text.lines().filter(move |line| {
-        is_code ^= line.trim_start().starts_with("```");
-        !is_code
+        let is_fence = line.trim_start().starts_with("```");
+        is_code ^= is_fence;
+        !is_code && !is_fence
     })
 }
 

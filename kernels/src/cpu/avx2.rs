@@ -263,10 +263,11 @@ unsafe impl Simd for Avx2 {
             // The 8 by 8 values in each quarter are turned, and the quarters change places.
             for (from, to) in [(0, 0), (8, 8), (0, 8), (8, 0)] {
                 let is_high = to == 8;
-                let quarter = std::array::from_fn(|row| {
+                let mut quarter = [_mm256_setzero_si256(); 8];
+                for (row, value) in quarter.iter_mut().enumerate() {
                     let I2(low, high) = rows[from + row];
-                    if is_high { high } else { low }
-                });
+                    *value = if is_high { high } else { low };
+                }
                 for (row, value) in eights(quarter).into_iter().enumerate() {
                     let I2(low, high) = &mut turned[to + row];
                     *(if from == 8 { high } else { low }) = value;
@@ -427,20 +428,36 @@ unsafe fn f8(from: *const u8) -> F2 {
 unsafe fn eights([a, b, c, d, e, f, g, h]: [__m256i; 8]) -> [__m256i; 8] {
     // SAFETY: only register arithmetic in the caller's tier.
     unsafe {
-        let fours = |a, b, c, d| {
-            let (ab_low, ab_high) = (_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
-            let (cd_low, cd_high) = (_mm256_unpacklo_epi32(c, d), _mm256_unpackhi_epi32(c, d));
-            [
-                _mm256_unpacklo_epi64(ab_low, cd_low),
-                _mm256_unpackhi_epi64(ab_low, cd_low),
-                _mm256_unpacklo_epi64(ab_high, cd_high),
-                _mm256_unpackhi_epi64(ab_high, cd_high),
-            ]
-        };
         let [a, b, c, d] = fours(a, b, c, d);
         let [e, f, g, h] = fours(e, f, g, h);
-        let low = |x, y| _mm256_permute2x128_si256::<0x20>(x, y);
-        let high = |x, y| _mm256_permute2x128_si256::<0x31>(x, y);
-        [low(a, e), low(b, f), low(c, g), low(d, h), high(a, e), high(b, f), high(c, g), high(d, h)]
+        [
+            _mm256_permute2x128_si256::<0x20>(a, e),
+            _mm256_permute2x128_si256::<0x20>(b, f),
+            _mm256_permute2x128_si256::<0x20>(c, g),
+            _mm256_permute2x128_si256::<0x20>(d, h),
+            _mm256_permute2x128_si256::<0x31>(a, e),
+            _mm256_permute2x128_si256::<0x31>(b, f),
+            _mm256_permute2x128_si256::<0x31>(c, g),
+            _mm256_permute2x128_si256::<0x31>(d, h),
+        ]
+    }
+}
+
+/// Turns 4 by 4 values of 32 bits in each half of a register.
+///
+/// # Safety
+/// The conditions of the methods of [`Simd`] hold.
+#[inline(always)]
+unsafe fn fours(a: __m256i, b: __m256i, c: __m256i, d: __m256i) -> [__m256i; 4] {
+    // SAFETY: only register arithmetic in the caller's tier.
+    unsafe {
+        let (ab_low, ab_high) = (_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+        let (cd_low, cd_high) = (_mm256_unpacklo_epi32(c, d), _mm256_unpackhi_epi32(c, d));
+        [
+            _mm256_unpacklo_epi64(ab_low, cd_low),
+            _mm256_unpackhi_epi64(ab_low, cd_low),
+            _mm256_unpacklo_epi64(ab_high, cd_high),
+            _mm256_unpackhi_epi64(ab_high, cd_high),
+        ]
     }
 }

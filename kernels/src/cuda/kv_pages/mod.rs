@@ -20,7 +20,7 @@ pub(super) const FP8_CHUNK: u32 = 16;
 /// The format of keys and values in pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PageFormat {
-    /// That of the activations, with 16 bits.
+    /// The format of the activations, with 16 bits.
     Activations,
     /// FP8 (E4M3), with one scale for the key and one for the value of each head of each position.
     Fp8,

@@ -129,7 +129,7 @@ impl PageCopies {
             self.mark()?;
         }
         let begun = self.begin_read(stages, page);
-        // What was begun before a failure has to end as well before the memory is used again.
+        // Copies that were begun before a failure have to end as well before the memory is used again.
         let ended = self.ranks.iter().map(|rank| rank.copies.synchronize()).fold(Ok(()), Result::and);
         begun?;
         ended?;

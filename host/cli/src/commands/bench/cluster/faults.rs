@@ -19,7 +19,7 @@ use super::world::World;
 
 /// Time after which a host that was not heard from is replaced.
 const LEASE_MS: u64 = 10_000;
-/// Number of leases within which a host that is away has to be replaced. The other faults go on meanwhile, and a host that has just
+/// Number of leases within which a host that is away has to be replaced. The other faults continue meanwhile, and a host that has just
 /// started, or connected to the database again, replaces nobody for six seconds: so most hosts are away for one lease, and some
 /// for several.
 const LONGEST_LEASES: u64 = 12;
