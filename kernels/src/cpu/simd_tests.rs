@@ -205,7 +205,7 @@ fn dot_products_are_exact_up_to_the_largest_integers() {
 }
 
 /// An intrinsic that is called instead of inlined, because the code that calls it was compiled without the features of its
-/// tier, makes a kernel some twenty times slower.
+/// tier, made products ten times slower.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 #[test]
 fn kernels_call_no_intrinsics() {
