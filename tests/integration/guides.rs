@@ -124,14 +124,7 @@ static SHARED_NETWORK: Mutex<()> = Mutex::new(());
 /// Runs a page. Panics with the output of the block that failed.
 fn run(folder: &str, name: &str) {
     let page = repository().join(folder).join(name).with_extension("md");
-    let text = fs::read_to_string(&page).unwrap();
-    // A new crate in the checkout depends on the SDK there, which is compiled once for all pages. Pages about the copy of the SDK
-    // that a crate has elsewhere are elsewhere.
-    let scratch = match text.contains("vendor/") {
-        true => tempfile::tempdir(),
-        false => tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")),
-    };
-    let scratch = scratch.unwrap();
+    let scratch = tempfile::tempdir().unwrap();
     let (work, cache) = (scratch.path().join("work"), scratch.path().join("cache"));
     for made in [&work, &cache, &scratch.path().join("home")] {
         fs::create_dir_all(made).unwrap();
@@ -140,6 +133,7 @@ fn run(folder: &str, name: &str) {
         let folder = skep_cli::paths::cache_subdir(kept).unwrap();
         std::os::unix::fs::symlink(folder, cache.join(kept)).unwrap();
     }
+    let text = fs::read_to_string(&page).unwrap();
     let uses_examples = blocks(&page).iter().any(|block| block.is("sh") && block.text.contains("examples/"));
     if uses_examples {
         std::os::unix::fs::symlink(repository().join("examples"), work.join("examples")).unwrap();
