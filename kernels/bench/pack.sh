@@ -49,7 +49,7 @@ for part in "$@"; do
     begun=$SECONDS
     case $part in
         tests) "$here/skep_kernels" cuda:: $skips ;;
-        models) "$here/skep_model" the_tests_of_this_module_pass_on_a_real_device --nocapture ;;
+        models) "$here/skep_model" the_tests_of_devices_pass_on_a_real_device --nocapture ;;
         suite) "$here/skep" bench engine --suite --device cuda ;;
         kernels) "$here/skep" bench kernels --device cuda ;;
         memcheck | racecheck | synccheck)

@@ -375,23 +375,38 @@ unsafe fn round_weights<S: Simd, const N: usize>(
 ) {
     // SAFETY: accesses are within a block.
     unsafe {
-        let scaled = |r: usize, p: usize| {
-            let scales = S::load(scales.as_ptr().add((p * MAX_RUNS + run) * PAGE));
-            S::mul(S::load(weights[r].as_ptr().add(p * PAGE)), scales)
-        };
         for r in 0..N {
             let mut peak = S::zero();
             for p in 0..pages {
-                peak = S::max(peak, scaled(r, p));
+                peak = S::max(peak, scaled::<S>(&weights[r], scales, p, run));
             }
             let (step, inverse) = steps(S::max_lane(peak));
             to.steps[r] = step;
             let (limit, inverse) = (S::splat(LARGEST), S::splat(inverse));
             for p in 0..pages {
-                let value = S::min(S::mul(scaled(r, p), inverse), limit);
+                let value = S::min(S::mul(scaled::<S>(&weights[r], scales, p, run), inverse), limit);
                 S::store_i16(to.integers[r].as_mut_ptr().add(p * PAGE), value);
             }
         }
+    }
+}
+
+/// Returns the weights of a page, times the scales of one run. It is no closure, because the compiler may call a closure, which
+/// then lacks the features of the kernel.
+///
+/// # Safety
+/// Call inside a dispatched kernel; the page is within the block.
+#[inline(always)]
+unsafe fn scaled<S: Simd>(
+    weights: &[f32; BLOCK],
+    scales: &[f32; BLOCK_PAGES * MAX_RUNS * PAGE],
+    page: usize,
+    run: usize,
+) -> S::F {
+    // SAFETY: accesses are within a block.
+    unsafe {
+        let scales = S::load(scales.as_ptr().add((page * MAX_RUNS + run) * PAGE));
+        S::mul(S::load(weights.as_ptr().add(page * PAGE)), scales)
     }
 }
 
