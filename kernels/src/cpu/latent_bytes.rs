@@ -391,7 +391,7 @@ unsafe fn round_weights<S: Simd, const N: usize>(
     }
 }
 
-/// Returns the weights of a page, times the scales of one run. It is no closure, because the compiler may call a closure, which
+/// Returns the weights of a page, times the scales of one run. It is not a closure, because the compiler may call a closure, which
 /// then lacks the features of the kernel.
 ///
 /// # Safety
