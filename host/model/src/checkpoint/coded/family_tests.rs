@@ -237,8 +237,9 @@ fn encoded(model: &Model, coding: &Coding) -> Encoded {
     for (name, (_, shape, data)) in &model.tensors {
         let is_linear = name.ends_with(".weight") && (name.contains("_proj") || name.contains(".experts."));
         let [rows, columns] = shape[..] else { continue };
-        // Weights that are not whole groups and words stay as they are.
-        if !is_linear || !columns.is_multiple_of(GROUP) || !rows.is_multiple_of(8) {
+        // Weights that are not whole groups and words stay as they are, on each of two ranks if they divide the columns.
+        let ranks = if name.contains("o_proj") || name.contains("down_proj") { 2 } else { 1 };
+        if !is_linear || !columns.is_multiple_of(GROUP * ranks) || !rows.is_multiple_of(8) {
             continue;
         }
         let values: Vec<f32> =

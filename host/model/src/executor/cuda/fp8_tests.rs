@@ -5,9 +5,9 @@ use super::*;
 use crate::batch::{BatchSequence, PAGE_TOKENS, PageId};
 
 /// Maximum error of logits with keys and values in FP8, as a fraction of the largest logit. Rounding to three bits moves a
-/// value by up to a sixteenth of it, and these tiny random models amplify it: 17 % were measured, and wrong pages give more than
-/// 100 %. The kernels are compared exactly with rounded values in their own tests.
-const FP8_BOUND: f32 = 3e-1;
+/// value by up to a sixteenth of it, and these tiny random models amplify it: 17 % and, where keys have a bias, 30 % were
+/// measured, and wrong pages give more than 100 %. The kernels are compared exactly with rounded values in their own tests.
+const FP8_BOUND: f32 = 4e-1;
 const GREEDY_STEPS: usize = 12;
 
 fn fp8_options() -> ExecutorOptions {
