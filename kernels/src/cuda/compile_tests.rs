@@ -1,8 +1,10 @@
 //! Tests that every kernel compiles with both supported versions of NVRTC, and uses no more local memory than its allowance.
 //!
-//! One architecture of each kind is compiled for, because all of them take a core ten minutes; with `SKEP_ALL_ARCHITECTURES`
-//! set, as before a release, every architecture is compiled for. NVRTC comes from Python packages that pip installs into the target folder once. Compiled modules are cached there as
-//! well, so that a later run compiles only changed sources.
+//! One architecture of each kind is compiled for, because all of them take a core ten minutes. With `SKEP_ALL_ARCHITECTURES`
+//! set, as before a release, every architecture is compiled for.
+//!
+//! NVRTC comes from Python packages that pip installs into the target folder once. Compiled modules are cached there as well,
+//! so that a later run compiles only changed sources.
 
 use std::fs;
 use std::io::Write as _;
