@@ -305,8 +305,8 @@ fn check(model: &Model, coding: &Coding) -> &'static str {
         }
         // If two experts score alike, rounded activations may choose the other one.
         let far = rows().filter(|((wanted, _), packed)| error(packed, wanted) > 0.1).count();
-        // The packed experts of gpt-oss differ in up to 18 of 24 rows, which is not understood yet.
-        let most = if model.fixture == "gpt-oss" { TOKENS } else { TOKENS / 4 };
+        // In gpt-oss, whose coded weights are those of its attention, 18 of 24 rows differ. The reason is not known.
+        let most = if model.fixture == "gpt-oss" { TOKENS * 5 / 6 } else { TOKENS / 4 };
         assert!(far <= most, "{what}, {tensor_parallel} ranks: {far} rows differ");
     }
     let has_experts = checkpoint.tensors().any(|tensor| tensor.name.contains(".experts."));
@@ -337,10 +337,10 @@ fn the_guide_lists_the_families_and_codings_that_run() {
 /// Opens the model whose experts are 4-bit floats, and returns which parts are.
 fn published_mxfp4() -> &'static str {
     let checkpoint = Checkpoint::open(&fixture("gpt-oss-mxfp4")).unwrap();
-    let is_packed = |part: &str| {
+    let all_packed = |part: &str| {
         let mut tensors = checkpoint.tensors().filter(|tensor| tensor.name.contains(part));
-        tensors.any(|tensor| tensor.dtype == skep_kernels::DType::Mxfp4)
+        tensors.all(|tensor| tensor.dtype == skep_kernels::DType::Mxfp4 || tensor.name.ends_with("bias"))
     };
-    assert!(is_packed(".experts.") && !is_packed("self_attn.q_proj"));
+    assert!(all_packed(".experts.") && !all_packed("self_attn.q_proj"));
     "experts"
 }
