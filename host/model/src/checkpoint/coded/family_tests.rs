@@ -35,7 +35,9 @@ fn models() -> Vec<Model> {
             .map(plain)
             .into();
     models.push(Model { fixture: "llama-gqa", keys, tensors: floats(cut) });
-    models.extend(["deepseek-v3", "glm4-moe", "glm4-moe-lite", "gpt-oss"].map(plain));
+    models.extend(["deepseek-v3", "glm4-moe", "glm4-moe-lite"].map(plain));
+    // The experts of this model score so alike that 1 % of noise in the weights changes the choice for 10 of 24 tokens.
+    models.push(Model { keys: json!({"num_experts_per_tok": 8}), ..plain("gpt-oss") });
     models
 }
 
@@ -303,10 +305,9 @@ fn check(model: &Model, coding: &Coding) -> &'static str {
             let error = error(expanded, wanted);
             assert!(error < 1e-5, "{what}, {tensor_parallel} ranks: {error}");
         }
-        // If two experts score alike, rounded activations may choose the other one.
+        // If two experts score alike, rounded activations may choose the other one. gpt-oss uses all of its experts here.
         let far = rows().filter(|((wanted, _), packed)| error(packed, wanted) > 0.1).count();
-        // In gpt-oss, whose coded weights are those of its attention, 18 of 24 rows differ. The reason is not known.
-        let most = if model.fixture == "gpt-oss" { TOKENS * 5 / 6 } else { TOKENS / 4 };
+        let most = if model.fixture == "gpt-oss" { 0 } else { TOKENS / 4 };
         assert!(far <= most, "{what}, {tensor_parallel} ranks: {far} rows differ");
     }
     let has_experts = checkpoint.tensors().any(|tensor| tensor.name.contains(".experts."));
