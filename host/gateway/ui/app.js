@@ -15,7 +15,8 @@ function App() {
   const found = findPage(path);
   useEffect(() => {
     const first = caller && NAVIGATION.find(({ need }) => may(caller, need));
-    if (found?.isStart && first) navigate(first.path, { replace: true });
+    // A person may have gone on since this was drawn.
+    if (findPage(location.pathname)?.isStart && first) navigate(first.path, { replace: true });
   }, [path, caller]);
 
   if (state === 'loading') return null;

@@ -82,11 +82,12 @@ export const toasted = (page, text) => page.evaluate(([wanted, patience]) => new
   look();
 }), [text, PATIENCE_MS]);
 
-/** Checks accessibility, and that nothing is wider than the window; keeps a screenshot. */
-export async function inspect(page, name) {
+/** Checks accessibility, and that nothing is wider than the window; keeps a screenshot. `rules` are those that count; all do without them. */
+export async function inspect(page, name, { rules } = {}) {
   await painted(page);
-  await page.evaluate(axe);
-  const found = await page.evaluate(() => window.axe.run(document, { resultTypes: ['violations'] }));
+  if (!await page.evaluate(() => Boolean(window.axe))) await page.evaluate(axe);
+  const runOnly = rules && { type: 'rule', values: rules };
+  const found = await page.evaluate((only) => window.axe.run(document, { resultTypes: ['violations'], ...only }), runOnly && { runOnly });
   const serious = found.violations.filter((one) => ['serious', 'critical'].includes(one.impact));
   const told = serious.map((one) => `${one.id}: ${one.help}: ${one.nodes.map((node) => node.target).slice(0, 3).join(' | ')}`);
   check(told.length === 0, `${name}: ${told.join('\n')}`);

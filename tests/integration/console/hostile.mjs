@@ -1,13 +1,15 @@
 // Texts of models, tools and clients that would be scripts if a page took them for HTML.
-import { api, check, healthy, open, scenario, settled, url, visit } from './browser.mjs';
+import { PATIENCE_MS, api, check, healthy, open, scenario, settled, url, visit } from './browser.mjs';
 
 const { HOSTILE } = process.env;
 
 await scenario(async () => {
   const { data: [turn] } = await api('GET', '/v1/agents/talker/sessions/s/turns');
   // The log of requests is written after the answer.
+  const latest = performance.now() + PATIENCE_MS;
   let request;
-  for (let tries = 0; tries < 100 && !request; tries += 1) {
+  while (!request) {
+    check(performance.now() < latest, 'the log of requests stays empty');
     ({ data: [request] } = await api('GET', '/v1/requests'));
     if (!request) await new Promise((done) => setTimeout(done, 100));
   }
@@ -58,9 +60,9 @@ await scenario(async () => {
   // The message, and the answer.
   await page.getByText('onerror=alert(1)').filter({ visible: true }).nth(1).waitFor();
   // The reasoning before the answer is folded.
-  const fold = page.getByRole('button', { name: /^Reasoning/ });
+  const fold = page.getByRole('button', { name: /^Reasoning/, expanded: false });
+  await fold.waitFor();
   const shownBefore = await page.getByText('onerror=alert(1)').filter({ visible: true }).count();
-  check(await fold.getAttribute('aria-expanded') === 'false', 'the reasoning is not folded');
   await fold.click();
   await page.getByText('onerror=alert(1)').filter({ visible: true }).nth(shownBefore).waitFor();
   check(await page.locator('img[src="x"], a[href^="javascript"]').count() === 0, 'the playground made HTML of a text');

@@ -25,9 +25,12 @@ use tokio::runtime::Handle;
 /// A text that would run a script if a page took it for HTML.
 const HOSTILE: &str = "<img src=x onerror=alert(1)><script>alert(2)</script>[x](javascript:alert(3))";
 
-/// Runs a blocking scenario beside the runtime of the test.
+/// Runs a blocking scenario beside the runtime of the test, which fails as the scenario does.
 async fn blocking<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> T {
-    tokio::task::spawn_blocking(run).await.unwrap()
+    match tokio::task::spawn_blocking(run).await {
+        Ok(returned) => returned,
+        Err(failed) => std::panic::resume_unwind(failed.into_panic()),
+    }
 }
 
 /// Deploys an example whose turns may take ten minutes, as they do on a machine that runs other tests at the same time.

@@ -4,7 +4,7 @@ import { execFileSync } from 'node:child_process';
 import { mkdtempSync, readFileSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { api, check, healthy, inspect, open, scenario, visit } from './browser.mjs';
+import { api, check, healthy, inspect, open, painted, scenario, visit } from './browser.mjs';
 
 const answersOf = (page) => page.getByRole('article', { name: /^(?!You).*: message$/ });
 const hasEnded = (page, count = 1) => page.locator('.chat-figures').getByText('total').nth(count - 1).waitFor();
@@ -27,6 +27,43 @@ async function continued(page) {
   await hasEnded(page);
   const whole = await text.innerText();
   check(await answersOf(page).count() === 1 && whole.length > cut.length && whole.startsWith(cut.trim()), `“${cut}” became “${whole}”`);
+}
+
+/** Whoever chooses as soon as there is a choice keeps it: the page chooses a model only for a side that has none. */
+async function choose() {
+  const page = await open();
+  await page.addInitScript(() => new MutationObserver((changes, observer) => {
+    const select = document.querySelector('select[aria-label="Model or agent"]');
+    if (![...select?.options ?? []].some(({ value }) => value === 'agent:approval')) return;
+    observer.disconnect();
+    select.value = 'agent:approval';
+    select.dispatchEvent(new Event('change', { bubbles: true }));
+  }).observe(document, { childList: true, subtree: true }));
+  await visit(page, '/ui/playground');
+  await page.getByPlaceholder(/^Message \w/).waitFor();
+  await painted(page);
+  const chosen = await page.getByLabel('Model or agent', { exact: true }).inputValue();
+  check(chosen === 'agent:approval', `${chosen} is chosen`);
+  healthy(page);
+  await page.context().close();
+}
+
+/** The start page leads to the first page, but not whoever has gone on as soon as there is a navigation. */
+async function start() {
+  const page = await open();
+  await visit(page, '/ui');
+  check(new URL(page.url()).pathname === '/ui/playground', `the start page leads to ${page.url()}`);
+  await page.addInitScript(() => new MutationObserver((changes, observer) => {
+    const link = document.querySelector('nav a.nav-item[href="/ui/docs"]');
+    if (!link) return;
+    observer.disconnect();
+    link.click();
+  }).observe(document, { childList: true, subtree: true }));
+  await visit(page, '/ui');
+  await painted(page);
+  check(new URL(page.url()).pathname === '/ui/docs', `a click on the docs leads to ${page.url()}`);
+  healthy(page);
+  await page.context().close();
 }
 
 async function chat() {
@@ -94,6 +131,33 @@ async function stop() {
   await answersOf(page).last().getByText('Stopped', { exact: true }).waitFor();
   await page.getByLabel('Max tokens').fill('12');
   await continued(page);
+  healthy(page);
+}
+
+/** A message that was changed is the one that is answered again, and an answer is not continued while a person changes it. */
+async function rewrite() {
+  const page = await open();
+  await visit(page, '/ui/playground');
+  await page.getByLabel('Max tokens').fill('8');
+  await say(page, 'Tell me about bees.');
+  await hasEnded(page);
+  const said = page.getByRole('article', { name: 'You: message' });
+  await said.getByRole('button', { name: 'Edit the message' }).click();
+  await page.getByLabel('Text of the message').fill('Tell me about wasps.');
+  await page.getByRole('button', { name: 'Save' }).click();
+  await said.getByText('Tell me about wasps.').waitFor();
+  const asked = page.waitForRequest('**/v1/chat/completions');
+  await answersOf(page).getByRole('button', { name: 'Write this answer again' }).click();
+  const { messages } = (await asked).postDataJSON();
+  check(messages.length === 1 && messages[0].content === 'Tell me about wasps.', JSON.stringify(messages));
+  await hasEnded(page);
+  const more = page.getByRole('button', { name: 'Continue' });
+  await more.waitFor();
+  await answersOf(page).getByRole('button', { name: 'Edit the message' }).click();
+  await page.getByLabel('Text of the message').fill('Wasps are');
+  check(await more.count() === 0, 'an answer that is changed can be continued');
+  await page.getByRole('button', { name: 'Save' }).click();
+  await more.waitFor();
   healthy(page);
 }
 
@@ -204,6 +268,33 @@ async function deploy() {
   healthy(page);
 }
 
+/** A message that is typed while another one is on its way stays in its field. */
+async function type() {
+  const page = await open();
+  const way = {};
+  const held = new Promise((release) => { way.release = release; });
+  await page.route('**/messages?detach=true', async (route) => { await held; await route.continue(); });
+  await visit(page, '/ui/sessions/ledger/second');
+  const field = page.getByLabel('Message', { exact: true });
+  const asked = page.waitForRequest('**/messages?detach=true');
+  await field.fill('How many frames?');
+  await page.keyboard.press('Enter');
+  await asked;
+  await field.fill('And how many');
+  way.release();
+  await page.locator('form.sender [aria-busy]').waitFor({ state: 'detached' });
+  check(await field.inputValue() === 'And how many', `“${await field.inputValue()}” is left`);
+  await field.fill('And how many bees?');
+  await page.keyboard.press('Enter');
+  await page.getByText('And how many bees?').first().waitFor();
+  await page.locator('form.sender [aria-busy]').waitFor({ state: 'detached' });
+  check(await field.inputValue() === '', 'a message that was sent is left');
+  const texts = async () => (await api('GET', '/v1/agents/ledger/sessions/second/state')).data[0].value;
+  while ((await texts()).length < 3) await page.waitForTimeout(100);
+  check((await texts()).join() === 'Count the hives.,How many frames?,And how many bees?', await texts());
+  healthy(page);
+}
+
 async function approve() {
   const page = await open({ expected: ['404'] });
   await visit(page, '/ui/sessions/approval/c1');
@@ -293,11 +384,15 @@ async function find() {
 
 await scenario(async () => {
   await secrets();
+  await start();
+  await choose();
   await chat();
   await stop();
+  await rewrite();
   await tools();
   await compare();
   await deploy();
+  await type();
   await approve();
   await find();
 });

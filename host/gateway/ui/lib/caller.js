@@ -15,13 +15,18 @@ export function useCaller() {
   return callerStore.use().caller;
 }
 
-/** Asks the host who calls. */
+let asked = 0;
+
+/** Asks the host who calls. If it is asked again before it answers, only the answer to the last question counts. */
 export async function identify() {
+  const own = (asked += 1);
   try {
     const caller = await api.get('/v1/caller');
+    if (own !== asked) return;
     signedOut.set(false);
     callerStore.set({ state: 'ready', caller, error: null });
   } catch (error) {
+    if (own !== asked) return;
     if (error.status === 401) refused();
     else if (error.status === 403) callerStore.set({ state: 'refused', caller: null, error });
     else callerStore.set((was) => (was.caller ? was : { state: 'failed', caller: null, error }));

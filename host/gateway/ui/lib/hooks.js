@@ -1,7 +1,7 @@
 // Loading with hooks: a resource, a polled resource, a stream, and small things that pages share.
 import { api } from './api.js';
 import { connection, lost, returned } from './connection.js';
-import { useCallback, useEffect, useRef, useState } from './html.js';
+import { useCallback, useEffect, useLayoutEffect, useRef, useState } from './html.js';
 
 /**
  * Loads something: `load(signal)` is called when `deps` change and by `reload()`.
@@ -138,6 +138,16 @@ export function useAction(act) {
   }, []);
   const clear = useCallback(() => setState({ busy: false, error: null }), []);
   return [run, { ...state, clear }];
+}
+
+/** Returns a reference that is true while the component is drawn: an answer that comes after a person has closed a dialog must not close or open anything. */
+export function useIsDrawn() {
+  const isDrawn = useRef(true);
+  useLayoutEffect(() => {
+    isDrawn.current = true;
+    return () => { isDrawn.current = false; };
+  }, []);
+  return isDrawn;
 }
 
 /** Whether a media query holds. */

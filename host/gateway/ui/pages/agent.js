@@ -2,7 +2,7 @@
 import { api, url } from '../lib/api.js';
 import { may } from '../lib/caller.js';
 import { number, percent } from '../lib/format.js';
-import { usePolled, useResource } from '../lib/hooks.js';
+import { useIsDrawn, usePolled, useResource } from '../lib/hooks.js';
 import { html, useMemo, useState } from '../lib/html.js';
 import { Link, navigate, paths, setQuery } from '../lib/router.js';
 import { remember } from '../lib/store.js';
@@ -24,6 +24,7 @@ export default function AgentPage({ params: { agent: name }, query, caller }) {
   const tab = TABS.includes(query.tab) ? query.tab : 'overview';
   const [dialog, open] = useState(null);
   const [files, deploy] = useState(null);
+  const isDrawn = useIsDrawn();
   const isAdmin = may(caller, 'admin');
   const isOver = useDrop(deploy, isAdmin);
   const { data, error } = agent;
@@ -41,7 +42,7 @@ export default function AgentPage({ params: { agent: name }, query, caller }) {
     ${isOver && html`<${DropHere} />`}
     ${files && html`<${Deploy} files=${files} manifest=${data?.manifest ?? ''} onClose=${() => deploy(null)} onDone=${agent.reload} />`}
     ${dialog === 'send' && html`<${Send} name=${name} onClose=${() => open(null)} />`}
-    ${dialog === 'delete' && html`<${Confirm} title=${`Delete ${name}?`} action="Delete" type=${name} onClose=${() => open(null)} confirm=${async () => { await api.del(path); toast(`Deleted ${name}`); navigate(paths.agents(), { replace: true }); }}>
+    ${dialog === 'delete' && html`<${Confirm} title=${`Delete ${name}?`} action="Delete" type=${name} onClose=${() => open(null)} confirm=${async () => { await api.del(path); toast(`Deleted ${name}`); if (isDrawn.current) navigate(paths.agents(), { replace: true }); }}>
       <p>This deletes the agent with all its versions, sessions, schedules and log lines. It cannot be undone.</p><//>`}
   <//>`;
 }
@@ -107,6 +108,7 @@ function Send({ name, onClose }) {
   const [session, setSession] = useState(() => `console-${Math.random().toString(36).slice(2, 8)}`);
   const [text, setText] = useState('');
   const [state, set] = useState({ busy: false, error: null });
+  const isDrawn = useIsDrawn();
   const send = async (event) => {
     event.preventDefault();
     if (!text.trim() || !session.trim()) return;
@@ -114,6 +116,7 @@ function Send({ name, onClose }) {
     try {
       const { turn_id: turn } = await api.post(url`/v1/agents/${name}/sessions/${session.trim()}/messages`, { text }, { query: { detach: true } });
       remember(sentKey(turn), { text });
+      if (!isDrawn.current) return;
       onClose();
       navigate(paths.session(name, session.trim()));
     } catch (error) { set({ busy: false, error }); }

@@ -3,7 +3,7 @@ import { api, url } from '../lib/api.js';
 import { may } from '../lib/caller.js';
 import { count, number } from '../lib/format.js';
 import { useAction, usePolled } from '../lib/hooks.js';
-import { html, useEffect, useState } from '../lib/html.js';
+import { html, useEffect, useRef, useState } from '../lib/html.js';
 import { inboxCount } from '../lib/inbox.js';
 import { Link, paths, setQuery } from '../lib/router.js';
 import { Badge, Button, Empty, ErrorNote, Loaded, More, Note, Page, StateBadge, Table, Tabs, Time, toast } from '../parts/index.js';
@@ -17,10 +17,14 @@ export default function Inbox({ caller, query }) {
   const isAdmin = may(caller, 'admin');
   const approvals = usePolled((signal) => api.get('/v1/approvals', { signal, query: { limit: APPROVALS } }), [], { everyMs: 2500 });
   const letters = usePaged(({ signal, last }) => (isAdmin ? api.get('/v1/webhooks/dead-letters', { signal, query: { before: last?.id, limit: LETTERS } }) : { data: [], has_more: false }), [isAdmin]);
-  // The newest ones are read again: deliveries fail while one looks, and those that are delivered again go.
+  // The newest ones are read again: deliveries fail while one looks, and those that are delivered again go. An answer from
+  // before a delivery still has its letter, and does not count.
+  const delivered = useRef(0);
   usePolled(async (signal) => {
     if (!isAdmin || !letters.rows) return null;
+    const before = delivered.current;
     const head = await api.get('/v1/webhooks/dead-letters', { signal, query: { limit: LETTERS } });
+    if (delivered.current !== before) return null;
     letters.setRows((rows) => merged(rows, head), { hasMore: (was) => (head.has_more ? was : false) });
     return null;
   }, [], { everyMs: 4000, when: isAdmin && !!letters.rows });
@@ -35,7 +39,7 @@ export default function Inbox({ caller, query }) {
     <${Tabs} label="Parts of the inbox" active=${tab} onSelect=${(id) => setQuery({ tab: id === 'approvals' ? '' : id })}
       tabs=${[{ id: 'approvals', label: 'Approvals', count: counted(approvals.data?.data) }, { id: 'letters', label: 'Dead letters', count: isAdmin ? counted(letters.rows, letters.hasMore) : null }, { id: 'batches', label: 'Failed batches', count: counted(bad) }]}>
       ${tab === 'approvals' && html`<${Approvals} approvals=${approvals} caller=${caller} />`}
-      ${tab === 'letters' && (isAdmin ? html`<${Letters} letters=${letters} />` : html`<${Note}>Dead letters concern all tenants: a key with the role “admin” sees them.<//>`)}
+      ${tab === 'letters' && (isAdmin ? html`<${Letters} letters=${letters} onDelivered=${() => { delivered.current += 1; }} />` : html`<${Note}>Dead letters concern all tenants: a key with the role “admin” sees them.<//>`)}
       ${tab === 'batches' && html`<${Batches} batches=${batches} bad=${bad} caller=${caller} />`}<//>
   <//>`;
 }
@@ -52,13 +56,14 @@ function merged(rows, { data, has_more: hasMore }) {
   return next.length === rows.length && next.every((row, n) => isSame(row, rows[n])) ? rows : next;
 }
 
-function Letters({ letters }) {
+function Letters({ letters, onDelivered }) {
   const [sending, send] = useState(null);
   const [redeliver, { error }] = useAction(async (letter) => {
     send(letter.id);
     try {
       await api.post(url`/v1/webhooks/dead-letters/${letter.id}/redeliver`);
       toast(`“${letter.topic}” is delivered again`);
+      onDelivered();
       // It comes back if it fails again.
       letters.setRows((rows) => rows.filter(({ id }) => id !== letter.id));
     } finally { send(null); }

@@ -9,7 +9,7 @@ import { Options } from './playground/options.js';
 import { Pane } from './playground/pane.js';
 import { run, running, stopAll } from './playground/run.js';
 import { samples } from './playground/samples.js';
-import { append, change, chooseModel, clearAll, isAgent, newId, newPane, playground, userMessage } from './playground/state.js';
+import { append, calm, change, chooseModel, clearAll, isAgent, newId, newPane, playground, userMessage } from './playground/state.js';
 
 export default function Playground({ caller, query }) {
   const state = playground.use();
@@ -18,7 +18,7 @@ export default function Playground({ caller, query }) {
   const [showsCode, showCode] = useState(false);
   const [showsOptions, showOptions] = useState(false);
   const isNarrow = useMedia('(max-width: 1080px)');
-  useChoice(models, state, query);
+  useChoice(models, query);
   const actions = useMemo(() => ({
     clear: () => { stopAll(); clearAll(); document.getElementById('composer')?.focus(); },
     compare: () => change(({ panes }) => ({ panes: panes.length > 1 ? panes.slice(0, 1) : [...panes, { ...panes[0], ...newPane(otherModel(models, panes[0].model)), messages: copyOf(panes[0]) }] })),
@@ -50,16 +50,17 @@ export default function Playground({ caller, query }) {
   <//>`;
 }
 
-const copyOf = (pane) => (isAgent(pane.model) ? [] : pane.messages.map((message) => ({ ...message, id: newId() })));
+const copyOf = (pane) => (isAgent(pane.model) ? [] : pane.messages.map((message) => ({ ...calm(message), id: newId() })));
 const otherModel = (models, model) => (models.find(({ id }) => id !== model && !isAgent(id)) ?? models[0])?.id ?? model;
 
-/** Chooses a model for panes that have none, and the one that the address asks for (`?model=`). */
-function useChoice(models, state, query) {
-  useEffect(() => {
+/** Chooses a model for panes that have none, and the one that the address asks for (`?model=`), before a person can choose another one. */
+function useChoice(models, query) {
+  useLayoutEffect(() => {
     if (!models.length) return;
     const standard = (models.find(({ skep }) => skep?.is_default) ?? models[0]).id;
-    for (const pane of state.panes) if (!pane.model) chooseModel(pane.id, standard);
-    if (query.model) { chooseModel(state.panes[0].id, query.model); setQuery({ model: null }); }
+    const { panes } = playground.get();
+    for (const pane of panes) if (!pane.model) chooseModel(pane.id, standard);
+    if (query.model) { chooseModel(panes[0].id, query.model); setQuery({ model: null }); }
   }, [models.length, query.model]);
 }
 

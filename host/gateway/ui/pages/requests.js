@@ -50,27 +50,47 @@ function Log({ query, caller }) {
   useEffect(() => setQuery({ q: filter.q, model: filter.model, agent: filter.agent, tenant: filter.tenant }), [shape]);
   const config = useResource((signal) => (isAdmin ? api.get('/v1/config', { signal }) : null), [isAdmin]);
 
-  // Records come one by one; they are put on top a few times a second.
-  const fresh = useRef([]);
-  const timer = useRef(null);
-  useEffect(() => { fresh.current = []; return () => { clearTimeout(timer.current); timer.current = null; }; }, [shape, isLive]);
-  const flush = () => {
-    timer.current = null;
-    const added = fresh.current.splice(0).reverse();
+  // Records come one by one; they are put on top a few times a second. They wait while a page loads, because its answer replaces the rows
+  // or follows the last one, and while the newest records are read, because those are older.
+  const feed = useRef(null);
+  useEffect(() => {
+    const own = { fresh: [], timer: null, reads: 0, stop: new AbortController() };
+    feed.current = own;
+    return () => { own.stop.abort(); clearTimeout(own.timer); };
+  }, [shape]);
+  const flush = (own) => {
+    own.timer = null;
+    if (own.reads > 0 || list.isBusy()) { soon(own); return; }
+    const newest = own.fresh.splice(0).reverse();
     list.setRows((rows) => {
       const known = new Set(rows.slice(0, 500).map(({ id }) => id));
-      const next = [...added.filter(({ id }) => !known.has(id)), ...rows];
+      const added = newest.filter(({ id }) => !known.has(id) && known.add(id));
+      if (!added.length) return rows;
+      const next = [...added, ...rows];
       return next.length > Math.max(KEPT, rows.length) ? next.slice(0, Math.max(KEPT, rows.length)) : next;
     // The cursor of the next page belongs to the end that fell off.
     }, { hasMore: (was, rows) => was && rows.length < KEPT });
   };
+  const soon = (own) => { own.timer ??= setTimeout(flush, 300, own); };
   const status = useStream(isLive && list.rows ? '/v1/requests' : null, {
     query: { ...filter, follow: true },
+    // The stream begins with the next record. Those since the list was read, or since it was followed, are read again.
+    async onOpen() {
+      const { current: own } = feed;
+      own.reads += 1;
+      try {
+        const { data } = await api.get('/v1/requests', { signal: own.stop.signal, query: { ...filter, limit: LIMIT } });
+        own.fresh.unshift(...data.reverse());
+      } catch { /* The page shows the records of the stream alone. */ }
+      own.reads -= 1;
+      if (!own.stop.signal.aborted) soon(own);
+    },
     onEvent: ({ event, data }) => {
       if (event !== 'request') return;
-      fresh.current.push(JSON.parse(data));
-      if (fresh.current.length > KEPT) fresh.current.shift();
-      timer.current ??= setTimeout(flush, 300);
+      const { current: own } = feed;
+      own.fresh.push(JSON.parse(data));
+      if (own.fresh.length > KEPT) own.fresh.shift();
+      soon(own);
     },
   });
   const exports = async () => {

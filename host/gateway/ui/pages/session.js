@@ -2,7 +2,7 @@
 import { api, url } from '../lib/api.js';
 import { may } from '../lib/caller.js';
 import { bytes, count, duration, number, short } from '../lib/format.js';
-import { usePolled, useResource } from '../lib/hooks.js';
+import { useIsDrawn, usePolled, useResource } from '../lib/hooks.js';
 import { html, useCallback, useEffect, useMemo, useRef, useState } from '../lib/html.js';
 import { Link, navigate, paths, setQuery } from '../lib/router.js';
 import { recall, remember } from '../lib/store.js';
@@ -20,6 +20,7 @@ export default function SessionPage({ params: { agent, session }, query, caller 
   const path = url`/v1/agents/${agent}/sessions/${session}`;
   const tab = ['state', 'turns', 'logs'].includes(query.tab) ? query.tab : 'messages';
   const [dialog, open] = useState(null);
+  const isDrawn = useIsDrawn();
   const detail = useResource((signal) => api.get(path, { signal }), [path]);
   const owner = useResource((signal) => (detail.data ? api.get(url`/v1/agents/${agent}`, { signal }) : null), [agent, !detail.data]);
   const { data, error } = detail;
@@ -43,7 +44,7 @@ export default function SessionPage({ params: { agent, session }, query, caller 
         <${PANELS[tab]} ...${shown} key=${tab} /><//>`}
     </div>
     ${dialog === 'fork' && html`<${Fork} agent=${agent} session=${session} path=${path} onClose=${() => open(null)} />`}
-    ${dialog === 'delete' && html`<${Confirm} title="Delete this session?" action="Delete" onClose=${() => open(null)} confirm=${async () => { await api.del(path); toast(`Deleted ${session}`); navigate(paths.sessions(), { replace: true }); }}>
+    ${dialog === 'delete' && html`<${Confirm} title="Delete this session?" action="Delete" onClose=${() => open(null)} confirm=${async () => { await api.del(path); toast(`Deleted ${session}`); if (isDrawn.current) navigate(paths.sessions(), { replace: true }); }}>
       <p><strong><${SessionName} id=${session} /></strong> of ${agent} goes with its messages, state, turns and log lines. This cannot be undone; an export keeps a copy.</p><//>`}
   <//>`;
 }
@@ -62,6 +63,7 @@ function Summary({ data, limits }) {
 /** The turns that run now: those that were sent from here, and those that run when the page is opened. */
 function useLive(path, agent, session, detail) {
   const [open, setOpen] = useState([]);
+  const reloads = useRef({ asked: 0, shown: 0 });
   const add = (turn) => setOpen((was) => (was.some(({ id }) => id === turn.id) ? was : [...was, turn]));
   /** Shows a turn that somebody else began; what was said to it comes with its status. */
   const begin = (id, signal) => {
@@ -83,7 +85,14 @@ function useLive(path, agent, session, detail) {
     add({ id, text: message.text, data: message.data });
   };
   const close = (id) => { remember(sentKey(id), null); setOpen((was) => was.filter((turn) => turn.id !== id)); };
-  return { open, send, close, reload: async () => { const data = await api.get(path); detail.setData(data); return data; } };
+  /** Reads the session again. An older answer does not replace a newer one. */
+  const reload = async () => {
+    const asked = (reloads.current.asked += 1);
+    const data = await api.get(path);
+    if (asked > reloads.current.shown) { reloads.current.shown = asked; detail.setData(data); }
+    return data;
+  };
+  return { open, send, close, reload };
 }
 
 function Messages({ agent, session, path, caller, data, isNew, live, query }) {
@@ -181,6 +190,7 @@ function Fork({ agent, session, path, onClose }) {
   const tenant = session.slice(0, session.indexOf('/') + 1);
   const [id, setId] = useState(`${tenant}${plain}-fork`);
   const [state, set] = useState({ busy: false, error: null });
+  const isDrawn = useIsDrawn();
   const field = useMemo(() => (name, note) => html`<input id=${name} aria-describedby=${note} value=${id} autocomplete="off" spellcheck=${false} onInput=${(event) => setId(event.currentTarget.value)} />`, [id]);
   const run = async (event) => {
     event.preventDefault();
@@ -188,6 +198,7 @@ function Fork({ agent, session, path, onClose }) {
     try {
       const copy = await api.post(`${path}/fork`, { session: id.trim() });
       toast('Forked');
+      if (!isDrawn.current) return;
       onClose();
       navigate(paths.session(agent, copy.id ?? id.trim()));
     } catch (error) { set({ busy: false, error }); }

@@ -63,8 +63,8 @@ export default function Sessions({ caller, query }) {
       if (document.hidden) return;
       try {
         const { data } = await api.get('/v1/sessions', { signal: stop.signal, query: { ...filter, limit: HEAD } });
-        // A page that is open for long does not grow: what falls off the end is loaded again when one gets there.
-        sessions.setRows((rows) => { const all = merged(rows, data); return all.length > Math.max(KEPT, rows.length) ? all.slice(0, Math.max(KEPT, rows.length)) : all; },
+        // A page that is open for long does not grow: what falls off the end is loaded again when one gets there. A page that loads now follows the last row.
+        sessions.setRows((rows) => { const all = merged(rows, data); return all.length > Math.max(KEPT, rows.length) && !sessions.isBusy() ? all.slice(0, Math.max(KEPT, rows.length)) : all; },
           { hasMore: (was, rows) => was || rows.length >= KEPT });
       } catch { /* The next round asks again. */ }
     }, AGAIN_MS);

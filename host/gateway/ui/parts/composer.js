@@ -22,8 +22,9 @@ export function Composer({ onSend, placeholder = 'Message', disabled, focus }) {
     setState({ busy: true, error: null });
     try {
       await onSend({ text, ...(value === undefined ? {} : { data: value }) });
-      setText('');
-      setData(null);
+      // A person may have begun the next message while the host took this one.
+      setText((now) => (now === text ? '' : now));
+      setData((now) => (now === data ? null : now));
       setState({ busy: false, error: null });
       area.current?.focus();
     } catch (error) {

@@ -1,6 +1,7 @@
 // Deploys an agent from a component and its manifest: by a dialog, or by dropping both onto the page.
 import { api } from '../lib/api.js';
 import { bytes } from '../lib/format.js';
+import { useIsDrawn } from '../lib/hooks.js';
 import { html, cx, useEffect, useRef, useState } from '../lib/html.js';
 import { navigate, paths } from '../lib/router.js';
 import { Button, ErrorNote, Field, Note } from './basics.js';
@@ -47,6 +48,7 @@ export function Deploy({ files = [], manifest: given = '', onClose, onDone }) {
   const [state, set] = useState({ busy: false, error: null });
   const [deployed, setDeployed] = useState(null);
   const input = useRef();
+  const isDrawn = useIsDrawn();
   const takeFiles = async (list) => {
     const found = await sorted(list);
     if (found.component) setComponent(found.component);
@@ -63,6 +65,7 @@ export function Deploy({ files = [], manifest: given = '', onClose, onDone }) {
       const agent = await (await api.raw('POST', '/v1/agents', { body: form })).json();
       toast(`Deployed ${agent.name}, version ${agent.version}`);
       onDone?.(agent);
+      if (!isDrawn.current) return;
       if (agent.warnings?.length) { setDeployed(agent); set({ busy: false, error: null }); return; }
       onClose();
       navigate(paths.agent(agent.name));

@@ -1,5 +1,6 @@
 // Dialogs and toasts.
 import { html, cx, useEffect, useId, useRef, useState } from '../lib/html.js';
+import { useIsDrawn } from '../lib/hooks.js';
 import { createStore } from '../lib/store.js';
 import { Button, ErrorNote, Field } from './basics.js';
 import { Icon } from './icon.js';
@@ -31,9 +32,10 @@ export function Dialog({ title, onClose, children, actions, wide }) {
 export function Confirm({ title, children, action = 'Confirm', kind = 'danger', confirm, onClose, type }) {
   const [state, set] = useState({ busy: false, error: null });
   const [typed, setTyped] = useState('');
+  const isDrawn = useIsDrawn();
   const run = async () => {
     set({ busy: true, error: null });
-    try { await confirm(); onClose(); } catch (error) { set({ busy: false, error }); }
+    try { await confirm(); if (isDrawn.current) onClose(); } catch (error) { set({ busy: false, error }); }
   };
   return html`<${Dialog} title=${title} onClose=${onClose} actions=${html`
       <${Button} onClick=${onClose}>Cancel<//>

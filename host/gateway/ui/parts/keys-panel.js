@@ -1,14 +1,21 @@
 // API keys: who may use the host, and what for.
 import { api, url } from '../lib/api.js';
+import { callerStore } from '../lib/caller.js';
 import { day, number } from '../lib/format.js';
-import { useResource } from '../lib/hooks.js';
+import { useIsDrawn, useResource } from '../lib/hooks.js';
 import { html, useState } from '../lib/html.js';
+import { createStore } from '../lib/store.js';
 import { Badge, Button, Confirm, Copy, Dialog, Empty, ErrorNote, Field, Loaded, Note, Section, Table, Time, toast, Toggle } from './index.js';
 
 const ROLES = [['invoke', 'invoke: uses models and agents'], ['read', 'read: sees everything, changes nothing'], ['admin', 'admin: may do everything'], ['metrics', 'metrics: reads /metrics']];
 /** The tenant of the operator. */
 const HOST_TENANT = 'local';
 const LIFETIMES = [['', 'never'], ['604800', 'in 7 days'], ['2592000', 'in 30 days'], ['7776000', 'in 90 days'], ['31536000', 'in a year']];
+
+/** The keys that were made and that nobody has confirmed to have kept. Whoever closes the dialog or leaves the page before the host answers still sees them. */
+const newKeys = createStore([]);
+callerStore.listen(({ state }) => { if (state === 'signed-out') newKeys.set([]); });
+const drop = () => newKeys.set((was) => was.slice(1));
 
 const isOver = ({ revoked_at_ms: revoked, expires_at_ms: expires }) => revoked !== null || (expires !== null && expires < Date.now());
 
@@ -21,7 +28,7 @@ function KeyState({ row }) {
 export function Keys({ caller }) {
   const keys = useResource((signal) => api.get('/v1/keys', { signal }));
   const [isMaking, make] = useState(false);
-  const [made, show] = useState(null);
+  const [made] = newKeys.use();
   const [doomed, revoke] = useState(null);
   const columns = [
     { key: 'name', label: 'Key', render: ({ name, id }) => html`${name || html`<span class="muted">no name</span>`} <code class="muted small optional">${id}</code>` },
@@ -37,8 +44,8 @@ export function Keys({ caller }) {
       actions=${html`<${Button} kind="primary" small icon="plus" onClick=${() => make(true)}>New key<//>`}>
       <${Loaded} resource=${keys}>${({ data }) => html`<${Table} label="API keys" columns=${columns} rows=${[...data].sort((a, b) => isOver(a) - isOver(b) || b.created_at_ms - a.created_at_ms)} rowKey=${({ id }) => id} height=${40}
         empty=${html`<${Empty} icon="key" title="No keys yet">Make one here, or with <code>skep key create</code>.<//>`} />`}<//><//>
-    ${isMaking && html`<${NewKey} caller=${caller} onClose=${() => make(false)} onMade=${(key) => { make(false); show(key); keys.reload(); }} />`}
-    ${made && html`<${Dialog} title="The new key" onClose=${() => show(null)} actions=${html`<${Button} kind="primary" onClick=${() => show(null)}>I have kept it<//>`}>
+    ${isMaking && html`<${NewKey} caller=${caller} onClose=${() => make(false)} onMade=${(key) => { newKeys.set((was) => [...was, key]); keys.reload(); }} />`}
+    ${made && html`<${Dialog} title="The new key" onClose=${drop} actions=${html`<${Button} kind="primary" onClick=${drop}>I have kept it<//>`}>
       <${Note} tone="warn">It is shown this once. The host keeps only a hash of it.<//>
       <div class="new-key"><code>${made.key}</code><${Copy} text=${made.key} label="Copy the key">Copy<//></div>
       ${(made.warnings ?? []).map((text) => html`<${Note} key=${text} tone="warn">${text}<//>`)}<//>`}
@@ -49,6 +56,7 @@ export function Keys({ caller }) {
 function NewKey({ caller, onClose, onMade }) {
   const [form, set] = useState({ tenant: caller.tenant, role: 'invoke', name: '', agents: '', lifetime: '', limit: '', bodies: false });
   const [state, setState] = useState({ busy: false, error: null });
+  const isDrawn = useIsDrawn();
   const ofHost = form.role === 'admin' || form.role === 'metrics';
   const text = (name) => (event) => { const { value } = event.currentTarget; set((was) => ({ ...was, [name]: value })); };
   const save = async (event) => {
@@ -60,6 +68,7 @@ function NewKey({ caller, onClose, onMade }) {
         tenant: ofHost ? HOST_TENANT : form.tenant.trim(), role: form.role, name: form.name.trim(), ...(agents.length ? { agents } : {}), ...(form.lifetime ? { expires_in_s: Number(form.lifetime) } : {}),
         ...(form.limit ? { requests_per_minute: Number(form.limit) } : {}), ...(form.bodies ? { bodies: true } : {}),
       }));
+      if (isDrawn.current) onClose();
     } catch (error) { setState({ busy: false, error }); }
   };
   const options = (list, value) => list.map(([id, words]) => html`<option key=${id} value=${id} selected=${id === value}>${words}</option>`);

@@ -7,8 +7,9 @@ import { Icon } from './icon.js';
 
 /**
  * Loads a listing page by page: `load({signal, last, page})` returns `{data, has_more}`; `last` is the last row so far, `page` the answer that it was in.
- * Returns `{rows, hasMore, loading, error, more, reload, retry, setRows}`; the rows stay while a changed filter loads. `retry` does again what failed.
- * `setRows(change, {hasMore})` changes the rows in place, and with `hasMore(was, rows)` whether there are more.
+ * Returns `{rows, hasMore, loading, error, more, reload, retry, setRows, isBusy}`; the rows stay while a changed filter loads. `retry` does again what failed.
+ * `setRows(change, {hasMore})` changes the rows in place, and with `hasMore(was, rows)` whether there are more. `isBusy()` says whether a page loads now,
+ * which will follow the last row: rows at the end must not go meanwhile.
  */
 export function usePaged(load, deps = []) {
   const [state, set] = useState({ rows: null, hasMore: false, loading: true, error: null });
@@ -50,7 +51,8 @@ export function usePaged(load, deps = []) {
     const rows = change(was.rows ?? []);
     return rows === was.rows ? was : { ...was, rows, hasMore: hasMore ? hasMore(was.hasMore, rows) : was.hasMore };
   }), []);
-  return { ...state, data: state.rows, more, reload, retry, setRows };
+  const isBusy = useCallback(() => run.current.busy, []);
+  return { ...state, data: state.rows, more, reload, retry, setRows, isBusy };
 }
 
 /** Says whether a stream is open, for pages that change by themselves. */

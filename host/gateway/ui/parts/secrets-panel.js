@@ -1,6 +1,6 @@
 // Secrets of agents: their names and where they may be sent. A value is typed once and never shown again.
 import { api, url } from '../lib/api.js';
-import { useResource } from '../lib/hooks.js';
+import { useIsDrawn, useResource } from '../lib/hooks.js';
 import { html, useState } from '../lib/html.js';
 import { Link, paths } from '../lib/router.js';
 import { Button, Confirm, Dialog, Empty, ErrorNote, Field, Loaded, Note, Section, Table, Time, toast } from './index.js';
@@ -22,7 +22,7 @@ export function Secrets() {
       actions=${html`<${Button} kind="primary" small icon="plus" onClick=${() => edit({ name: '', agent: null, hosts: [] })}>New secret<//>`}>
     <${Loaded} resource=${secrets}>${({ data }) => html`<${Table} label="Secrets" columns=${columns} rows=${data} rowKey=${({ name, agent }) => `${agent} ${name}`} height=${40}
       empty=${html`<${Empty} icon="lock" title="No secrets">Set one here, or with <code>skep secret set NAME --to ORIGIN</code>. Its value is sent to that origin only.<//>`} />`}<//>
-    ${edited && html`<${Editor} known=${edited} isKnown=${isKnown} onClose=${() => edit(null)} onSet=${(name) => { edit(null); toast(`Set ${name}`); secrets.reload(); }} />`}
+    ${edited && html`<${Editor} known=${edited} isKnown=${isKnown} onClose=${() => edit(null)} onSet=${(name) => { toast(`Set ${name}`); secrets.reload(); }} />`}
     ${doomed && html`<${Confirm} title=${`Delete ${doomed.name}?`} action="Delete" onClose=${() => remove(null)} confirm=${async () => { await api.del(url`/v1/secrets/${doomed.name}`, { query: { agent: doomed.agent } }); toast(`Deleted ${doomed.name}`); secrets.reload(); }}>
       <p>Requests of ${doomed.agent ?? 'agents'} that need it fail from now on. Its value cannot be brought back.</p><//>`}<//>`;
 }
@@ -32,6 +32,7 @@ function Editor({ known, isKnown, onClose, onSet }) {
   const isNew = !known.name;
   const [form, set] = useState({ name: known.name, agent: known.agent ?? '', hosts: known.hosts.join('\n'), value: '' });
   const [state, setState] = useState({ busy: false, error: null });
+  const isDrawn = useIsDrawn();
   const agents = useResource((signal) => (isNew ? api.get('/v1/agents', { signal }) : null), [isNew]);
   const text = (name) => (event) => { const { value } = event.currentTarget; set((was) => ({ ...was, [name]: value })); };
   const name = form.name.trim();
@@ -43,6 +44,7 @@ function Editor({ known, isKnown, onClose, onSet }) {
     try {
       await api.put(url`/v1/secrets/${name}`, { value: form.value, hosts, ...(agent ? { agent } : {}) });
       onSet(name);
+      if (isDrawn.current) onClose();
     } catch (error) { setState({ busy: false, error }); }
   };
   const names = (agents.data?.data ?? []).map((row) => row.name).sort();

@@ -1,5 +1,5 @@
 // The frame around every page: navigation, who is signed in, the theme, whether the host answers, and the shortcuts.
-import { html, cx, useEffect, useMemo, useRef, useState } from '../lib/html.js';
+import { html, cx, useEffect, useLayoutEffect, useMemo, useRef, useState } from '../lib/html.js';
 import { connection, askNow } from '../lib/connection.js';
 import { may, signOut } from '../lib/caller.js';
 import { useHasCluster } from '../lib/cluster.js';
@@ -21,7 +21,7 @@ export function Shell({ caller, page, children }) {
   const hasCluster = useHasCluster(caller);
   const items = NAVIGATION.filter(({ id, need }) => may(caller, need) && (id !== 'cluster' || hasCluster));
   const waiting = useInboxCount(caller);
-  useEffect(() => {
+  useLayoutEffect(() => {
     setOpen(false);
     if (isFirst.current) { isFirst.current = false; return; }
     // Whoever has begun to write in the new page keeps the focus.

@@ -13,7 +13,8 @@ export function SignIn({ hasEnded }) {
   const submit = async (event) => {
     event.preventDefault();
     if (!key.trim()) { input.current.focus(); return; }
-    if (await enter() === undefined) input.current?.select();
+    // Whoever has begun to type another key keeps on typing.
+    if (await enter() === undefined && input.current?.value === key) input.current.select();
   };
   return html`<main class="alone"><form class="sign-in card" onSubmit=${submit}>
     <img src="/ui/icon.svg" alt="" width="40" height="40" />

@@ -31,15 +31,22 @@ export function Transcript({ total, load, render, tail, label, handle, empty }) 
   const fetchChunk = async (chunk, known) => {
     const was = chunks.current.get(chunk);
     const expected = Math.min(CHUNK, known - chunk * CHUNK);
-    if (was?.busy || (was?.messages?.length ?? 0) >= expected) return;
-    chunks.current.set(chunk, { ...was, busy: true });
+    if ((was?.messages?.length ?? 0) >= expected) return;
+    if (was?.loading) {
+      // The answer that is on its way may not have the last message that is known.
+      await was.loading.catch(() => {});
+      await fetchChunk(chunk, known);
+      return;
+    }
+    const loading = load(chunk * CHUNK, CHUNK);
+    chunks.current.set(chunk, { ...was, loading });
     try {
-      const messages = await load(chunk * CHUNK, CHUNK);
+      const messages = await loading;
       for (const message of messages) for (const call of message.tool_calls ?? []) calls.current.set(call.id, call);
       chunks.current.set(chunk, { messages });
       setError(null);
     } catch (cause) {
-      chunks.current.set(chunk, { ...was, busy: false });
+      chunks.current.set(chunk, { ...was });
       setError(cause);
       throw cause;
     } finally {

@@ -13,7 +13,7 @@ import { changeMessage, isAgent, removeMessage } from './state.js';
 export class MessageItem extends Component {
   shouldComponentUpdate(next) {
     const { props } = this;
-    return ['message', 'isLast', 'busy', 'editable', 'plain', 'session'].some((name) => next[name] !== props[name]);
+    return ['message', 'isLast', 'isEdited', 'busy', 'editable', 'plain', 'session'].some((name) => next[name] !== props[name]);
   }
 
   render(props) {
@@ -23,8 +23,8 @@ export class MessageItem extends Component {
 
 const WHO = { user: 'You', system: 'System', assistant: 'Assistant' };
 
-function Message({ message, paneId, isLast, busy, editable, plain, session, caller, onRun, onRunFrom }) {
-  const [isEditing, edit] = useState(false);
+function Message({ message, paneId, isLast, isEdited, busy, editable, plain, session, caller, onEdit, onRun, onRunFrom }) {
+  const edit = (isOn) => onEdit(message.id, isOn);
   const { role, text, state } = message;
   const isStreaming = state === 'streaming';
   const who = role === 'assistant' && message.model ? message.model.replace(/^agent:/, '') : WHO[role];
@@ -45,7 +45,7 @@ function Message({ message, paneId, isLast, busy, editable, plain, session, call
     </header>
     ${message.reasoning && html`<${Reasoning} text=${message.reasoning} live=${isStreaming && !text} />`}
     ${calls(true)}
-    ${isEditing ? html`<${Editor} text=${text} onClose=${() => edit(false)} onSave=${(changed) => { changeMessage(paneId, message.id, { text: changed }); edit(false); }} />`
+    ${isEdited ? html`<${Editor} text=${text} onClose=${() => edit(false)} onSave=${(changed) => { changeMessage(paneId, message.id, { text: changed }); edit(false); }} />`
       : html`<${Text} ...${{ text, role, plain, isStreaming, message }} />`}
     ${calls(false)}
     ${message.calls?.some(({ byAgent }) => !byAgent) && isLast && !busy && html`<div class="row"><${Button} kind="primary" icon="play" onClick=${onRun}

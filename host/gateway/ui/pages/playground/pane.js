@@ -11,12 +11,18 @@ export function Pane({ pane, models, caller, plain, onClose, isOnly }) {
   const agent = isAgent(pane.model);
   const model = models.find(({ id }) => id === pane.model);
   const last = pane.messages.at(-1);
+  const [edited, setEdited] = useState([]);
+  const edit = (messageId, isEdited) => setEdited((was) => [...was.filter((id) => id !== messageId), ...(isEdited ? [messageId] : [])]);
+  // A message that did not change keeps this function of an older drawing, so it works on the conversation as it is now.
   const runFrom = (message) => {
-    const at = pane.messages.findIndex(({ id }) => id === message.id);
-    changePane(pane.id, { messages: pane.messages.slice(0, message.role === 'user' ? at + 1 : at) });
+    if (running.get().has(pane.id)) return;
+    changePane(pane.id, ({ messages }) => {
+      const at = messages.findIndex(({ id }) => id === message.id);
+      return { messages: messages.slice(0, message.role === 'user' ? at + 1 : at) };
+    });
     run(pane.id);
   };
-  const canContinue = !busy && !agent && last?.role === 'assistant' && (last.state === 'stopped' || last.finish === 'length') && !last.calls?.length;
+  const canContinue = !busy && !agent && !edited.includes(last?.id) && last?.role === 'assistant' && (last.state === 'stopped' || last.finish === 'length') && !last.calls?.length;
   return html`<section class="pane" aria-label=${isOnly ? 'Conversation' : onClose ? 'Right conversation' : 'Left conversation'}>
     <header class="pane-head">
       <${ModelSelect} models=${models} value=${pane.model} disabled=${busy} onSelect=${(id) => chooseModel(pane.id, id)} label=${isOnly ? 'Model or agent' : `Model or agent of the ${onClose ? 'right' : 'left'} side`} />
@@ -31,7 +37,7 @@ export function Pane({ pane, models, caller, plain, onClose, isOnly }) {
     <${Scroller} length=${pane.messages.length} version=${pane.messages}>
       ${!pane.messages.length && html`<${Empty} icon="playground" title=${agent ? `Say something to ${pane.model.slice(6)}` : 'Ask something'}>
         ${agent ? model?.description || 'The agent keeps the conversation in a session of its own.' : 'Write a message below. The settings, the tools and the format of the answer are beside it.'}<//>`}
-      ${pane.messages.map((message, n) => html`<${MessageItem} key=${message.id} ...${{ message, caller, plain, busy, paneId: pane.id, session: pane.session, editable: !agent, isLast: n === pane.messages.length - 1, onRun: () => run(pane.id), onRunFrom: runFrom }} />`)}
+      ${pane.messages.map((message, n) => html`<${MessageItem} key=${message.id} ...${{ message, caller, plain, busy, paneId: pane.id, session: pane.session, editable: !agent, isLast: n === pane.messages.length - 1, isEdited: edited.includes(message.id), onEdit: edit, onRun: () => run(pane.id), onRunFrom: runFrom }} />`)}
       ${canContinue && html`<div class="row pane-next"><${Button} icon="play" onClick=${() => continueLast(pane.id)}>Continue<//></div>`}
       ${!busy && last?.role === 'user' && pane.messages.length > 0 && html`<div class="row pane-next"><${Button} icon="play" onClick=${() => run(pane.id)}>Answer<//></div>`}
     <//>

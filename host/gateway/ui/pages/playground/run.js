@@ -76,7 +76,9 @@ function liveMessage(paneId, id) {
   const soon = () => {
     if (pending) return;
     pending = 1;
-    if (document.hidden) setTimeout(flush, 250); else requestAnimationFrame(flush);
+    // The end of the answer shows at once what was still to be shown, and after it a person may have changed the message.
+    const later = () => { if (pending) flush(); };
+    if (document.hidden) setTimeout(later, 250); else requestAnimationFrame(later);
   };
   return {
     get: () => draft,

@@ -17,13 +17,15 @@ const EMPTY = () => ({
   options: {}, tools: [], toolChoice: 'auto', output: { kind: 'text', texts: {} },
 });
 
+/** Returns the message as it is where nothing writes it: an answer that was being written has stopped. */
+export const calm = (message) => (message.state === 'streaming' ? { ...message, state: 'stopped' } : message);
+
 /** `{system, draft, panes: [{id, model, session, messages}], options, tools, toolChoice, output, tab}`. */
 export const playground = createStore(restored());
 
 function restored() {
   const kept = recall(KEPT, null);
   if (!kept?.panes?.length) return EMPTY();
-  const calm = (message) => (message.state === 'streaming' ? { ...message, state: 'stopped' } : message);
   return { ...EMPTY(), ...kept, panes: kept.panes.map((pane) => ({ ...pane, messages: pane.messages.map(calm) })) };
 }
 
