@@ -180,20 +180,20 @@ fn bench_tools(arguments: &[&str]) -> (Output, Value) {
     (output, report)
 }
 
-/// Runs a fifth of the cases in every spelling; `skep bench tools --spelling every --check` runs all 600.
+/// Runs a tenth of the cases in every spelling; `skep bench tools --spelling every --check` runs all 600.
 #[test]
 fn a_constraint_that_accepts_an_answer_does_not_change_it() {
-    let (output, report) = bench_tools(&["--spelling", "every", "--limit", "24", "--concurrency", "8"]);
+    let (output, report) = bench_tools(&["--spelling", "every", "--limit", "12", "--concurrency", "8"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let cases = report["cases"].as_array().unwrap();
-    assert_eq!(cases.len(), 120);
+    assert_eq!(cases.len(), 60);
     let of = |change: &str| -> Vec<String> {
         let cases = cases.iter().filter(|case| case["change"] == change);
         cases.map(|case| format!("{} {}: {case}", case["id"], case["spelling"])).collect()
     };
     let count = |name: &str| report["changes"][name].as_u64().unwrap();
     let valid = cases.len() as u64 - count("free_is_invalid");
-    assert!(valid >= 60, "only {valid} free answers are valid, which is too few");
+    assert!(valid >= 30, "only {valid} free answers are valid, which is too few");
     assert_eq!(of("text"), Vec::<String>::new(), "accepted free answers that the constraint changed");
     assert_eq!(of("tokens"), Vec::<String>::new(), "the same text with different tokens");
     let outside = count("escape") + count("white_space") + count("markup");
