@@ -87,8 +87,11 @@ impl Fetch<'_> {
         self.header("idempotency-key", key)
     }
 
-    /// Adds `name=value` to the query, escaped.
+    /// Adds `name=value` to the query, escaped. A fragment of the address (`#…`), which no server gets, is removed.
     pub fn query(mut self, name: &str, value: impl fmt::Display) -> Self {
+        if let Some(fragment) = self.request.url.find('#') {
+            self.request.url.truncate(fragment);
+        }
         let separator = if self.request.url.contains('?') { '&' } else { '?' };
         self.request.url.push(separator);
         escape(name, &mut self.request.url);

@@ -1,11 +1,16 @@
 //! The `skep` binary: help, exit codes, `new`, `model verify`, and a server that drains on SIGTERM.
 
-use crate::harness::{Host, MODEL, client, model_path, repository, shared};
+use crate::{
+    durability::tiny_model,
+    harness::{Host, MODEL, client, model_path, repository, shared},
+};
 use serde_json::{Value, json};
 use std::{
     collections::BTreeSet,
-    io::{BufRead, BufReader, Write},
-    process::{Command, Output, Stdio},
+    io::{BufRead, BufReader, Read, Write},
+    net::{Shutdown, TcpListener},
+    process::{Child, Command, Output, Stdio},
+    time::{Duration, Instant},
 };
 
 fn skep(arguments: &[&str]) -> Output {
@@ -119,6 +124,71 @@ fn wrong_usage_and_an_unreachable_server_have_their_own_exit_codes() {
     let output = skep(&["model", "inspect", "/no/such/file.gguf"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stderr).contains("/no/such/file.gguf"));
+}
+
+#[test]
+fn a_server_that_hangs_up_during_an_upload_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let document = folder.path().join("session.json");
+    let padded = json!({"session": "s", "padding": "x".repeat(30_000_000)});
+    std::fs::write(&document, padded.to_string()).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let (mut stream, mut bytes, mut left) = (stream.unwrap(), vec![0; 65_536], 2_000_000_usize);
+            while left > 0 {
+                let count = stream.read(&mut bytes).unwrap();
+                left = if count == 0 { 0 } else { left.saturating_sub(count) };
+            }
+            stream.shutdown(Shutdown::Write).unwrap();
+        }
+    });
+    // The connection breaks in different ways, by chance, and a broken pipe is only one of them.
+    for _ in 0..12 {
+        let output = skep(&["session", "import", "a", document.to_str().unwrap(), "--url", &url]);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{said:?}");
+        assert!(said.starts_with("error: the host did not answer"), "{said}");
+    }
+}
+
+#[test]
+fn a_host_that_does_not_answer_is_not_healthy() {
+    // The system accepts the connection, and nobody answers on it.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let started = Instant::now();
+    let output = skep(&["health", "--url", &format!("http://{}", listener.local_addr().unwrap())]);
+    assert_eq!(output.status.code(), Some(3), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("no server answers"), "{}", text(&output.stderr));
+    assert!(started.elapsed() >= Duration::from_secs(4), "a slow host has some time");
+}
+
+/// A process that does not outlive its test.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_goes_on_if_nobody_reads_its_output() {
+    let model = tempfile::tempdir().unwrap();
+    tiny_model(model.path());
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_skep"));
+    command.args(["up", "--ephemeral", "--listen", &address, "--threads", "1", "--model"]).arg(model.path());
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut host = Killed(command.spawn().unwrap());
+    drop(host.0.stdout.take());
+    let mut lines = BufReader::new(host.0.stderr.take().unwrap()).lines().map(|line| line.unwrap());
+    let warning = lines.find(|line| line.contains("the description of this host cannot be printed"));
+    assert!(warning.is_some(), "the host ended");
+    let health = client().get(format!("http://{address}/healthz")).send().await.unwrap();
+    assert_eq!(health.status(), 200);
 }
 
 #[test]

@@ -23,7 +23,8 @@ pub enum HostToolError {
     },
     /// The tool cannot be reached at present. Nothing was done.
     Unavailable(String),
-    /// The host was restarted during the call. It is unknown whether the tool did its work.
+    /// The host was restarted during the call, or lost its connection to the tool's server. It is unknown whether the tool
+    /// did its work.
     Interrupted(String),
     /// A person rejected the call, or nobody decided in time.
     Refused(String),

@@ -89,3 +89,23 @@ fn a_query_is_escaped_and_responses_arrive_in_order() {
 fn a_request_without_a_scripted_response_panics() {
     let _ = Harness::new(clerk).send("1");
 }
+
+#[test]
+fn a_query_replaces_the_fragment_of_an_address() {
+    /// Reads the address that it gets.
+    #[agent]
+    async fn reader(cx: &mut Context, message: Message) -> Result<Reply, AgentError> {
+        let response = cx.http().get(message.text).query("id", 7).query("page", 2).send().await?;
+        Ok(Reply::text(response.text()?))
+    }
+
+    for (address, requested) in [
+        ("https://example.com/orders#top", "https://example.com/orders?id=7&page=2"),
+        ("https://example.com/orders?a=1#top?x", "https://example.com/orders?a=1&id=7&page=2"),
+        ("https://example.com/orders#top?x", "https://example.com/orders?id=7&page=2"),
+    ] {
+        let web = ScriptedWeb::new().text("GET", requested, 200, "found");
+        let reply = Harness::new(reader).web(web).send(address).expect("answered").reply;
+        assert_eq!(reply.text, "found", "{address}");
+    }
+}

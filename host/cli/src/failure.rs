@@ -36,6 +36,12 @@ pub struct Refused {
 #[derive(Debug)]
 pub struct Usage(pub String);
 
+/// The reader of our output went away, as in `skep list | head -1`. This is not reported as a failure. Only
+/// `commands/out.rs` makes this error, because a connection that its server closes during an upload has a broken pipe, too,
+/// and that is a failure.
+#[derive(Debug)]
+pub struct OutputClosed;
+
 impl fmt::Display for Unreachable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { url, cause } = self;
@@ -58,9 +64,16 @@ impl fmt::Display for Usage {
     }
 }
 
+impl fmt::Display for OutputClosed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the reader of the output went away")
+    }
+}
+
 impl std::error::Error for Unreachable {}
 impl std::error::Error for Refused {}
 impl std::error::Error for Usage {}
+impl std::error::Error for OutputClosed {}
 
 /// Returns the exit code for `error`.
 pub fn exit_code(error: &anyhow::Error) -> u8 {
@@ -75,13 +88,9 @@ pub fn exit_code(error: &anyhow::Error) -> u8 {
     }
 }
 
-/// Returns whether the reader of our output went away, as in `skep list | head -1`. This is not reported as a
-/// failure.
-pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    error
-        .chain()
-        .filter_map(|cause| cause.downcast_ref::<std::io::Error>())
-        .any(|io| io.kind() == std::io::ErrorKind::BrokenPipe)
+/// Returns whether `error` is [`OutputClosed`].
+pub fn is_output_closed(error: &anyhow::Error) -> bool {
+    error.is::<OutputClosed>()
 }
 
 /// Prints `error` to stderr.
@@ -135,5 +144,12 @@ mod tests {
         let refused = anyhow!(Refused { code: "agent_not_found".into(), message: "no agent".into() });
         assert_eq!(exit_code(&refused), EXIT_REFUSED);
         assert_eq!(exit_code(&anyhow!("anything else")), EXIT_FAILURE);
+    }
+
+    #[test]
+    fn a_broken_connection_is_a_failure_and_a_closed_output_is_none() {
+        let broken = std::io::Error::from(std::io::ErrorKind::BrokenPipe);
+        assert!(!is_output_closed(&anyhow!(broken).context("the host did not answer")));
+        assert!(is_output_closed(&anyhow!(OutputClosed).context("printing the sessions")));
     }
 }

@@ -15,7 +15,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     match cli.run() {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) if failure::is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) if failure::is_output_closed(&error) => ExitCode::SUCCESS,
         Err(error) => {
             failure::report(&error);
             ExitCode::from(failure::exit_code(&error))

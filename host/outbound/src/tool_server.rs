@@ -7,7 +7,7 @@
 
 use futures::future::BoxFuture;
 use serde_json::Value;
-use std::{fmt::Debug, sync::Arc};
+use std::{fmt::Debug, sync::Arc, time::Duration};
 
 /// A server that offers tools, connected or not.
 pub trait ToolServer: Debug + Send + Sync + 'static {
@@ -49,10 +49,15 @@ pub enum ToolServerError {
     /// The tool reported a failure, with a message for the model.
     #[error("{0}")]
     Failed(String),
-    /// The server cannot be reached or does not answer as it should. As far as is known, the call had no
-    /// effect.
+    /// The server cannot be reached, and the tool was not called. The same call may be made again.
     #[error("{0}")]
     Unavailable(String),
+    /// The tool was called and did not answer within this time. It is unknown whether it did its work.
+    #[error("it did not answer within {} ms", .0.as_millis())]
+    TimedOut(Duration),
+    /// The connection was lost during the call. It is unknown whether the tool did its work.
+    #[error("{0}")]
+    Interrupted(String),
 }
 
 impl ToolHints {

@@ -256,7 +256,7 @@ async fn a_host_prints_the_address_of_its_console_unless_it_has_none() {
         command.args(["--log-level", "error", "--model"]).arg(model.path());
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         let mut process = Killed(command.spawn().unwrap());
-        // The pipe stays open, because a host that cannot print ends.
+        // The pipe stays open, so that the host prints everything.
         let mut lines = BufReader::new(process.0.stdout.take().unwrap()).lines().map(|line| line.unwrap());
         let printed: Vec<String> = lines.by_ref().take_while(|line| line != "next:").collect();
         let mut words = printed.iter().flat_map(|line| line.split_whitespace());

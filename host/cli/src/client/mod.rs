@@ -50,6 +50,8 @@ pub const URL_VARIABLE: &str = "SKEP_URL";
 pub const KEY_VARIABLE: &str = "SKEP_API_KEY";
 /// The address that `skep up` listens on by default.
 pub const DEFAULT_URL: &str = "http://127.0.0.1:8080";
+/// Time in which a host has to answer whether it accepts work.
+const READY_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// A client of the host at one address.
 #[derive(Debug, Clone)]
@@ -81,9 +83,11 @@ impl Client {
         self.json(self.request(Method::POST, &["v1", "agents"])?.multipart(form)).await
     }
 
-    /// Checks that the host accepts work. The error says why it does not.
+    /// Checks that the host accepts work. The error says why it does not. A host that hangs counts as one that does not
+    /// answer.
     pub async fn check_ready(&self) -> Result<()> {
-        self.answer(self.request(Method::GET, &["readyz"])?).await.map(drop)
+        let request = self.request(Method::GET, &["readyz"])?.timeout(READY_TIMEOUT);
+        self.answer(request).await.map(drop)
     }
 
     /// Returns the deployed agents.

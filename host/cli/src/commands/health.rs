@@ -6,8 +6,8 @@ use super::{HostArgs, out};
 
 /// Check whether a running host accepts work
 ///
-/// It needs no API key. The exit code is 0 if the host accepts work, 3 if no host answers, and 4 if it answers that it does
-/// not accept work, because it is stopping, its model fails, or its disk is full.
+/// It needs no API key. The exit code is 0 if the host accepts work, 3 if no host answers within 4 seconds, and 4 if it answers
+/// that it does not accept work, because it is stopping, its model fails, or its disk is full.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

@@ -1,10 +1,12 @@
-//! Prints results: JSON for scripts, columns for people. If the reader goes away, both return an error.
+//! Prints results: JSON for scripts, columns for people. If the reader goes away, the error is [`OutputClosed`].
 
-use std::io::Write as _;
+use std::io::{self, StdoutLock, Write as _};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result, anyhow};
 use serde::Serialize;
+
+use crate::failure::OutputClosed;
 
 /// Prints `value` as indented JSON.
 pub fn json(value: &impl Serialize) -> Result<()> {
@@ -18,16 +20,27 @@ pub fn json_line(value: &impl Serialize) -> Result<()> {
 
 /// Prints a line.
 pub fn line(text: &str) -> Result<()> {
-    writeln!(std::io::stdout().lock(), "{text}")?;
-    Ok(())
+    write(|stdout| writeln!(stdout, "{text}"))
 }
 
 /// Prints text at once, without waiting for the end of a line.
 pub fn piece(text: &str) -> Result<()> {
-    let mut stdout = std::io::stdout().lock();
-    stdout.write_all(text.as_bytes())?;
-    stdout.flush()?;
-    Ok(())
+    bytes(text.as_bytes())
+}
+
+/// Prints bytes at once.
+pub fn bytes(bytes: &[u8]) -> Result<()> {
+    write(|stdout| {
+        stdout.write_all(bytes)?;
+        stdout.flush()
+    })
+}
+
+fn write(text: impl FnOnce(&mut StdoutLock<'_>) -> io::Result<()>) -> Result<()> {
+    match text(&mut io::stdout().lock()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(anyhow!(OutputClosed)),
+        written => written.context("cannot print the result"),
+    }
 }
 
 /// Prints rows under a header, every column as wide as its widest cell.

@@ -42,8 +42,7 @@ pub async fn run(args: Args) -> Result<()> {
     let dir = args.output.unwrap_or_else(|| PathBuf::from(name));
     std::fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
     let component = dir.join(format!("{name}.wasm"));
-    write_new(&component, &source.component)?;
-    write_new(&dir.join("agent.toml"), source.manifest_toml.as_bytes())?;
+    write_both(&dir.join("agent.toml"), &source.manifest_toml, &component, &source.component)?;
     if args.json {
         return out::json(&json!({"agent": name, "digest": pulled.digest, "component": component}));
     }
@@ -51,15 +50,46 @@ pub async fn run(args: Args) -> Result<()> {
     out::line(&format!("deploy it with: skep deploy {}", component.display()))
 }
 
-/// Writes a new file. A file that exists is never replaced.
+/// Writes both files, or none of them, so that a pull that fails can be repeated.
+fn write_both(manifest: &Path, manifest_toml: &str, component: &Path, bytes: &[u8]) -> Result<()> {
+    write_new(manifest, manifest_toml.as_bytes())?;
+    write_new(component, bytes).inspect_err(|_| _ = std::fs::remove_file(manifest))
+}
+
+/// Writes a new file, completely or not at all. A file that exists is never replaced.
 fn write_new(path: &Path, bytes: &[u8]) -> Result<()> {
     let file = std::fs::OpenOptions::new().write(true).create_new(true).open(path);
     match file {
         Ok(mut file) => std::io::Write::write_all(&mut file, bytes)
+            .inspect_err(|_| _ = std::fs::remove_file(path))
             .with_context(|| format!("cannot write {}", path.display())),
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
             bail!("{} already exists\n  hint: choose another folder with --output", path.display())
         }
         Err(error) => Err(error).with_context(|| format!("cannot write {}", path.display())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pull_into_a_folder_that_has_one_of_the_files_writes_neither() {
+        let names = |dir: &Path| -> Vec<_> {
+            std::fs::read_dir(dir)
+                .expect("a folder")
+                .map(|entry| entry.expect("an entry").file_name())
+                .collect()
+        };
+        for existing in ["agent.toml", "a.wasm"] {
+            let dir = tempfile::tempdir().expect("temporary folder");
+            std::fs::write(dir.path().join(existing), "mine").expect("file");
+            let (manifest, component) = (dir.path().join("agent.toml"), dir.path().join("a.wasm"));
+            let error = write_both(&manifest, "new", &component, b"new").expect_err(existing);
+            assert!(error.to_string().contains(&format!("{existing} already exists")), "{error}");
+            assert_eq!(names(dir.path()), [existing]);
+            assert_eq!(std::fs::read(dir.path().join(existing)).expect("file"), b"mine");
+        }
     }
 }

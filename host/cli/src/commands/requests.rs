@@ -1,6 +1,5 @@
 //! `skep requests`: the log of requests to models.
 
-use std::io::Write as _;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -167,9 +166,8 @@ async fn newest(client: &Client, query: &RequestQuery, limit: u32) -> Result<Vec
 async fn export(client: &Client, query: &RequestQuery, limit: Option<u32>) -> Result<()> {
     let mut response = client.requests_jsonl(query, limit).await?;
     while let Some(chunk) = response.chunk().await.context("the export broke off")? {
-        std::io::stdout().lock().write_all(&chunk)?;
+        out::bytes(&chunk)?;
     }
-    std::io::stdout().lock().flush()?;
     Ok(())
 }
 

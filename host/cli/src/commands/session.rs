@@ -1,7 +1,7 @@
 //! `skep session`: lists, searches, shows, exports, imports, forks and deletes sessions, and manages their KV pages on
 //! disk.
 
-use std::io::{Read as _, Write as _};
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
@@ -378,9 +378,8 @@ fn for_people(NumberedMessage { message, number, .. }: &NumberedMessage) -> Stri
 async fn export(args: ExportArgs) -> Result<()> {
     let document = args.host.client()?.export_session(&args.agent, &args.session).await?;
     if is_dash(&args.output) {
-        let mut stdout = std::io::stdout().lock();
-        stdout.write_all(&document)?;
-        return Ok(stdout.write_all(b"\n")?);
+        out::bytes(&document)?;
+        return out::line("");
     }
     std::fs::write(&args.output, &document)
         .with_context(|| format!("cannot write {}", args.output.display()))?;

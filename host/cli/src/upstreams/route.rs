@@ -75,13 +75,18 @@ impl KnownModels {
         KnownModels { models: named.collect(), prices: Arc::new(prices.clone()) }
     }
 
-    /// Returns the estimate of what a request to a model costs, at the price of the day of the request.
+    /// Returns the estimate of what a request to a model costs, at the price of the day of the request. A server that has a
+    /// price for what it writes to its cache may write the whole prompt.
     fn cost_of(&self, model: &str) -> CostEstimate {
         let (prices, model) = (self.prices.clone(), model.to_owned());
         CostEstimate::new(move |prompt_tokens, output_tokens| {
             let (input_tokens, output_tokens) = (prompt_tokens as u64, output_tokens as u64);
-            let counts = UsageCounts { input_tokens, output_tokens, ..UsageCounts::default() };
-            Some(prices.price(&model, today())?.cost(&counts).as_f64())
+            let price = prices.price(&model, today())?;
+            let is_dearer_to_write = price.cache_write.is_some_and(|rate| rate > price.input);
+            let cache_write_tokens = if is_dearer_to_write { input_tokens } else { 0 };
+            let counts =
+                UsageCounts { input_tokens, cache_write_tokens, output_tokens, ..UsageCounts::default() };
+            Some(price.cost(&counts).as_f64())
         })
     }
 }
@@ -187,6 +192,21 @@ mod tests {
         assert_eq!(second.conditions, Conditions::default());
         assert_eq!(second.cost.of(1_000_000, 1_000_000), Some(4.0));
         assert_eq!(known().cost_of("other").of(1, 1), None);
+    }
+
+    #[test]
+    fn a_prompt_is_estimated_at_the_dearer_of_input_and_cache_write() {
+        for (cache_write, expected) in
+            [("", 4.0), ("cache_write = 1.25\n", 4.25), ("cache_write = 0.5\n", 4.0)]
+        {
+            let price = format!(
+                "input = 1\n{cache_write}cached_input = 0\noutput = 3\ncurrency = \"USD\"\nfrom = \"2026-01-01\""
+            );
+            let mut prices = PriceList::default();
+            prices.add("a/m", vec![skep_runtime::parse_toml(&price).expect("a price")]).expect("prices");
+            let cost = KnownModels::new(&[], &prices).cost_of("a/m");
+            assert_eq!(cost.of(1_000_000, 1_000_000), Some(expected), "{cache_write}");
+        }
     }
 
     #[test]

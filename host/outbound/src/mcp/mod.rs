@@ -17,10 +17,12 @@ pub use options::{McpBounds, McpForms, McpOptions, McpTransport};
 use crate::{ServedTool, ToolServer, ToolServerError};
 use connection::Connection;
 use futures::future::BoxFuture;
-use rmcp::{ServiceError, model::CallToolRequestParams};
+use rmcp::{
+    ServiceError, model::CallToolRequestParams, transport::streamable_http_client::StreamableHttpError,
+};
 use serde_json::Value;
 use std::{
-    fmt,
+    fmt, io,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -112,22 +114,32 @@ impl McpServer {
         let called = tokio::time::timeout(timeout, connection.peer().call_tool(params)).await;
         let Ok(called) = called else {
             let (name, limit) = (&self.name, timeout.as_millis());
-            return Err(self.unavailable(format!(
+            tracing::warn!(
                 "{tool} did not answer within {limit} ms; increase timeout_ms under [mcp.{name}] in skep.toml"
-            )));
+            );
+            return Err(ToolServerError::TimedOut(timeout));
         };
         match called {
             Ok(result) => outcome::value(result, described, self.options.bounds.result_bytes),
             Err(ServiceError::McpError(error)) => Err(ToolServerError::Failed(outcome::cut(&error.message))),
             Err(error) => {
                 self.give_up(&connection).await;
-                Err(self.unavailable(format!("the call of {tool} was interrupted: {error}")))
+                Err(match was_never_made(&error) {
+                    true => self.unavailable(format!("{tool} cannot be called: {error}")),
+                    false => ToolServerError::Interrupted(
+                        self.because(&format!("the call of {tool} was interrupted: {error}")),
+                    ),
+                })
             }
         }
     }
 
     fn unavailable(&self, why: String) -> ToolServerError {
-        ToolServerError::Unavailable(format!("MCP server {:?}: {}", self.name, outcome::cut(&why)))
+        ToolServerError::Unavailable(self.because(&why))
+    }
+
+    fn because(&self, why: &str) -> String {
+        format!("MCP server {:?}: {}", self.name, outcome::cut(why))
     }
 }
 
@@ -145,6 +157,26 @@ impl fmt::Debug for McpServer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The options contain secrets.
         f.debug_struct("McpServer").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// Returns whether a failed call certainly did not reach the tool. A connection that closes does not say whether the server
+/// read the call before.
+fn was_never_made(error: &ServiceError) -> bool {
+    let ServiceError::TransportSend(error) = error else { return false };
+    // A process reads a call once its whole line was written.
+    if let Some(error) = error.error.downcast_ref::<io::Error>() {
+        return matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::NotConnected);
+    }
+    match error.error.downcast_ref::<StreamableHttpError<reqwest::Error>>() {
+        Some(StreamableHttpError::Client(error)) => error.is_connect(),
+        Some(StreamableHttpError::HttpStatus(error)) => matches!(error.status, 429 | 503),
+        Some(
+            StreamableHttpError::AuthRequired(_)
+            | StreamableHttpError::InsufficientScope(_)
+            | StreamableHttpError::SessionExpired,
+        ) => true,
+        _ => false,
     }
 }
 

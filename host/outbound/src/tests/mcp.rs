@@ -49,6 +49,13 @@ async fn unavailable(server: &McpServer, tool: &str) -> String {
     }
 }
 
+async fn interrupted(server: &McpServer, tool: &str) -> String {
+    match call(server, tool).await {
+        Err(ToolServerError::Interrupted(message)) => message,
+        other => panic!("{tool}: {other:?}"),
+    }
+}
+
 #[tokio::test]
 async fn tools_are_listed_and_called() {
     let server = server("good");
@@ -85,21 +92,18 @@ async fn a_crash_fails_the_calls_in_flight_and_restarts_the_server() {
         let server = server.clone();
         async move { call(&server, "hang").await }
     });
-    let died = unavailable(&server, "die").await;
+    let died = interrupted(&server, "die").await;
     assert!(died.contains("was interrupted"), "{died}");
-    assert!(matches!(waiting.await.expect("no panic"), Err(ToolServerError::Unavailable(_)) | Ok(_)));
+    assert!(matches!(waiting.await.expect("no panic"), Err(ToolServerError::Interrupted(_))));
     assert_eq!(server.call("add", json!({"a": 1, "b": 1})).await, Ok(json!({"sum": 2})));
 }
 
 #[tokio::test]
 async fn a_tool_that_does_not_answer_times_out_and_is_cancelled() {
-    let server = bounded("good", McpBounds { call: Duration::from_millis(300), ..McpBounds::default() });
+    let limit = Duration::from_millis(300);
+    let server = bounded("good", McpBounds { call: limit, ..McpBounds::default() });
     for tool in ["hang", "flood"] {
-        let message = unavailable(&server, tool).await;
-        assert!(
-            message.contains("did not answer within 300 ms") && message.contains("timeout_ms"),
-            "{message}"
-        );
+        assert_eq!(call(&server, tool).await, Err(ToolServerError::TimedOut(limit)), "{tool}");
     }
     let patient = bounded("good", McpBounds::default());
     let patient = Arc::new(patient);
@@ -157,7 +161,8 @@ async fn a_server_that_fails_to_start_is_retried_after_a_delay() {
 async fn invalid_output_does_not_break_the_connection() {
     let noisy = server("noisy");
     assert_eq!(noisy.call("add", json!({"a": 1, "b": 2})).await, Ok(json!({"sum": 3})));
-    let server = bounded("good", McpBounds { call: Duration::from_millis(500), ..McpBounds::default() });
-    unavailable(&server, "nonsense").await;
+    let limit = Duration::from_millis(500);
+    let server = bounded("good", McpBounds { call: limit, ..McpBounds::default() });
+    assert_eq!(call(&server, "nonsense").await, Err(ToolServerError::TimedOut(limit)));
     assert_eq!(server.call("add", json!({"a": 1, "b": 2})).await, Ok(json!({"sum": 3})));
 }

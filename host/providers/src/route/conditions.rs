@@ -9,7 +9,7 @@ use skep_engine::{
 
 use super::Inner;
 
-/// The answer's expected length where the request does not bound it, for its price.
+/// The answer's expected length for its price, where neither the request nor the model bounds it.
 const EXPECTED_OUTPUT: usize = 512;
 
 /// One model of a route.
@@ -109,8 +109,9 @@ impl Member {
         if tenants.as_ref().is_some_and(|tenants| !tenants.contains(tenant)) {
             return Some(format!("it does not serve the tenant {tenant:?}"));
         }
-        let output = options.max_tokens.unwrap_or(EXPECTED_OUTPUT);
         if let Some(most) = max_price {
+            let bound = options.max_tokens.or_else(|| self.model.abilities().max_output);
+            let output = bound.unwrap_or(EXPECTED_OUTPUT);
             let Some(price) = self.cost.of(prompt_tokens, output) else {
                 return Some("it has a max_price, and its price is unknown".to_owned());
             };

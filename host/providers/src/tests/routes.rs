@@ -272,6 +272,30 @@ async fn a_price_ceiling_counts_the_answer_that_a_request_may_get() {
 }
 
 #[tokio::test]
+async fn a_price_ceiling_counts_the_longest_answer_of_the_model_if_a_request_names_no_limit() {
+    let server = Server::always(says("x")).await;
+    for (max_output, max_tokens, expected) in [
+        (Some(50), None, "dear/m"),
+        (Some(200), None, "any/m"),
+        (Some(200), Some(50), "dear/m"),
+        (Some(4_000), None, "any/m"),
+        (None, None, "dear/m"),
+    ] {
+        // Only the last bound is above the price of 512 tokens.
+        let most = if max_output.is_none_or(|most| most > 512) { 10_000.0 } else { 1_000.0 };
+        let dear = Member {
+            cost: CostEstimate::new(|prompt, output| Some((prompt + 10 * output) as f64)),
+            conditions: Conditions { max_price: Some(most), ..Conditions::default() },
+            ..member("dear", &server, |model| model.max_output = max_output)
+        };
+        let route = route(Choice::Ordered, vec![dear, member("any", &server, |_| ())]);
+        let options = ChatOptions { max_tokens, ..ChatOptions::default() };
+        let heard = asked(&route, "Hello", options).await;
+        assert_eq!(routed(&heard).0, expected, "{max_output:?} {max_tokens:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_request_that_no_model_takes_is_an_error_with_every_reason() {
     let server = Server::always(says("x")).await;
     let short = Conditions { max_prompt_tokens: Some(1), ..Conditions::default() };

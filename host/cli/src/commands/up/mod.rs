@@ -168,7 +168,10 @@ pub async fn run(args: Args, config: Config) -> Result<()> {
         () = signals.next() => return Ok(()),
     };
     let mismatches = server.host.model_mismatches().await?;
-    announce(&server, &data, database.as_ref(), threads, &mismatches)?;
+    // Others may depend on the host already, so it does not end because nobody reads what it prints.
+    if let Err(error) = announce(&server, &data, database.as_ref(), threads, &mismatches) {
+        tracing::warn!("the description of this host cannot be printed: {error:#}");
+    }
     #[cfg(unix)]
     let manager = service_manager::ServiceManager::new();
     #[cfg(unix)]

@@ -348,6 +348,11 @@ fn server_error(error: ToolServerError, tool: &Tool) -> ToolError {
             tracing::debug!(tool = tool.definition.name, "a tool's server is unavailable: {message}");
             ToolError::Unavailable(message)
         }
+        ToolServerError::TimedOut(after) => timed_out(after),
+        ToolServerError::Interrupted(message) => {
+            tracing::debug!(tool = tool.definition.name, "a tool's server was lost during a call: {message}");
+            ToolError::Interrupted(format!("{message}; check whether the tool did its work"))
+        }
     }
 }
 
@@ -421,5 +426,16 @@ mod tests {
         }
         let waits: Vec<Duration> = (0..64).map(|seed| backoff(3, seed)).collect();
         assert!(waits.iter().any(|wait| *wait != waits[0]), "delays vary between calls");
+    }
+
+    #[test]
+    fn a_call_that_may_have_done_its_work_is_not_reported_as_unavailable() {
+        let error = |error| server_error(error, &fetch::tool());
+        let late = error(ToolServerError::TimedOut(Duration::from_millis(300)));
+        assert!(matches!(late, ToolError::TimedOut(300)), "{late:?}");
+        let lost = error(ToolServerError::Interrupted("the line is cut".into()));
+        assert!(matches!(&lost, ToolError::Interrupted(why) if why.contains("the line is cut")), "{lost:?}");
+        let away = error(ToolServerError::Unavailable("nobody is there".into()));
+        assert!(matches!(away, ToolError::Unavailable(_)), "{away:?}");
     }
 }
