@@ -123,24 +123,14 @@ impl Replica {
     /// of these clients that run leave no pages behind.
     pub async fn forget(&self, pages: &EraseScope) {
         let (done, forgotten) = oneshot::channel();
-        let mut command = Command::Forget { pages: pages.clone(), done };
-        // The channel is full only for moments, because a loop empties it before each step.
-        while let Err(mpsc::TrySendError::Full(returned)) = self.commands().try_send(command) {
-            command = returned;
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        self.send(Command::Forget { pages: pages.clone(), done }).await;
         let _ = forgotten.await;
     }
 
     /// Reads the pages of a conversation from the disk before a request needs them. Returns `None` if the loop ends first.
     pub async fn warm(&self, affinity: Affinity, tokens: Vec<u32>) -> Option<Warmed> {
         let (done, warmed) = oneshot::channel();
-        let mut command = Command::Warm(Box::new(Warming { affinity, tokens, done }));
-        // The channel is full only for moments, because a loop empties it before each step.
-        while let Err(mpsc::TrySendError::Full(returned)) = self.commands().try_send(command) {
-            command = returned;
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        self.send(Command::Warm(Box::new(Warming { affinity, tokens, done }))).await;
         warmed.await.ok()
     }
 
@@ -177,29 +167,34 @@ impl Replica {
     /// Waits until all running requests have finished; past the deadline they end with `ShuttingDown`.
     pub async fn drain(&self, deadline: Duration) {
         let (done, drained) = oneshot::channel();
-        // A closed channel means that the loop is gone, and with it everything that ran.
-        if self.commands().try_send(Command::Drain { done }).is_err()
-            || tokio::time::timeout(deadline, drained).await.is_ok()
-        {
+        let finished = async {
+            self.send(Command::Drain { done }).await;
+            // The sender is dropped if the loop is gone, and with it everything that ran.
+            let _ = drained.await;
+        };
+        if tokio::time::timeout(deadline, finished).await.is_ok() {
             return;
         }
         let (done, aborted) = oneshot::channel();
-        if self.commands().try_send(Command::Abort { done }).is_ok() {
-            let _ = aborted.await;
-        }
+        self.send(Command::Abort { done }).await;
+        let _ = aborted.await;
     }
 
     /// Ends the loop, and waits until its executor is freed.
     pub async fn stop(&self) {
-        let (done, mut stopped) = oneshot::channel();
-        let mut command = Command::Stop { done };
+        let (done, stopped) = oneshot::channel();
+        self.send(Command::Stop { done }).await;
+        // The sender is dropped if the loop was gone already.
+        let _ = stopped.await;
+    }
+
+    /// Hands a command to the loop. If the loop is gone, the command is dropped.
+    async fn send(&self, mut command: Command) {
         // The channel is full only for moments, because a loop empties it before each step.
         while let Err(mpsc::TrySendError::Full(returned)) = self.commands().try_send(command) {
             command = returned;
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        // The sender is dropped if the loop was gone already.
-        let _ = (&mut stopped).await;
     }
 
     fn commands(&self) -> &mpsc::SyncSender<Command> {

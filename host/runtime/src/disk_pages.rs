@@ -14,6 +14,7 @@ use skep_engine::{DiskTier, EraseScope, ModelSet, Pin, PinError, PinStatus, Tier
 use skep_store::{PageErasure, PageErasures, Store};
 use std::{
     collections::{BTreeMap, BTreeSet},
+    io,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::SeqCst},
@@ -68,11 +69,19 @@ impl DiskPages {
     }
 
     /// Erases pages from memory and from the disk, those included that wait to be written. Returns the number of pages that
-    /// were on disk.
+    /// were on disk, which is 0 if the disk failed.
     pub(crate) async fn erase(&self, pages: EraseScope) -> u64 {
+        self.try_erase(pages).await.unwrap_or_else(|error| {
+            tracing::error!(%error, "KV pages are not erased from the disk; the next erasure tries it again");
+            0
+        })
+    }
+
+    /// Does the same, and reports a disk that failed.
+    async fn try_erase(&self, pages: EraseScope) -> io::Result<u64> {
         let (begun, was_reading) = (self.begun.load(SeqCst), self.reading.load(SeqCst) > 0);
         self.forget(&pages).await;
-        let Some(tier) = self.tier.clone() else { return 0 };
+        let Some(tier) = self.tier.clone() else { return Ok(0) };
         let erasing = pages.clone();
         // It waits for the disk.
         let erased = tokio::task::spawn_blocking(move || erasing.erase_from(&tier)).await;
@@ -80,10 +89,7 @@ impl DiskPages {
             // Pages that were read from the disk meanwhile may be in memory again.
             self.forget(&pages).await;
         }
-        erased.unwrap_or_else(|error| {
-            tracing::error!(%error, "erasing KV pages panicked");
-            0
-        })
+        erased.map_err(io::Error::other)?
     }
 
     pub(crate) async fn erase_session(&self, agent: &str, session: &str) {
@@ -91,7 +97,7 @@ impl DiskPages {
         self.erase(EraseScope::Session { agent, session }).await;
     }
 
-    /// Makes the erasures of other hosts that this one has not made yet.
+    /// Makes the erasures of other hosts that this one has not made yet. If the disk fails, they count as not made.
     pub(crate) async fn erase_as_others(&self, store: &Store) -> Result<(), RuntimeError> {
         let mut made = self.erased_until.lock().await;
         let tier = self.tier.as_deref();
@@ -106,20 +112,26 @@ impl DiskPages {
             }),
         };
         let PageErasures { until, erased } = store.page_erasures(since).await?;
-        match erased {
-            Some(erased) => {
-                for scope in scopes(erased) {
-                    self.erase(scope).await;
-                }
-            }
+        let scopes = match erased {
+            Some(erased) => scopes(erased),
             // A host that begins has no page that was erased elsewhere.
-            None if since.is_none() && tier.is_none_or(|tier| tier.status().pages_at_start == 0) => {}
+            None if since.is_none() && tier.is_none_or(|tier| tier.status().pages_at_start == 0) => {
+                Vec::new()
+            }
             None => {
                 tracing::info!(
                     "erasing all KV pages, because it is not known anymore what other hosts have deleted"
                 );
-                self.erase(EraseScope::Everyone).await;
+                vec![EraseScope::Everyone]
             }
+        };
+        let mut failed = None;
+        for scope in scopes {
+            failed = self.try_erase(scope).await.err().or(failed);
+        }
+        if let Some(error) = failed {
+            let message = format!("KV pages that other hosts have deleted are not erased here: {error}");
+            return Err(RuntimeError::Internal { message });
         }
         if since != Some(until)
             && let Some(tier) = self.tier.clone()

@@ -4,6 +4,7 @@
 //! a ticket, and an erasure counts for the tickets before its own.
 
 use std::collections::VecDeque;
+use std::io;
 use std::sync::mpsc::Sender;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -58,7 +59,7 @@ impl Shared {
 /// Pages to erase.
 pub(super) struct Erasure {
     pub which: EraseFilter,
-    pub answer: Sender<u64>,
+    pub answer: Sender<io::Result<u64>>,
     ticket: u64,
 }
 
@@ -76,7 +77,7 @@ impl Erasures {
     }
 
     /// Asks for an erasure, and wakes the writer if it waits for its pace.
-    pub fn want(&self, which: EraseFilter, answer: Sender<u64>) {
+    pub fn want(&self, which: EraseFilter, answer: Sender<io::Result<u64>>) {
         let mut state = self.lock();
         state.last_ticket += 1;
         let ticket = state.last_ticket;

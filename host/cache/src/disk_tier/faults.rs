@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
-use super::{TierOptions, TierShares};
+use super::{DiskTier, EraseFilter, TierOptions, TierShares};
 
 impl TierOptions {
     /// Returns the settings of a tier for tests: 64 MiB in this folder, at the speed of the disk, and without keys.
@@ -25,11 +25,20 @@ impl TierOptions {
     }
 }
 
+impl DiskTier {
+    /// Erases pages from a disk that does not fail, and returns their number.
+    pub fn forget(&self, which: EraseFilter) -> u64 {
+        self.erase(which).expect("the disk takes the erasure")
+    }
+}
+
 /// Faults that a test switches on.
 #[derive(Debug, Default)]
 pub struct Faults {
     /// Whether each write fails as on a full disk.
     pub disk_is_full: AtomicBool,
+    /// Whether each slot fails to be emptied.
+    pub erasures_fail: AtomicBool,
     /// Time by which each read is delayed, in milliseconds.
     pub read_delay_ms: AtomicU64,
     /// Time by which each write is delayed, in milliseconds.
@@ -41,6 +50,13 @@ impl Faults {
         std::thread::sleep(Duration::from_millis(self.write_delay_ms.load(SeqCst)));
         match self.disk_is_full.load(SeqCst) {
             true => Err(io::ErrorKind::StorageFull.into()),
+            false => Ok(()),
+        }
+    }
+
+    pub(super) fn erase(&self) -> io::Result<()> {
+        match self.erasures_fail.load(SeqCst) {
+            true => Err(io::Error::other("the disk does not take the erasure")),
             false => Ok(()),
         }
     }

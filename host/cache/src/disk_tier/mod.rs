@@ -27,6 +27,7 @@ mod writer;
 mod written_days;
 
 use std::collections::HashSet;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, channel, sync_channel};
@@ -40,8 +41,8 @@ pub use erasures::ErasedPages;
 use erasures::{ErasureListener, Erasures};
 #[cfg(any(test, feature = "faults"))]
 pub use faults::Faults;
+use index::{Changes, Index, PageKey};
 pub use index::{EraseFilter, LayoutId};
-use index::{Index, PageKey};
 use layout_files::LayoutFiles;
 use pins::Pins;
 pub use pins::{Pin, PinError, PinStatus};
@@ -180,6 +181,8 @@ struct State {
     layouts: Vec<Layout>,
     /// Pages that wait to be written.
     queued: HashSet<PageKey>,
+    /// The changes of erasures that the disk did not take. No page has these slots.
+    unerased: Changes,
     used_bytes: u64,
 }
 
@@ -317,21 +320,22 @@ impl DiskTier {
     }
 
     /// Erases pages from the disk, and those that wait to be written, with the pins of their sessions. Returns the number of
-    /// pages on disk once they are gone.
-    pub fn forget(&self, which: EraseFilter) -> u64 {
+    /// pages on disk once they are gone. Pages that the disk does not remove are removed by a later call, which fails until then.
+    pub fn erase(&self, which: EraseFilter) -> io::Result<u64> {
+        let no_writer = || io::Error::new(io::ErrorKind::BrokenPipe, "the writer of KV pages has ended");
         self.shared.pins().forget(which, self.folder());
-        let Some(writes) = &self.writes else { return 0 };
+        let Some(writes) = &self.writes else { return Err(no_writer()) };
         let (answer, gone) = channel();
         self.shared.erasures.want(which, answer);
         // A writer whose queue is full looks for erasures before its next command.
         if matches!(writes.try_send(Command::Erase), Err(TrySendError::Disconnected(_))) {
-            return 0;
+            return Err(no_writer());
         }
         loop {
             match gone.recv_timeout(LOOK_INTERVAL) {
-                Ok(pages) => return pages,
+                Ok(erased) => return erased,
                 Err(RecvTimeoutError::Timeout) if !self.threads.iter().any(JoinHandle::is_finished) => {}
-                Err(_) => return 0,
+                Err(_) => return Err(no_writer()),
             }
         }
     }

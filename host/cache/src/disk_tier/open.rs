@@ -152,7 +152,7 @@ fn read_state(folder: &Path) -> io::Result<State> {
         free.push(number);
     }
     let used_bytes = index.bytes_by_tenant().map(|(_, bytes)| bytes).sum();
-    Ok(State { index, layouts, queued: Default::default(), used_bytes })
+    Ok(State { index, layouts, queued: Default::default(), unerased: Default::default(), used_bytes })
 }
 
 impl Shared {

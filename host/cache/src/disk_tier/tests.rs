@@ -174,6 +174,27 @@ fn pages_of_a_deleted_session_are_erased_from_the_files() {
 }
 
 #[test]
+fn an_erasure_that_the_disk_does_not_take_fails_and_is_made_with_the_next_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let (tier, form) = open(folder.path());
+    let gone = write(&tier, form, "t", "gone", &tokens(1, 3));
+    let stays = write(&tier, form, "t", "stays", &tokens(9, 2));
+    let session = |name: &str| EraseFilter::Session(tier.keys().owner(Some("agent"), Some(name)));
+    tier.faults().erasures_fail.store(true, SeqCst);
+    assert!(tier.erase(session("gone")).is_err());
+    assert!(tier.erase(session("nobody")).is_err(), "pages of an earlier erasure are left");
+    assert_eq!((tier.leading(form, &gone), tier.status().erased_pages), (0, 0));
+    assert!(is_on_disk(folder.path(), gone[0]));
+    tier.faults().erasures_fail.store(false, SeqCst);
+    assert_eq!(tier.erase(session("nobody")).unwrap(), 3);
+    assert!(gone.iter().all(|prefix| !is_on_disk(folder.path(), *prefix)));
+    assert_eq!((tier.erase(session("gone")).unwrap(), tier.status().erased_pages), (0, 3));
+    drop(tier);
+    let (tier, form) = open(folder.path());
+    assert_eq!((tier.leading(form, &gone), tier.leading(form, &stays)), (0, 2));
+}
+
+#[test]
 fn a_full_tier_evicts_and_never_grows_beyond_its_budget() {
     let folder = tempfile::tempdir().unwrap();
     let page = DiskTier::page_bytes(BYTES);

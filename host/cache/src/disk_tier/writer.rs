@@ -10,7 +10,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::eviction::Eviction;
-use super::index::{Changes, EraseFilter, PageKey, Slot};
+use super::index::{Changes, EraseFilter, LayoutId, PageKey, Slot};
 use super::layout_files::LayoutFiles;
 use super::record::Record;
 use super::space::{Pace, writable_bytes};
@@ -118,12 +118,13 @@ fn keep_pace(shared: &Shared, wait: Duration) {
 /// Makes all erasures that are wanted.
 fn erase_wanted(shared: &Shared) {
     while let Some(erasure) = shared.erasures.take() {
-        let pages = forget(shared, erasure.which).unwrap_or_else(|error| {
+        let erased = forget(shared, erasure.which).map_err(|error| {
+            let told = io::Error::new(error.kind(), error.to_string());
             fail(shared, error.into());
-            0
+            told
         });
         // A caller that no longer waits does not need the answer.
-        let _ = erasure.answer.send(pages);
+        let _ = erasure.answer.send(erased);
     }
 }
 
@@ -268,23 +269,39 @@ fn has_free_disk(shared: &Shared, bytes: u64) -> bool {
     writable_bytes(&shared.options.folder, shared.options.min_free_percent) >= bytes
 }
 
+/// Erases pages, and those that earlier erasures could not remove. Returns the number of pages that are gone from the disk.
 fn forget(shared: &Shared, which: EraseFilter) -> io::Result<u64> {
     let mut changes = change(shared, |state| {
         let State { index, layouts, .. } = state;
         Some(index.forget(which, State::slot_bytes(layouts)))
     });
     shared.tell_erased(which, std::mem::take(&mut changes.removed_pages));
-    let mut touched: Vec<_> = changes.removed.iter().map(|slot| slot.layout).collect();
+    let earlier = std::mem::take(&mut shared.state().unerased);
+    changes.removed.extend(earlier.removed);
+    changes.rewritten.extend(earlier.rewritten);
+    let Changes { removed, rewritten, .. } = changes;
+    let of_rewritten = rewritten.iter().map(|key| key.layout);
+    let mut touched: Vec<LayoutId> = removed.iter().map(|slot| slot.layout).chain(of_rewritten).collect();
     touched.sort_unstable();
     touched.dedup();
-    let erased = erase(shared, changes)?;
-    for layout in touched {
+    let mut undone = Undone::default();
+    let emptied = empty(shared, removed, &mut undone);
+    rewrite(shared, &rewritten, &mut undone);
+    let mut is_synced = |layout: &LayoutId| {
         let files = shared.state().layouts[layout.0].files.clone();
-        files.sync()?;
-    }
+        files.sync().map_err(|error| undone.error = Some(error)).is_ok()
+    };
+    let unsynced: Vec<LayoutId> = touched.into_iter().filter(|layout| !is_synced(layout)).collect();
+    // These changes may not be on the disk, and are made again.
+    let (again, emptied): (Vec<Slot>, Vec<Slot>) =
+        emptied.into_iter().partition(|slot| unsynced.contains(&slot.layout));
+    undone.changes.removed.extend(again);
+    undone.changes.rewritten.extend(rewritten.into_iter().filter(|key| unsynced.contains(&key.layout)));
+    let erased = emptied.len() as u64;
+    free(shared, emptied);
     shared.totals.erased_pages.fetch_add(erased, Relaxed);
     metrics::counter!(metric::REMOVED_PAGES, "reason" => "erased").increment(erased);
-    Ok(erased)
+    undone.keep(shared).map(|()| erased)
 }
 
 /// Changes the state, and counts the bytes of removed pages.
@@ -298,37 +315,86 @@ fn change(shared: &Shared, how: impl FnOnce(&mut State) -> Option<Changes>) -> C
     changes
 }
 
+/// The changes that the disk did not take, and its last error.
+#[derive(Default)]
+struct Undone {
+    changes: Changes,
+    error: Option<io::Error>,
+}
+
+impl Undone {
+    /// Leaves the changes to the next erasure, and returns the error.
+    fn keep(self, shared: &Shared) -> io::Result<()> {
+        let mut state = shared.state();
+        state.unerased.removed.extend(self.changes.removed);
+        state.unerased.rewritten.extend(self.changes.rewritten);
+        self.error.map_or(Ok(()), Err)
+    }
+}
+
 /// Removes pages from the files, frees their slots, and returns the number of pages.
 fn erase(shared: &Shared, changes: Changes) -> io::Result<u64> {
-    let mut failed = Ok(());
-    for Slot { layout, number } in &changes.removed {
-        let files = shared.state().layouts[layout.0].files.clone();
-        // A page whose record could not be emptied keeps its slot, which nobody finds until the next start.
-        match files.clear_record(*number).and_then(|()| files.erase_page(*number)) {
-            Ok(()) => shared.state().layouts[layout.0].free.push(*number),
-            Err(error) => failed = Err(error),
+    let pages = changes.removed.len() as u64;
+    let mut undone = Undone::default();
+    let emptied = empty(shared, changes.removed, &mut undone);
+    free(shared, emptied);
+    rewrite(shared, &changes.rewritten, &mut undone);
+    undone.keep(shared).map(|()| pages)
+}
+
+/// Empties slots, and returns those that are empty now. The others are not free, so that no page is written to them.
+fn empty(shared: &Shared, slots: Vec<Slot>, undone: &mut Undone) -> Vec<Slot> {
+    let mut emptied = Vec::with_capacity(slots.len());
+    for slot in slots {
+        match empty_slot(shared, slot) {
+            Ok(()) => emptied.push(slot),
+            Err(error) => {
+                undone.changes.removed.push(slot);
+                undone.error = Some(error);
+            }
         }
     }
-    let pages = changes.removed.len() as u64;
-    follow(shared, changes)?;
-    failed.map(|()| pages)
+    emptied
+}
+
+fn empty_slot(shared: &Shared, Slot { layout, number }: Slot) -> io::Result<()> {
+    #[cfg(any(test, feature = "faults"))]
+    shared.faults.erase()?;
+    let files = shared.state().layouts[layout.0].files.clone();
+    files.clear_record(number)?;
+    files.erase_page(number)
+}
+
+/// Lets pages be written to empty slots.
+fn free(shared: &Shared, slots: Vec<Slot>) {
+    let mut state = shared.state();
+    slots.into_iter().for_each(|Slot { layout, number }| state.layouts[layout.0].free.push(number));
 }
 
 /// Writes the records that have changed.
 fn follow(shared: &Shared, changes: Changes) -> io::Result<()> {
-    for key in changes.rewritten {
+    let mut undone = Undone::default();
+    rewrite(shared, &changes.rewritten, &mut undone);
+    undone.error.map_or(Ok(()), Err)
+}
+
+/// Writes the records of pages as they are now.
+fn rewrite(shared: &Shared, keys: &[PageKey], undone: &mut Undone) {
+    for key in keys {
         let record: Option<(Arc<LayoutFiles>, Slot, Record)> = {
             let state = shared.state();
-            let record = state.index.record(&key);
+            let record = state.index.record(key);
             record.and_then(|(slot, record)| {
                 Some((state.layouts.get(key.layout.0)?.files.clone(), slot, record))
             })
         };
-        if let Some((files, slot, record)) = record {
-            files.write_record(slot.number, &record)?;
+        if let Some((files, slot, record)) = record
+            && let Err(error) = files.write_record(slot.number, &record)
+        {
+            undone.changes.rewritten.push(*key);
+            undone.error = Some(error);
         }
     }
-    Ok(())
 }
 
 fn fail(shared: &Shared, refusal: Refusal) {

@@ -28,7 +28,7 @@ impl DiskPages {
         (names, in_memory): (&[Digest], usize),
         scheduler: &mut Scheduler,
     ) {
-        let wanted = (names.len() - in_memory).min(scheduler.spare_pages());
+        let wanted = (names.len() - in_memory).min(self.room(scheduler));
         if wanted < MIN_FETCH_PAGES {
             return;
         }

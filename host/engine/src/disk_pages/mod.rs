@@ -10,6 +10,7 @@
 //! Invariant: whatever fails, a page is computed instead. Nothing here makes a step wait for the disk or another host.
 
 mod asking;
+mod erase_scope;
 mod misses;
 mod promotion;
 mod speed;
@@ -17,11 +18,11 @@ mod spill;
 mod split;
 mod warming;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use skep_cache::{Digest, DiskTier, EraseFilter, LayoutId, Owner, PageNamer, TenantTag};
+use skep_cache::{Digest, DiskTier, LayoutId, Owner, PageNamer, TenantTag};
 use skep_model::{Executor, PAGE_TOKENS};
 
 use crate::kv::{PrefixOwner, SequencePages};
@@ -30,6 +31,7 @@ use crate::sequence::Sequence;
 use crate::sequence_id::SequenceId;
 use crate::{Affinity, PagePeers, Priority, PublicPart};
 
+pub use erase_scope::EraseScope;
 use misses::RecentMisses;
 use promotion::{Progress, Promotion, Reader, Reading, Source};
 use speed::Speed;
@@ -49,59 +51,6 @@ const MIN_READ_PAGES: usize = 2;
 const LONG_PATIENCE: Duration = Duration::from_secs(60);
 /// Time that a read ahead of a request may take.
 const WARM_PATIENCE: Duration = Duration::from_secs(30);
-
-/// The pages to erase, by the names of their owners.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum EraseScope {
-    Everyone,
-    Tenant(String),
-    /// Pages that are used only by sessions of this agent.
-    Agent(String),
-    /// Pages that are used only by this session.
-    Session {
-        agent: String,
-        session: String,
-    },
-    /// Pages that are used only by one of these sessions, which are listed by their agents.
-    Sessions(Arc<BTreeMap<String, BTreeSet<String>>>),
-}
-
-impl EraseScope {
-    /// Returns whether the pages of a client are among these.
-    pub(crate) fn includes(&self, owner: &PrefixOwner) -> bool {
-        match self {
-            EraseScope::Everyone => true,
-            EraseScope::Tenant(tenant) => owner.tenant == *tenant,
-            EraseScope::Agent(agent) => owner.agent.as_ref() == Some(agent),
-            EraseScope::Session { agent, session } => {
-                owner.agent.as_ref() == Some(agent) && owner.session.as_ref() == Some(session)
-            }
-            EraseScope::Sessions(all) => {
-                let of_agent = owner.agent.as_ref().and_then(|agent| all.get(agent));
-                of_agent
-                    .zip(owner.session.as_ref())
-                    .is_some_and(|(of_agent, session)| of_agent.contains(session))
-            }
-        }
-    }
-
-    /// Erases the pages from the disk and returns their number. It waits for queued writes.
-    pub fn erase_from(&self, tier: &DiskTier) -> u64 {
-        let keys = tier.keys();
-        let session =
-            |agent: &str, session: &str| EraseFilter::Session(keys.owner(Some(agent), Some(session)));
-        tier.forget(match self {
-            EraseScope::Everyone => EraseFilter::All,
-            EraseScope::Tenant(tenant) => EraseFilter::Tenant(keys.tenant(tenant)),
-            EraseScope::Agent(agent) => EraseFilter::Agent(keys.owner(Some(agent), None).agent),
-            EraseScope::Session { agent, session: name } => session(agent, name),
-            EraseScope::Sessions(all) => {
-                let names = all.iter().flat_map(|(agent, names)| names.iter().map(move |name| (agent, name)));
-                return names.map(|(agent, name)| tier.forget(session(agent, name))).sum();
-            }
-        })
-    }
-}
 
 /// The tier on disk, and the layout of this replica's pages in it.
 struct Disk {
@@ -285,6 +234,24 @@ impl DiskPages {
         }
     }
 
+    /// Ends all reads, because the executor that has their pages is lost. Their pages are unlocked, so that the scheduler can drop
+    /// them. Nobody looks up a prefix again here, which would lock pages that are about to be dropped.
+    pub fn lose_pages(&mut self, scheduler: &mut Scheduler) {
+        self.later_warmings.clear();
+        for read in std::mem::take(&mut self.promotions) {
+            read.end(scheduler);
+        }
+        for id in std::mem::take(&mut self.waiting_for_other_read) {
+            scheduler.release_hold(id);
+        }
+    }
+
+    /// Returns the number of pages that further reads may take, beside those that reads under way will still take.
+    fn room(&self, scheduler: &Scheduler) -> usize {
+        let taken: usize = self.promotions.iter().map(Promotion::pages_left).sum();
+        scheduler.spare_pages().saturating_sub(taken)
+    }
+
     fn take_promotions(&mut self, is_taken: impl Fn(&Promotion) -> bool) -> Vec<Promotion> {
         let (taken, left) = std::mem::take(&mut self.promotions).into_iter().partition(is_taken);
         self.promotions = left;
@@ -307,7 +274,7 @@ impl DiskPages {
         }
         let on_disk = self.on_disk(&names).saturating_sub(in_memory);
         let found = Warmed { pages: names.len(), in_memory, on_disk, read: 0 };
-        let (room, deadline) = (scheduler.spare_pages(), Instant::now() + WARM_PATIENCE);
+        let (room, deadline) = (self.room(scheduler), Instant::now() + WARM_PATIENCE);
         let missing = &names[in_memory..];
         let reading = match on_disk.min(room) {
             0 => self.fetch(&missing[..missing.len().min(room)]),
@@ -363,7 +330,7 @@ impl DiskPages {
             Source::Disk => self.on_disk(&names),
             Source::Peers => 0,
         };
-        let (room, wanted) = (scheduler.spare_pages(), on_disk.saturating_sub(in_memory));
+        let (room, wanted) = (self.room(scheduler), on_disk.saturating_sub(in_memory));
         let missing = wanted.min(room);
         if missing < MIN_READ_PAGES {
             match wanted >= MIN_READ_PAGES {
@@ -475,7 +442,7 @@ impl DiskPages {
         if self.short.is_empty() {
             return;
         }
-        let room = scheduler.spare_pages();
+        let room = self.room(scheduler);
         let (ready, short) =
             std::mem::take(&mut self.short).into_iter().partition(|(_, pages)| *pages <= room);
         self.short = short;

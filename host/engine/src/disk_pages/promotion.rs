@@ -117,6 +117,11 @@ impl Promotion {
         &self.held
     }
 
+    /// Returns the number of pages that the read will still take.
+    pub fn pages_left(&self) -> usize {
+        (self.found + self.reading.names.len()).saturating_sub(self.held.pages().len())
+    }
+
     /// Returns whether this page is among those that are read.
     pub fn reads(&self, name: Digest) -> bool {
         self.reading.names.contains(&name)
@@ -166,8 +171,11 @@ impl Promotion {
         (PAGES_AT_ONCE, Progress::Waits)
     }
 
-    /// Copies a page to the executor. Returns false if that is not possible.
+    /// Copies a page to the executor. Returns false if that is not possible, or running sequences may need the page.
     fn take(&mut self, bytes: &[u8], scheduler: &mut Scheduler, executor: &mut dyn Executor) -> bool {
+        if scheduler.is_short_of_pages() {
+            return false;
+        }
         let at = self.held.pages().len();
         let Some(page) = scheduler.grow_held(&mut self.held, at + 1) else { return false };
         if let Err(error) = executor.write_pages(&[page], bytes) {

@@ -90,6 +90,9 @@ impl EngineLoop {
         for id in self.recovery.begin(fault, step.iter().map(|planned| planned.id)) {
             self.scheduler.end(id, Err(EngineError::Failed(fault.to_owned())));
         }
+        if let Some(disk) = &mut self.disk {
+            disk.lose_pages(&mut self.scheduler);
+        }
         self.scheduler.lose_pages();
     }
 

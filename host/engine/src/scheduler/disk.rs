@@ -131,15 +131,15 @@ impl Scheduler {
         Some((request.affinity.clone(), request.priority, sequence.reusable_tokens().to_vec()))
     }
 
-    /// Returns the number of pages that reads may take.
+    /// Returns the number of pages that reads may take, those included that reads under way have not taken yet.
     pub fn spare_pages(&self) -> usize {
         let kept = self.promised_pages() + self.running.len() + self.limits.page_count / KEPT_PAGES;
         self.kv.available_pages().saturating_sub(kept)
     }
 
-    /// Returns whether running sequences may need the pages that reads hold.
+    /// Returns whether running sequences, or the next one to run, may need the pages that reads hold.
     pub fn is_short_of_pages(&self) -> bool {
-        self.kv.available_pages() <= self.promised_pages() + self.running.len()
+        self.kv.available_pages() <= (self.promised_pages() + self.running.len()).max(1)
     }
 
     /// Returns the pages of the longest cached prefix.

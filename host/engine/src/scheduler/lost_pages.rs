@@ -3,7 +3,8 @@
 use super::Scheduler;
 
 impl Scheduler {
-    /// Takes the pages of all sequences, which compute their tokens again later, and forgets all cached pages.
+    /// Takes the pages of all sequences, which compute their tokens again later, and forgets all cached pages. The reads that lock
+    /// some of them have ended before.
     pub fn lose_pages(&mut self) {
         self.forget_continuations(|_| true);
         while !self.running.is_empty() {

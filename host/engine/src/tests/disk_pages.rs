@@ -202,12 +202,12 @@ async fn pages_of_a_forgotten_session_are_erased_and_shared_ones_stay() {
     written(&engine, &tier, (of_one + of_other - in_common) as u64).await;
     let session = EraseScope::Session { agent: "agent".into(), session: "one".into() };
     engine.forget_pages(&session).await;
-    assert_eq!(session.erase_from(&tier), (of_one - in_common) as u64);
+    assert_eq!(session.erase_from(&tier).unwrap(), (of_one - in_common) as u64);
     assert_eq!(tier.status().pages, of_other as u64);
     let tenant = EraseScope::Tenant("acme".into());
     engine.forget_pages(&tenant).await;
-    assert_eq!(tenant.erase_from(&tier), of_other as u64);
-    assert_eq!(EraseScope::Everyone.erase_from(&tier), 0);
+    assert_eq!(tenant.erase_from(&tier).unwrap(), of_other as u64);
+    assert_eq!(EraseScope::Everyone.erase_from(&tier).unwrap(), 0);
 }
 
 #[tokio::test]
@@ -245,10 +245,10 @@ async fn tenants_share_the_pages_of_a_public_part_and_nothing_beyond() {
         // The pages of a tenant and of a session are erased without the public ones, which belong to the agent.
         let session = EraseScope::Session { agent: "agent".into(), session: "other's".into() };
         for scope in [EraseScope::Tenant("one".into()), session] {
-            assert_eq!(scope.erase_from(&tier), (pages - shared) as u64, "{public:?} {scope:?}");
+            assert_eq!(scope.erase_from(&tier).unwrap(), (pages - shared) as u64, "{public:?} {scope:?}");
         }
         assert_eq!(tier.status().pages, shared as u64);
-        assert_eq!(EraseScope::Agent("agent".into()).erase_from(&tier), shared as u64);
+        assert_eq!(EraseScope::Agent("agent".into()).erase_from(&tier).unwrap(), shared as u64);
     }
 }
 
@@ -302,7 +302,7 @@ async fn a_turn_that_ends_after_its_session_was_forgotten_leaves_no_page() {
     first_token(&mut running).await;
     let session = EraseScope::Session { agent: "agent".into(), session: "one".into() };
     engine.forget_pages(&session).await;
-    assert_eq!(session.erase_from(&tier), 0);
+    assert_eq!(session.erase_from(&tier).unwrap(), 0);
     drop(running);
     request.max_tokens = Some(8);
     request.affinity.session = Some("two".into());

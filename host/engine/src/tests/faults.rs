@@ -1,13 +1,17 @@
 //! Tests that an executor which fails for good is replaced, and that requests continue with the other one.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
+use skep_cache::{DiskTier, TierOptions};
 use skep_model::{Executor, LoadedModel, ModelError, Restart};
 
+use super::disk_pages::{engine_of, prompt, written};
 use super::executors::DeviceLoss;
-use super::fixture::{collect, engine_with, executor, first_token, generate, greedy, ids_together, model};
+use super::fixture::{
+    collect, engine_with, executor, executor_options, first_token, generate, greedy, ids_together, model,
+};
 use crate::{Constraint, Engine, EngineError, EngineOptions, TokenEvent};
 
 const KV_TOKENS: usize = 1024;
@@ -122,4 +126,47 @@ async fn requests_get_a_retry_delay_while_no_executor_replaces_a_lost_one() {
     }
     assert!(engine.problem().is_some());
     engine.drain(Duration::from_secs(60)).await;
+}
+
+/// The other executor has nothing in the pages that were read from the disk before.
+#[tokio::test]
+async fn pages_of_a_read_under_way_are_lost_with_the_executor() {
+    let folder = tempfile::tempdir().unwrap();
+    let always = TierOptions { reads_always: true, ..TierOptions::for_tests(folder.path()) };
+    let tier = Arc::new(DiskTier::open(always).unwrap());
+    let of = |tier| engine_of(tier, executor_options(KV_TOKENS), "weights");
+    let (other, stored) = (greedy("x", 4), greedy(&prompt("b"), 24));
+    let requests = [other.clone(), stored.clone()];
+    let expected = ids_together(&of(None), &requests).await;
+    let before = of(Some(&tier));
+    generate(&before, stored.clone()).await.unwrap();
+    let pages = (stored.prompt.len() / 16) as u64;
+    written(&before, &tier, pages).await;
+    drop(before);
+
+    tier.faults().read_delay_ms.store(20, SeqCst);
+    let loss = DeviceLoss::default();
+    let (mut model, attempts) = fragile(&loss, 0);
+    model.digest.weights = "weights".to_owned();
+    let options = EngineOptions { disk: Some(tier.clone()), ..EngineOptions::default() };
+    let engine = Engine::start(model, options).expect("the engine starts");
+    let stored = engine.generate(stored).unwrap();
+    let begun = Instant::now();
+    // The last of these pages may still wait to be taken, and the ones before are in memory.
+    while tier.status().read_pages < 3 {
+        assert!(begun.elapsed() < Duration::from_secs(60), "nothing is read");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    loss.lose_after(0);
+    let other = engine.generate(other).unwrap();
+    while attempts.load(Relaxed) == 0 {
+        assert!(begun.elapsed() < Duration::from_secs(60), "the executor is never replaced");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert!(tier.status().read_pages < pages, "the read ended before the loss");
+    let (other, stored) = tokio::join!(collect(other), collect(stored));
+    assert_eq!([other.unwrap().ids, stored.unwrap().ids], expected[..]);
+    engine.drain(Duration::from_secs(60)).await;
+    let stats = engine.stats();
+    assert_eq!(stats.pages_free, stats.pages_total);
 }

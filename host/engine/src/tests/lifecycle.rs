@@ -4,9 +4,10 @@ use std::time::{Duration, Instant};
 
 use skep_model::{Batch, CpuExecutor, Executor, ModelError, Sampling};
 
+use super::executors::Gate;
 use super::fixture::{collect, engine, engine_with, first_token, generate, greedy, model};
 use super::intercepted::{Intercepted, Interceptor};
-use crate::{Engine, EngineError, EngineOptions, ModelSet, Priority, TokenEvent};
+use crate::{Engine, EngineError, EngineOptions, EraseScope, ModelSet, Priority, TokenEvent};
 
 fn one_at_a_time(max_queue: usize) -> Engine {
     engine_with(4096, EngineOptions { max_sequences: 1, max_queue, ..EngineOptions::default() })
@@ -249,4 +250,28 @@ async fn the_start_is_reported_before_anything_is_computed() {
     let mut stream = engine.generate(greedy("started", 1)).unwrap();
     let started = TokenEvent::Started { prompt_tokens: 7, cached_tokens: 0 };
     assert_eq!(stream.next().await.unwrap().unwrap(), started);
+}
+
+/// The loop is held in a step, and its channel fills meanwhile.
+#[tokio::test]
+async fn a_drain_waits_for_a_loop_whose_channel_is_full() {
+    let gate = Gate::default();
+    let options = EngineOptions { max_queue: 1, ..EngineOptions::default() };
+    let model = model(4096, |executor| Box::new(gate.guard(executor)));
+    let engine = Engine::start(model, options).expect("the engine starts");
+    let running = engine.generate(greedy("x", 4)).unwrap();
+    // The channel takes 65 commands.
+    let everyone = EraseScope::Everyone;
+    let forgets = futures::future::join_all((0..200).map(|_| engine.forget_pages(&everyone)));
+    let drained = async {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        engine.drain(Duration::from_secs(60)).await;
+        assert_eq!(engine.stats().waiting + engine.stats().running, 0, "the drain did not wait");
+    };
+    let opened = async {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        gate.open();
+    };
+    let (_, (), (), ended) = tokio::join!(forgets, drained, opened, collect(running));
+    assert_eq!(ended.unwrap().ids.len(), 4);
 }

@@ -1,0 +1,66 @@
+//! The pages that are erased from memory and from the disk when their clients are deleted.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::sync::Arc;
+
+use skep_cache::{DiskTier, EraseFilter};
+
+use crate::kv::PrefixOwner;
+
+/// The pages to erase, by the names of their owners.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EraseScope {
+    Everyone,
+    Tenant(String),
+    /// Pages that are used only by sessions of this agent.
+    Agent(String),
+    /// Pages that are used only by this session.
+    Session {
+        agent: String,
+        session: String,
+    },
+    /// Pages that are used only by one of these sessions, which are listed by their agents.
+    Sessions(Arc<BTreeMap<String, BTreeSet<String>>>),
+}
+
+impl EraseScope {
+    /// Returns whether the pages of a client are among these.
+    pub(crate) fn includes(&self, owner: &PrefixOwner) -> bool {
+        match self {
+            EraseScope::Everyone => true,
+            EraseScope::Tenant(tenant) => owner.tenant == *tenant,
+            EraseScope::Agent(agent) => owner.agent.as_ref() == Some(agent),
+            EraseScope::Session { agent, session } => {
+                owner.agent.as_ref() == Some(agent) && owner.session.as_ref() == Some(session)
+            }
+            EraseScope::Sessions(all) => {
+                let of_agent = owner.agent.as_ref().and_then(|agent| all.get(agent));
+                of_agent
+                    .zip(owner.session.as_ref())
+                    .is_some_and(|(of_agent, session)| of_agent.contains(session))
+            }
+        }
+    }
+
+    /// Erases the pages from the disk and returns their number. It waits for the disk. After an error pages may be left, which the
+    /// next erasure tries to remove.
+    pub fn erase_from(&self, tier: &DiskTier) -> io::Result<u64> {
+        let keys = tier.keys();
+        let session =
+            |agent: &str, session: &str| EraseFilter::Session(keys.owner(Some(agent), Some(session)));
+        tier.erase(match self {
+            EraseScope::Everyone => EraseFilter::All,
+            EraseScope::Tenant(tenant) => EraseFilter::Tenant(keys.tenant(tenant)),
+            EraseScope::Agent(agent) => EraseFilter::Agent(keys.owner(Some(agent), None).agent),
+            EraseScope::Session { agent, session: name } => session(agent, name),
+            EraseScope::Sessions(all) => {
+                let names = all.iter().flat_map(|(agent, names)| names.iter().map(move |name| (agent, name)));
+                // One that fails does not keep the others from being erased.
+                let erased: Vec<io::Result<u64>> =
+                    names.map(|(agent, name)| tier.erase(session(agent, name))).collect();
+                return erased.into_iter().sum();
+            }
+        })
+    }
+}
