@@ -75,7 +75,9 @@ pub(crate) struct TurnApprovals {
 struct Inner {
     /// Changes with every decision on a call of this turn.
     decided: watch::Receiver<()>,
-    /// The calls that wait for a decision.
+    /// Number of calls that ask for a decision or wait for it.
+    asking: usize,
+    /// The calls that wait for a decision. They stay here while the turn is suspended.
     waiting: HashMap<u32, Waiting>,
     /// Called turns of other agents that are suspended.
     called: HashMap<u32, SuspensionWatch>,
@@ -83,6 +85,9 @@ struct Inner {
     /// the person saw.
     approved: HashMap<String, (String, String)>,
 }
+
+/// The place of one call among those that may ask at the same time.
+struct Asking<'a>(&'a TurnApprovals);
 
 struct Waiting {
     approval: String,
@@ -108,12 +113,18 @@ impl Wakers {
     }
 }
 
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        self.0.lock().asking -= 1;
+    }
+}
+
 impl TurnApprovals {
     /// Creates the state of a turn that has not requested any approval yet.
     pub(crate) fn new(desk: ApprovalDesk, journal: Arc<Journal>, turn_id: String, wait_ms: u32) -> Self {
         let (_, decided) = watch::channel(());
         let (waiting, called, approved) = (HashMap::new(), HashMap::new(), HashMap::new());
-        let inner = Mutex::new(Inner { decided, waiting, called, approved });
+        let inner = Mutex::new(Inner { decided, asking: 0, waiting, called, approved });
         TurnApprovals { desk, journal, turn_id, wait_ms, inner }
     }
 
@@ -211,6 +222,16 @@ impl TurnApprovals {
         }
     }
 
+    /// Takes a place for a call that asks a person, or returns `None` if all are taken.
+    fn asking(&self) -> Option<Asking<'_>> {
+        let mut inner = self.lock();
+        if inner.asking >= MAX_WAITING {
+            return None;
+        }
+        inner.asking += 1;
+        Some(Asking(self))
+    }
+
     async fn ask_store(
         &self,
         call: &Call,
@@ -223,6 +244,10 @@ impl TurnApprovals {
                 "the call cannot be submitted for approval: its arguments have {bytes} bytes, and at most {MAX_ARGUMENT_BYTES} can be shown"
             )));
         }
+        // Nothing of a call without a place may be stored or shown, because nobody would wait for the decision.
+        let Some(_asking) = self.asking() else {
+            return Ok(Err(format!("{MAX_WAITING} calls of this turn are already waiting for a person")));
+        };
         let ApprovalDesk { store, clock, wakers } = &self.desk;
         let id = format!("{}-{}", self.turn_id, call.number());
         let mut decided = wakers.subscribe(&self.turn_id);
@@ -273,11 +298,6 @@ impl TurnApprovals {
             }
             {
                 let mut inner = self.lock();
-                if inner.waiting.len() >= MAX_WAITING {
-                    return Ok(Err(format!(
-                        "{MAX_WAITING} calls of this turn are already waiting for a person"
-                    )));
-                }
                 inner.decided = decided.clone();
                 let waiting = Waiting { approval: id.clone(), expires_at_ms };
                 inner.waiting.insert(call.number(), waiting);
@@ -429,5 +449,72 @@ fn approval(clock: &Clock, row: &ApprovalRow) -> Approval {
         arguments: arguments(row),
         created_at_ms: row.created_at_ms,
         expires_at_ms: expires_at_ms(clock, row),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::feed::{Feed, Hold};
+    use futures::FutureExt as _;
+    use skep_store::{Acceptance, AgentRow, NewTurn};
+
+    async fn approvals(store: &Store, feed: Arc<Feed>) -> TurnApprovals {
+        let (name, manifest, digest) = ("a".to_owned(), String::new(), "d".to_owned());
+        let agent = AgentRow { name, manifest, digest, deployed_at_ms: 1, deployed_by: "tester".into() };
+        store.put_agent(&agent, b"component", &[]).await.expect("stored");
+        let turn = NewTurn {
+            id: "t".into(),
+            agent: "a".into(),
+            session: "s".into(),
+            idempotency_key: None,
+            digest: "d".into(),
+            input: Vec::new(),
+            seed: vec![1; 32],
+            accepted_at_ms: 1,
+            number: Some(1),
+        };
+        let accepted = store.accept_turn(turn).await.expect("stored");
+        let Acceptance::New(key) = accepted else { panic!("the turn is the first") };
+        let (clock, seed) = (Clock::default(), vec![1; 32]);
+        let journal = Journal::open(store.clone(), clock.clone(), key, seed, feed, Vec::new()).expect("new");
+        TurnApprovals::new(ApprovalDesk::new(store.clone(), clock), journal, "t".into(), 600_000)
+    }
+
+    #[tokio::test]
+    async fn nobody_is_asked_about_a_call_beyond_the_maximum() {
+        let (store, feed) = (Store::for_tests().await.expect("a database"), Feed::new("t".into()));
+        let mut events = feed.follow(Hold::Watches);
+        let approvals = Arc::new(approvals(&store, feed).await);
+        let (mut calls, extra) = (JoinSet::new(), 3);
+        let mut number = 0;
+        let mut call = |calls: &mut JoinSet<_>| {
+            let (approvals, identity) = (approvals.clone(), Identity::new("tools.approve", &number));
+            number += 1;
+            calls.spawn(async move { approvals.decision(identity, "x", "{}").await });
+        };
+        (0..MAX_WAITING + extra).for_each(|_| call(&mut calls));
+        for _ in 0..extra {
+            let refused = calls.join_next().await.expect("a call").expect("no panic").expect("not stopped");
+            assert!(refused.as_ref().is_err_and(|why| why.contains("already waiting")), "{refused:?}");
+        }
+        for _ in 0..MAX_WAITING {
+            let event = events.next().await.expect("the turn is open").expect("no error");
+            assert!(matches!(event, RunEvent::ApprovalRequired { .. }), "{event:?}");
+        }
+        assert!(events.next().now_or_never().is_none(), "only the calls that wait are shown");
+        let asked = store.pending_approvals(None, 100).await.expect("listed");
+        assert_eq!(asked.len(), MAX_WAITING);
+        // A call that was decided leaves its place to another one.
+        approvals.desk.decide(&asked[0].id, true, None, "tester").await.expect("open");
+        assert!(calls.join_next().await.expect("a call").expect("no panic").expect("not stopped").is_ok());
+        call(&mut calls);
+        let next = loop {
+            match events.next().await.expect("the turn is open").expect("no error") {
+                RunEvent::ApprovalDecided { .. } => {}
+                event => break event,
+            }
+        };
+        assert!(matches!(next, RunEvent::ApprovalRequired { .. }), "{next:?}");
     }
 }

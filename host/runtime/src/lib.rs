@@ -101,7 +101,7 @@ pub use cluster::{
 pub use compute::{Compute, QUICK_BYTES};
 pub use error::{BudgetUsedUp, PriceUnknown, RuntimeError};
 pub use event::{
-    DeadLetter, DeadLetterTarget, Event, EventSummary, EventTrigger, NewWebhook, PublishedEvent,
+    DeadLetter, DeadLetterTarget, Event, EventSummary, EventTrigger, HOST_SOURCE, NewWebhook, PublishedEvent,
     SessionTemplate, TopicPattern, WebhookTry, unix_ms,
 };
 pub use feed::RunHandle;

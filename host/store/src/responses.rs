@@ -86,12 +86,26 @@ const OPEN: i64 = 0;
 const COLUMNS: &str = "responses.id, responses.previous, thread, agent, session, turn, created_at_ms, ended_at_ms, \
                        state, request, answer";
 
+/// The bytes of all responses, and those of the tenant `?1`.
+const SIZES: &str = "SELECT CAST(COALESCE(SUM(bytes), 0) AS BIGINT),
+    CAST(COALESCE(SUM(bytes) FILTER (WHERE principal = ?1), 0) AS BIGINT) FROM response_sizes";
+
 /// A response and those that it continues, numbered from the response backwards. `?3` bounds their number.
 const CHAIN: &str = "WITH RECURSIVE chain(key, previous, depth) AS (
          SELECT key, previous, 1 FROM responses WHERE id = ?1 AND principal = ?2
          UNION ALL
          SELECT before.key, before.previous, depth + 1 FROM chain JOIN responses AS before
              ON before.id = chain.previous AND before.principal = ?2 WHERE depth < ?3)";
+
+impl ResponseRoom {
+    /// Returns whether so many more bytes of a tenant fit beside what is stored, of all tenants and of this one.
+    fn fits(&self, (stored, own): (i64, i64), bytes: u64) -> bool {
+        let all = stored as u64 + bytes;
+        let exceeds_share =
+            |share: u64| own as u64 + bytes > share.saturating_mul(self.bytes.saturating_sub(all));
+        all <= self.bytes && !self.share.is_some_and(exceeds_share)
+    }
+}
 
 impl Store {
     /// Stores a response durably, if there is room for it. Returns whether there was.
@@ -100,6 +114,21 @@ impl Store {
             Box::pin(put(connection, response, *room))
         })
         .await
+    }
+
+    /// Returns whether there is room for a response with a request of this size, which other responses may take meanwhile.
+    pub async fn has_response_room(
+        &self,
+        principal: &str,
+        bytes: u64,
+        room: ResponseRoom,
+    ) -> Result<bool, StoreError> {
+        let sizes = query_as(SIZES)
+            .bind(principal)
+            .fetch_one(&self.readers)
+            .await
+            .map_err(StoreError::while_it("measured the responses"))?;
+        Ok(room.fits(sizes, bytes))
     }
 
     /// Returns a response of this tenant.
@@ -247,19 +276,9 @@ pub(crate) async fn end(connection: &mut Connection, id: &str, now_ms: u64) -> R
 
 async fn put(connection: &mut Connection, new: &NewResponse, room: ResponseRoom) -> Result<bool, StoreError> {
     let failed = || StoreError::while_it("stored a response");
-    let (stored, own): (i64, i64) = query_as(
-        "SELECT CAST(COALESCE(SUM(bytes), 0) AS BIGINT),
-             CAST(COALESCE(SUM(bytes) FILTER (WHERE principal = ?1), 0) AS BIGINT) FROM response_sizes",
-    )
-    .bind(&new.principal)
-    .fetch_one(&mut *connection)
-    .await
-    .map_err(failed())?;
+    let sizes = query_as(SIZES).bind(&new.principal).fetch_one(&mut *connection).await.map_err(failed())?;
     let bytes = (new.request.len() + new.answer.as_ref().map_or(0, Vec::len)) as u64;
-    let all = stored as u64 + bytes;
-    let exceeds_share =
-        |share: u64| own as u64 + bytes > share.saturating_mul(room.bytes.saturating_sub(all));
-    if all > room.bytes || room.share.is_some_and(exceeds_share) {
+    if !room.fits(sizes, bytes) {
         return Ok(false);
     }
     let turn = new.turn.as_ref();

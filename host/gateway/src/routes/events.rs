@@ -14,7 +14,7 @@ use axum::{
 use serde::Deserialize;
 use skep_api::{CloudEvent, Event, EventPage, NewEvent, PublishedEvent, PublishedState, marker};
 use skep_engine::Cancel;
-use skep_runtime::{EventSummary, Json as RawJson, unix_ms};
+use skep_runtime::{EventSummary, HOST_SOURCE, Json as RawJson, unix_ms};
 use utoipa::{IntoParams, ToSchema};
 
 /// The source of events that do not specify one.
@@ -73,6 +73,10 @@ pub(crate) async fn publish(
     // Ids are unique within a source, and a tenant must not be able to use up those of another one.
     if !caller.tenant.is_local() {
         event.source = format!("{}/{}", caller.tenant, event.source);
+    }
+    if event.source == HOST_SOURCE {
+        let message = format!("source {HOST_SOURCE:?} is reserved for the host; choose another");
+        return Err(ApiError::parameter("source", message));
     }
     let published = gateway.host.publish(event).await?;
     let body = PublishedEvent {

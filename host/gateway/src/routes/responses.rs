@@ -41,6 +41,7 @@ use skep_runtime::{
     RunEvent, RuntimeError, StoredResponse, Surface, response_id,
 };
 use std::{collections::HashMap, sync::Arc};
+use tracing::Instrument as _;
 
 /// The form of the answers of responses in the background, as batches store it.
 const FORM: &str = "response";
@@ -307,19 +308,19 @@ impl PendingResponse {
             input: self.input.clone(),
             carries_reasoning: self.request.reasoning.is_carried,
         };
-        let (text, detached) = (stored::text_for_agent(&self.input)?, self.request.is_background);
-        let at = (agent, session.clone());
-        let mut run = agent_as_model::invoke(gateway, caller, headers, at, text, detached).await?;
-        let turn = ResponseTurn { agent: agent.to_owned(), session, turn: run.turn_id().to_owned() };
+        let (text, at) = (stored::text_for_agent(&self.input)?, (agent, session.clone()));
         if self.request.is_background {
+            let new = self.new_response(&stored, None);
+            self.begin_turn(headers, at, text, new).await?;
             let (principal, id) = (caller.tenant.as_str(), &self.id);
-            gateway.host.keep_response(self.new_response(&stored, Some(turn)), None).await?;
             let response = gateway.host.response(principal, id).await?;
             if self.request.parameters.streams() {
                 return stored_responses::follow(gateway, principal, response, None).await;
             }
             return Ok(Json(stored::shown(&response)?).into_response());
         }
+        let mut run = agent_as_model::invoke(gateway, caller, headers, at, text, false).await?;
+        let turn = ResponseTurn { agent: agent.to_owned(), session, turn: run.turn_id().to_owned() };
         let recorder = self.recorder(&stored, Some(turn));
         let events = Events::new(self.response(&stored), None, stored.carries_reasoning);
         let mut writer = AgentWriter::new(events);
@@ -355,6 +356,45 @@ impl PendingResponse {
             }
         }
         future::ready(Err(RuntimeError::Cancelled.into())).await
+    }
+}
+
+impl PendingResponse {
+    /// Begins the turn of a response in the background and stores the response. A turn whose response cannot be stored is
+    /// cancelled, because a client that sends the request again begins another turn.
+    async fn begin_turn(
+        &self,
+        headers: &HeaderMap,
+        (agent, session): (&str, String),
+        text: String,
+        new: NewResponse,
+    ) -> Result<(), ApiError> {
+        let (gateway, caller, headers) = (self.gateway.clone(), self.caller.clone(), headers.clone());
+        gateway.host.check_response_room(&new).await?;
+        let agent = agent.to_owned();
+        let begin = async move {
+            let at = (agent.as_str(), session.clone());
+            let run = agent_as_model::invoke(&gateway, &caller, &headers, at, text, true).await?;
+            let turn = ResponseTurn { agent, session, turn: run.turn_id().to_owned() };
+            let new = NewResponse { turn: Some(turn.clone()), ..new };
+            let Err(error) = gateway.host.keep_response(new, None).await else { return Ok(()) };
+            // The same message under the same key finds this turn again, so that it is not begun twice.
+            if headers::idempotency_key(&headers)?.is_none() {
+                // This needs no store, which may be away.
+                run.cancel();
+                let ResponseTurn { agent, session, turn } = turn;
+                if let Err(error) = gateway.host.cancel_turn(&agent, &session, &turn).await {
+                    tracing::warn!(agent, turn, "cannot cancel a turn whose response is not stored: {error}");
+                }
+            }
+            Err(ApiError::from(error))
+        };
+        // The client may be gone when the turn has begun and its response is not stored yet.
+        let begun = tokio::spawn(begin.in_current_span()).await;
+        begun.unwrap_or_else(|error| {
+            let message = format!("a response could not be begun: {error}");
+            Err(RuntimeError::Internal { message }.into())
+        })
     }
 }
 

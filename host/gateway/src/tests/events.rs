@@ -50,6 +50,21 @@ async fn an_invalid_event_is_refused_and_the_error_names_the_field() {
 }
 
 #[tokio::test]
+async fn nobody_publishes_under_the_source_of_the_host() {
+    let server = Server::start().await;
+    for topic in ["skep.turn.done", "cf.workersAi.model.batch.queued", "order.paid"] {
+        let plain = json!({"topic": topic, "id": "1", "source": "skep"});
+        let cloud = json!({"specversion": "1.0", "id": "1", "source": "skep", "type": topic});
+        for body in [plain, cloud] {
+            let answer = server.post("/v1/events", &body).await;
+            assert_eq!(answer.status.as_u16(), 400, "{body}: {}", answer.text);
+            assert_eq!(answer.error()["param"], "source", "{body}: {}", answer.text);
+        }
+    }
+    assert_eq!(server.get("/v1/events").await.json()["data"], json!([]));
+}
+
+#[tokio::test]
 async fn a_webhook_can_be_added_listed_without_its_secret_and_removed() {
     let server = Server::start().await;
     let body = json!({"url": "https://example.com/hook", "topics": ["order.*"]});

@@ -10,8 +10,9 @@ use axum::{
     body::Body,
     http::{Method, Request},
 };
+use futures::future::join_all;
 use serde_json::{Value, json};
-use skep_runtime::{ResponseOptions, Role, RuntimeOptions};
+use skep_runtime::{Manifest, ResponseOptions, Role, RuntimeOptions, TurnPhase};
 use std::time::Duration;
 
 const RESPONSES: &str = "/v1/responses";
@@ -306,6 +307,44 @@ async fn an_agent_responds_in_the_session_that_is_continued() {
     // The responses of an agent are deleted with its session.
     server.send(Request::delete("/v1/agents/echo/sessions/s").body(Body::empty()).unwrap()).await;
     assert_eq!(server.get(&format!("{RESPONSES}/{id}")).await.status, 404);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_turn_runs_on_whose_response_could_not_be_stored() {
+    // One response has room.
+    let responses = ResponseOptions { max_stored_bytes: 15_000, ..ResponseOptions::default() };
+    let runtime = RuntimeOptions { responses, ..RuntimeOptions::default() };
+    let server = Server::with_runtime(GatewayOptions::default(), runtime).await;
+    let manifest = Manifest::from_toml("name = \"echo\"\n[limits]\ncpu_ms = 60000").unwrap();
+    server.host.deploy(manifest, turns::echo(), "tester").await.unwrap();
+    let create = async |user: &str| {
+        let input = format!("~{}", "x".repeat(10_000));
+        let body = json!({"model": "agent:echo", "user": user, "background": true, "input": input});
+        server.post(RESPONSES, &body).await
+    };
+    // All of them may find that there is room before the first one takes it.
+    let users = ["a", "b", "c", "d"];
+    let answers = join_all(users.map(&create)).await;
+    let (kept, refused): (Vec<_>, Vec<_>) =
+        users.iter().zip(answers).partition(|(_, answer)| answer.status == 200);
+    assert_eq!(kept.len(), 1, "{:?}", refused[0].1.text);
+    for (user, answer) in refused {
+        assert_eq!((answer.status.as_u16(), &answer.error()["code"]), (409, &json!("responses_full")));
+        while let Ok([turn]) = server.host.turns("echo", user, None, 10).await.as_deref() {
+            match &turn.phase {
+                TurnPhase::Waiting | TurnPhase::Running { .. } => {}
+                TurnPhase::Failed { code, .. } if code == "cancelled" => break,
+                ended => panic!("{ended:?}"),
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+    let late = create("late").await;
+    assert_eq!((late.status.as_u16(), &late.error()["code"]), (409, &json!("responses_full")));
+    let begun = server.host.turns("echo", "late", None, 10).await.unwrap();
+    assert!(begun.is_empty(), "no turn begins without room for its response: {begun:?}");
+    let path = format!("{RESPONSES}/{}/cancel", kept[0].1.json()["id"].as_str().unwrap());
+    server.ok(&path, &json!({})).await;
 }
 
 #[tokio::test]

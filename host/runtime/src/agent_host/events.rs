@@ -1,16 +1,13 @@
 //! Publishes events from outside of turns, and lists all events with the state of their deliveries.
 
 use super::AgentHost;
-use crate::{
-    Event, EventSummary, PublishedEvent, RuntimeError,
-    event::{HOST_SOURCE, encode_data},
-};
+use crate::{Event, EventSummary, PublishedEvent, RuntimeError, event::encode_data};
 use skep_store::{NewEvent, Published};
 
 const MAX_PAGE: u32 = 1_000;
 
 impl AgentHost {
-    /// Makes an event durable and delivers it at least once to the sessions and webhooks that
+    /// Makes an event of a client durable and delivers it at least once to the sessions and webhooks that
     /// subscribe to its topic. Events with the same source and id are treated as one for a day.
     pub async fn publish(&self, event: Event) -> Result<PublishedEvent, RuntimeError> {
         let host = self.host();
@@ -21,7 +18,6 @@ impl AgentHost {
         let deliveries = host.outbox.router.route(&principal, &id, &topic, data.as_ref());
         host.outbox.reserve(&principal, deliveries.len()).await?;
         let now_ms = host.clock.now_ms();
-        let kind = if source == HOST_SOURCE { "host" } else { "client" };
         let count = deliveries.len();
         let row = NewEvent {
             source,
@@ -37,7 +33,7 @@ impl AgentHost {
         if is_known {
             return Ok(PublishedEvent { id, is_known, deliveries: 0 });
         }
-        metrics::counter!(crate::metric::EVENTS, "source" => kind).increment(1);
+        metrics::counter!(crate::metric::EVENTS, "source" => "client").increment(1);
         host.outbox.ring();
         Ok(PublishedEvent { id, is_known, deliveries: count })
     }

@@ -73,6 +73,11 @@ impl AgentHost {
         Ok(())
     }
 
+    /// Fails if there is no room now for a response whose answer is not known yet, so that it need not be begun.
+    pub async fn check_response_room(&self, new: &NewResponse) -> Result<(), RuntimeError> {
+        response::check_room(self.inner.batches.context(), new).await
+    }
+
     /// Stores a response that a model produces in the background, and queues its request, which is the only item of
     /// the batch. Both are durable when this returns.
     pub async fn queue_response(&self, new: NewResponse, batch: NewBatch) -> Result<(), RuntimeError> {

@@ -106,7 +106,7 @@ async fn begin(
     dispatch: &Arc<Dispatch>,
     tasks: &mut JoinSet<()>,
 ) -> Result<Pull, RuntimeError> {
-    while tasks.len() < queue.options.max_running {
+    while tasks.len().saturating_sub(queue.idle_count()) < queue.options.max_running {
         let (roomy, all_have_room) = models_with_room(&queue.context);
         let tenants = busy_tenants(queue);
         let item = match queue.context.store.take_item(&roomy, &tenants, queue.context.clock.now_ms()).await?
@@ -123,7 +123,8 @@ async fn begin(
         let (cancel, cancelled) = oneshot::channel();
         let (begun, has_begun) = oneshot::channel();
         let (batch, principal) = (item.batch.clone(), item.principal.clone());
-        let runs = Runs::begin(queue, item.key, Running { batch, principal, _cancel: cancel });
+        let runs =
+            Runs::begin(queue, item.key, Running { batch, principal, is_idle: false, _cancel: cancel });
         tasks.spawn(run_item(runs, dispatch.clone(), item, cancelled, begun));
         // Waits so that the next item sees the remaining room. An item that fails before it starts
         // drops its sender.
@@ -132,10 +133,10 @@ async fn begin(
     Ok(Pull::Wait)
 }
 
-/// Returns how many items each tenant is running, and whether the tenant has used up its share.
+/// Returns how many items each tenant is running without those that wait for people, and whether the tenant has used up its
+/// share.
 fn busy_tenants(queue: &QueueShared) -> Vec<BusyTenant> {
-    let running = queue.running();
-    let shares: Shares = running.values().map(|running| (running.principal.clone(), 1)).collect();
+    let shares: Shares = queue.busy_tenants().into_iter().map(|principal| (principal, 1)).collect();
     let has_several = queue.context.tenancy.has_several();
     let tenants = shares.by_tenant().map(|(principal, running)| BusyTenant {
         principal: principal.to_owned(),
@@ -205,7 +206,7 @@ async fn run_item(
     let (of_item, taken, shared) = (dispatch.clone(), item.clone(), queue.clone());
     // The task is aborted when this set is dropped.
     let mut working = JoinSet::new();
-    working.spawn(async move { work::run(&shared.context, &of_item, &taken, begun).await });
+    working.spawn(async move { work::run(&shared, &of_item, &taken, begun).await });
     let result = tokio::select! {
         worked = working.join_next() => answer_of(worked, &item),
         // The sender is dropped when the batch is cancelled and when the queue stops.

@@ -11,7 +11,7 @@ use crate::{
 };
 use skep_store::{BatchRoom, BatchRow, ItemCounts, ItemKey, Queued};
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -27,6 +27,9 @@ use tokio::{
 /// cause.
 const MAX_LOSSES: u32 = 5;
 const RETRY_AFTER_MS: u32 = 10_000;
+/// Maximum number of items that wait for people in addition to those that run. It leaves an agent a part of the turns that it
+/// may have at the same time.
+const MAX_IDLE: usize = 500;
 const MAX_REFERENCE_BYTES: usize = 256;
 /// Prefix of the ids of responses.
 pub(crate) const RESPONSE_PREFIX: &str = "resp_";
@@ -52,13 +55,28 @@ pub(super) struct QueueShared {
     /// finished that were not announced.
     pub(super) needs_repair: AtomicBool,
     /// Running items. Removing an entry cancels the item.
-    running: Mutex<HashMap<ItemKey, Running>>,
+    running: Mutex<BTreeMap<ItemKey, Running>>,
 }
 
 pub(super) struct Running {
     pub(super) batch: String,
     pub(super) principal: String,
+    /// Whether the turn of the item only waits for people. It is busy again when the turn continues, even if the queue then
+    /// runs more items than its maximum for a while.
+    pub(super) is_idle: bool,
     pub(super) _cancel: oneshot::Sender<()>,
+}
+
+/// Marks an item as idle while it exists.
+pub(super) struct Idle<'a> {
+    queue: &'a QueueShared,
+    key: ItemKey,
+}
+
+impl Drop for Idle<'_> {
+    fn drop(&mut self) {
+        self.queue.set_idle(self.key, false);
+    }
 }
 
 impl BatchQueue {
@@ -417,7 +435,33 @@ impl QueueShared {
         self.forget().await
     }
 
-    pub(super) fn running(&self) -> MutexGuard<'_, HashMap<ItemKey, Running>> {
+    /// Marks an item as idle, so that others may start.
+    pub(super) fn idle(&self, key: ItemKey) -> Idle<'_> {
+        self.set_idle(key, true);
+        self.changed.notify_one();
+        Idle { queue: self, key }
+    }
+
+    fn set_idle(&self, key: ItemKey, is_idle: bool) {
+        if let Some(running) = self.running().get_mut(&key) {
+            running.is_idle = is_idle;
+        }
+    }
+
+    /// Returns the number of running items that do not count, because they only wait for people.
+    pub(super) fn idle_count(&self) -> usize {
+        self.running().values().filter(|running| running.is_idle).count().min(MAX_IDLE)
+    }
+
+    /// Returns the tenants of the running items that count, once for each item.
+    pub(super) fn busy_tenants(&self) -> Vec<String> {
+        let running = self.running();
+        let (idle, busy): (Vec<&Running>, Vec<&Running>) =
+            running.values().partition(|running| running.is_idle);
+        busy.into_iter().chain(idle.into_iter().skip(MAX_IDLE)).map(|one| one.principal.clone()).collect()
+    }
+
+    pub(super) fn running(&self) -> MutexGuard<'_, BTreeMap<ItemKey, Running>> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -82,6 +82,20 @@ pub fn response_id() -> String {
     format!("{RESPONSE_PREFIX}{}", uuid::Uuid::now_v7().simple())
 }
 
+fn room(context: &Context) -> ResponseRoom {
+    let share = context.tenancy.has_several().then_some(TENANT_SHARE as u64);
+    ResponseRoom { bytes: context.responses.max_stored_bytes, share }
+}
+
+/// Fails if there is no room now for a response without its answer.
+pub(crate) async fn check_room(context: &Context, new: &NewResponse) -> Result<(), RuntimeError> {
+    let room = room(context);
+    match context.store.has_response_room(&new.principal, new.request.len() as u64, room).await? {
+        true => Ok(()),
+        false => Err(RuntimeError::ResponsesFull { most: room.bytes }),
+    }
+}
+
 /// Stores a response with its answer, or one whose answer is being produced.
 pub(crate) async fn put(
     context: &Context,
@@ -89,13 +103,12 @@ pub(crate) async fn put(
     answer: Option<&BatchAnswer>,
 ) -> Result<(), RuntimeError> {
     let NewResponse { id, principal, previous, thread, turn, request } = new;
-    let most = context.responses.max_stored_bytes;
-    let share = context.tenancy.has_several().then_some(TENANT_SHARE as u64);
+    let room = room(context);
     let (at_ms, answer) = (context.clock.now_ms(), answer.map(encode));
     let row = skep_store::NewResponse { id, principal, previous, thread, turn, at_ms, request, answer };
-    match context.store.put_response(row, ResponseRoom { bytes: most, share }).await? {
+    match context.store.put_response(row, room).await? {
         true => Ok(()),
-        false => Err(RuntimeError::ResponsesFull { most }),
+        false => Err(RuntimeError::ResponsesFull { most: room.bytes }),
     }
 }
 

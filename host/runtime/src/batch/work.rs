@@ -1,18 +1,22 @@
 //! Runs an item, and decides what its failure means.
 
 use super::{
-    AGENT_MODEL, BatchAnswer, BatchRequest, choices::Choices, queue::is_response, response,
+    AGENT_MODEL, BatchAnswer, BatchRequest,
+    choices::Choices,
+    queue::{QueueShared, is_response},
+    response,
     stored::StoredRequest,
 };
 use crate::{
-    Invocation, NewResponse, Origin, RequestOrigin, ResponseTurn, RuntimeError, Surface, TenantBudget,
+    Invocation, NewResponse, Origin, Outcome, RequestOrigin, ResponseTurn, RunHandle, RuntimeError, Surface,
+    TenantBudget,
     batch::Context,
     dispatch::{Asks, Dispatch},
     invocation::OWN_KEY,
     name::session_in,
 };
 use skep_engine::{Affinity, EngineError, Priority, ServedModel, chat::ChatOptions};
-use skep_store::TakenItem;
+use skep_store::{ItemKey, TakenItem};
 use std::{
     sync::Arc,
     time::{Duration, Instant},
@@ -41,11 +45,12 @@ pub(super) enum Retry {
 /// Runs an item to completion. `begun` is signaled once the engine or the agent has accepted it and
 /// counts it.
 pub(super) async fn run(
-    context: &Context,
+    queue: &QueueShared,
     dispatch: &Arc<Dispatch>,
     item: &TakenItem,
     begun: oneshot::Sender<()>,
 ) -> Result<BatchAnswer, RuntimeError> {
+    let context = &queue.context;
     let StoredRequest { form, request, key, session, keep } = StoredRequest::decode(&item.request)?;
     // An earlier process may have stopped between the two writes that end the item.
     if let Some(keep) = &keep
@@ -73,7 +78,7 @@ pub(super) async fn run(
             let run = dispatch.invoke_taken(invocation).await?;
             let _ = begun.send(());
             let turn = ResponseTurn { agent, session, turn: run.turn_id().to_owned() };
-            (BatchAnswer::of_turn(form, run.outcome().await?), Some(turn))
+            (BatchAnswer::of_turn(form, outcome(queue, item.key, run).await?), Some(turn))
         }
         #[cfg(test)]
         BatchRequest::Panics { times } => {
@@ -87,6 +92,27 @@ pub(super) async fn run(
         response::put(context, new, Some(&answer)).await?;
     }
     Ok(answer)
+}
+
+/// Waits for the end of an item's turn. While the turn only waits for people, the item is idle. No other turn is ahead of it,
+/// because the item has a separate session.
+async fn outcome(queue: &QueueShared, key: ItemKey, run: RunHandle) -> Result<Outcome, RuntimeError> {
+    let mut suspension = run.suspension();
+    let outcome = run.outcome();
+    tokio::pin!(outcome);
+    loop {
+        tokio::select! {
+            biased;
+            ended = &mut outcome => return ended,
+            () = suspension.begins() => {}
+        }
+        let _idle = queue.idle(key);
+        tokio::select! {
+            biased;
+            ended = &mut outcome => return ended,
+            () = suspension.ends() => {}
+        }
+    }
 }
 
 /// Returns what the choices of an item share, once its model is ready. Fails if the tenant may not use the model anymore.
@@ -203,7 +229,9 @@ pub(super) fn retry(error: &RuntimeError) -> Retry {
         | RuntimeError::InvalidMessage { .. }
         | RuntimeError::InvalidName { .. }
         | RuntimeError::ModelNotGranted { .. }
-        | RuntimeError::PriceUnknown(_) => Retry::Never,
+        | RuntimeError::PriceUnknown(_)
+        // The answer was produced and cannot be stored. Another one would be paid for again.
+        | RuntimeError::ResponsesFull { .. } => Retry::Never,
         RuntimeError::Engine(EngineError::ModelLoading { retry_after_ms, .. }) => {
             Retry::After(Duration::from_millis((*retry_after_ms).into()))
         }

@@ -24,7 +24,6 @@ pub use topic::TopicPattern;
 
 use crate::{Json, RuntimeError};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 /// Maximum size of an event's data.
 pub(crate) const MAX_DATA_BYTES: usize = 256 << 10;
@@ -33,8 +32,8 @@ const MAX_ID_BYTES: usize = 128;
 /// Maximum length of a chain of events in which each causes the next. A longer chain is a storm of
 /// agents that answer each other forever.
 pub(crate) const MAX_HOPS: u32 = 8;
-/// Source of the topics that start with `skep.`.
-pub(crate) const HOST_SOURCE: &str = "skep";
+/// Source of the topics that start with `skep.`. Only the host writes such events, in the transactions of their causes.
+pub const HOST_SOURCE: &str = "skep";
 /// Prefix of a source that is an agent, followed by the agent's name.
 pub(crate) const AGENT_SOURCE: &str = "agent:";
 
@@ -74,17 +73,13 @@ pub struct PublishedEvent {
 }
 
 impl Event {
-    /// Creates an event that the host itself publishes. Its topic starts with `skep.`.
-    pub fn of_host(id: String, topic: &str, data: Value, principal: String) -> Self {
-        let (source, topic) = (HOST_SOURCE.to_owned(), topic.to_owned());
-        Event { id: Some(id), source, topic, data: Some(Json::from(data)), at_ms: None, principal }
-    }
-
     pub(crate) fn check(&self) -> Result<(), RuntimeError> {
         let invalid = |message: String| Err(RuntimeError::InvalidEvent { message });
         topic::check(&self.topic).map_err(|message| RuntimeError::InvalidEvent { message })?;
-        let is_host = self.source == HOST_SOURCE;
-        if topic::is_reserved(&self.topic) != is_host {
+        if self.source == HOST_SOURCE {
+            return invalid(format!("source {:?}: it is reserved for the host; choose another", self.source));
+        }
+        if topic::is_reserved(&self.topic) {
             return invalid(format!(
                 "topic {:?} of source {:?}: topics that start with `skep.` or `cf.workersAi.` are reserved for the host; \
                  choose another",
@@ -134,6 +129,7 @@ pub(crate) fn encode_data(data: Option<&Json>) -> Result<Option<Vec<u8>>, String
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::Value;
 
     fn event(topic: &str, source: &str) -> Event {
         Event {
@@ -147,13 +143,17 @@ mod tests {
     }
 
     #[test]
-    fn reserved_topics_are_only_for_the_host() {
+    fn the_topics_and_the_source_of_the_host_are_reserved() {
         event("order.paid", "shop").check().expect("a client's");
-        event("skep.batch.done", HOST_SOURCE).check().expect("the host's");
         let batch = "cf.workersAi.model.batch.queued";
-        for (topic, source) in
-            [("skep.turn.done", "shop"), (batch, "shop"), ("order.paid", HOST_SOURCE), ("a b", "shop")]
-        {
+        for (topic, source) in [
+            ("skep.turn.done", "shop"),
+            (batch, "shop"),
+            ("order.paid", HOST_SOURCE),
+            ("skep.turn.done", HOST_SOURCE),
+            (batch, HOST_SOURCE),
+            ("a b", "shop"),
+        ] {
             assert_eq!(event(topic, source).check().expect_err(topic).code(), "invalid_event");
         }
         let long = Event { id: Some("x".repeat(129)), ..event("a", "shop") };

@@ -191,6 +191,11 @@ impl RunHandle {
         self.feed.turn_id()
     }
 
+    /// Cancels the turn if it runs on this host.
+    pub fn cancel(&self) {
+        self.feed.cancel();
+    }
+
     /// Sets the client that waits for the turn, until it is dropped.
     pub(crate) fn serve(&self, client: Weak<dyn TurnClient>) {
         self.feed.serve(client);

@@ -7,7 +7,8 @@ use super::{
 };
 use crate::{
     BatchItem, BatchOptions, BatchOutcome, BatchPhase, BatchPrompt, BatchRequest, BatchResults, BatchTerms,
-    Clock, NewBatch, NewResponse, ResponseEnd, ResponsePhase, RuntimeError, RuntimeOptions, response_id,
+    Clock, NewBatch, NewResponse, ResponseEnd, ResponseOptions, ResponsePhase, RuntimeError, RuntimeOptions,
+    response_id,
 };
 use skep_engine::{
     Affinity, Sampling,
@@ -189,6 +190,30 @@ async fn a_request_of_a_batch_keeps_its_session_and_leaves_a_response() {
     };
     until(ended).await;
     assert_eq!(remote.sessions(), [Some("ann".to_owned()), Some("bob".to_owned())]);
+}
+
+#[tokio::test]
+async fn an_answer_without_room_for_its_response_is_not_produced_again() {
+    let script = || vec![Step::Say("One."), Step::Finish];
+    let remote = Scripted::new(None, vec![script(), script(), script()]);
+    let batch =
+        BatchOptions { max_attempts: 3, backoff: Duration::from_millis(1), ..BatchOptions::default() };
+    let responses = ResponseOptions { max_stored_bytes: 10, ..ResponseOptions::default() };
+    let options = RuntimeOptions { batch, responses, ..RuntimeOptions::default() };
+    let host = Host::with_models(models(&remote), options).await;
+    let response = NewResponse {
+        id: response_id(),
+        principal: PRINCIPAL.to_owned(),
+        previous: None,
+        thread: "t".to_owned(),
+        turn: None,
+        request: b"{}".to_vec(),
+    };
+    let item = BatchItem { keep: Some(response), ..chat(self::options(), 1) };
+    let batch = queue(&host, "far/model", vec![item], None).await.expect("room");
+    let results = results(&host, &batch).await;
+    assert!(matches!(results.items[0].outcome, BatchOutcome::Failed { .. }), "{results:?}");
+    assert_eq!(remote.asked().len(), 1);
 }
 
 #[tokio::test]

@@ -5,6 +5,7 @@ use super::{
     fixture::{Host, Setup, tiny_engine, until},
     guest::{Guest, echo},
     store_faults::every_third_time,
+    tools::{caller, echoing, granted, granting},
     waker::waker,
 };
 use crate::{
@@ -116,6 +117,31 @@ async fn an_agent_handles_each_item_in_a_separate_session() {
     assert_eq!(texts.collect::<Vec<_>>(), ["hello", "bye"]);
     let sessions = host.agents.sessions(&Tenant::local(), "echo", None, 10).await.expect("listed");
     assert!(sessions.iter().all(|session| session.turns == 1) && sessions.len() == 2, "{sessions:?}");
+}
+
+#[tokio::test]
+async fn items_that_wait_for_people_leave_their_places_to_others() {
+    let batch = BatchOptions { max_running: 2, ..BatchOptions::default() };
+    let host = Host::with(RuntimeOptions { batch, ..granting(&["agent:*/*"]) }).await;
+    host.deploy("orders", "[tools.find]\napproval = true", echoing()).await.expect("valid");
+    host.deploy("desk", &granted("\"agent:orders/find\""), caller()).await.expect("valid");
+    let asking = queue(&host, "agent:desk", vec![turn("agent:orders/find"); 3]).await.expect("room");
+    let asked = until(async || {
+        let asked = host.agents.approvals(None, 10).await.expect("listed");
+        (asked.len() == 3).then_some(asked)
+    });
+    let asked = asked.await;
+    assert_eq!(counts(&host, &asking).await.running, 3);
+    let id = queue(&host, "tiny", vec![short("one")]).await.expect("room");
+    assert_eq!(results(&host, &id).await.status.items.done, 1);
+    for approval in asked {
+        host.agents.decide(&approval.id, true, None, "tester").await.expect("open");
+    }
+    let BatchResults { items, .. } = results(&host, &asking).await;
+    for item in &items {
+        let BatchOutcome::Done(answer) = &item.outcome else { panic!("{item:?}") };
+        assert_eq!(answer.text, r#"{"id":1}"#);
+    }
 }
 
 #[tokio::test]
