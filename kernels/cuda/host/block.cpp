@@ -1,7 +1,6 @@
 // The scheduler for the fibers of one block.
 #include "block.h"
 
-#include <csetjmp>
 #include <cstdlib>
 #include <map>
 #include <memory>
@@ -22,10 +21,14 @@ constexpr const char* FAULTS = "fault_";
 
 enum class State { Ready, AtBlockBarrier, AtWarpBarrier, Ended };
 
-// A fiber is started on its own stack with `ucontext`, and switched with `setjmp`, which needs no system call. It lives as long
+// Where a fiber or the scheduler goes on. The compiler's own jumps save three words; those of the C library also encrypt them
+// and look for handlers of cancelled threads, which took as long as the kernels.
+using Place = void* [5];
+
+// A fiber is started on its own stack with `ucontext`, and switched with jumps, which need no system call. It lives as long
 // as its operating-system thread and runs threads of blocks one after the other.
 struct Fiber {
-    jmp_buf at;
+    Place at;
     std::unique_ptr<unsigned char[]> stack{new unsigned char[STACK_BYTES]};
     bool begun = false;
     State state = State::Ended;
@@ -46,7 +49,7 @@ struct Warp {
 };
 
 struct Runner {
-    jmp_buf scheduler;
+    Place scheduler;
     std::vector<std::unique_ptr<Fiber>> fibers;
     std::vector<Warp> warps;
     std::vector<unsigned char> shared;
@@ -57,7 +60,8 @@ struct Runner {
     std::string problem;
 };
 
-thread_local Runner runner;
+// A pointer, because each access to an object with a constructor would first ask whether it has run.
+constinit thread_local Runner* runner = nullptr;
 
 struct Kernel {
     size_t params_bytes;
@@ -69,46 +73,51 @@ std::map<std::string, Kernel>& kernels() {
     return known;
 }
 
-void back_to_scheduler() {
-    if (_setjmp(runner.running->at) == 0) {
-        _longjmp(runner.scheduler, 1);
+// A function may not both save a place and jump.
+[[noreturn, gnu::noinline]] void jump(Place& place) {
+    __builtin_longjmp(place, 1);
+}
+
+[[gnu::noinline]] void back_to_scheduler() {
+    if (__builtin_setjmp(runner->running->at) == 0) {
+        jump(runner->scheduler);
     }
 }
 
 void fiber_main() {
     for (;;) {
-        runner.thread(runner.params);
-        runner.running->state = State::Ended;
+        runner->thread(runner->params);
+        runner->running->state = State::Ended;
         back_to_scheduler();
     }
 }
 
 void wait(State state, uint32_t lanes) {
-    runner.running->state = state;
-    runner.running->lanes = lanes;
+    runner->running->state = state;
+    runner->running->lanes = lanes;
     back_to_scheduler();
 }
 
 // Ends the launch with an error. The fiber is never continued.
 [[noreturn]] void fail(const std::string& problem) {
-    if (runner.running == nullptr) {
+    if (runner == nullptr || runner->running == nullptr) {
         // The access is the machine's own, outside a launch.
         std::abort();
     }
-    if (runner.problem.empty()) {
-        runner.problem = "thread " + std::to_string(runner.running->index) + " of a block " + problem;
+    if (runner->problem.empty()) {
+        runner->problem = "thread " + std::to_string(runner->running->index) + " of a block " + problem;
     }
-    _longjmp(runner.scheduler, 1);
+    jump(runner->scheduler);
 }
 
 // Runs the fiber until it waits or its thread has finished.
-void go_on(Fiber& fiber) {
-    runner.running = &fiber;
-    if (_setjmp(runner.scheduler) != 0) {
+[[gnu::noinline]] void go_on(Fiber& fiber) {
+    runner->running = &fiber;
+    if (__builtin_setjmp(runner->scheduler) != 0) {
         return;
     }
     if (fiber.begun) {
-        _longjmp(fiber.at, 1);
+        jump(fiber.at);
     }
     fiber.begun = true;
     ucontext_t context;
@@ -140,47 +149,49 @@ bool release(uint32_t count) {
     uint32_t at_barrier = 0;
     uint32_t alive = 0;
     for (uint32_t i = 0; i < count; ++i) {
-        alive += runner.fibers[i]->state != State::Ended;
-        at_barrier += runner.fibers[i]->state == State::AtBlockBarrier;
+        alive += runner->fibers[i]->state != State::Ended;
+        at_barrier += runner->fibers[i]->state == State::AtBlockBarrier;
     }
     if (at_barrier > 0 && alive < count) {
-        runner.problem = "a thread of a block waits at a barrier that a thread which has ended did not reach";
+        runner->problem = "a thread of a block waits at a barrier that a thread which has ended did not reach";
         return false;
     }
     if (alive > 0 && at_barrier == alive) {
         for (uint32_t i = 0; i < count; ++i) {
-            if (runner.fibers[i]->state == State::AtBlockBarrier) {
-                runner.fibers[i]->state = State::Ready;
+            if (runner->fibers[i]->state == State::AtBlockBarrier) {
+                runner->fibers[i]->state = State::Ready;
             }
         }
         return true;
     }
     bool released = false;
     for (uint32_t first = 0; first < count; first += 32) {
+        uint32_t examined = 0;
         for (uint32_t i = first; i < first + 32 && i < count; ++i) {
-            if (runner.fibers[i]->state != State::AtWarpBarrier) {
+            const uint32_t lanes = runner->fibers[i]->lanes;
+            if (runner->fibers[i]->state != State::AtWarpBarrier || lanes == examined) {
                 continue;
             }
-            const uint32_t lanes = runner.fibers[i]->lanes;
+            examined = lanes;
             bool all = true;
             for (uint32_t j = first; j < first + 32; ++j) {
                 const bool named = (lanes >> (j - first) & 1) != 0;
-                if (named && (j >= count || runner.fibers[j]->state == State::Ended)) {
+                if (named && (j >= count || runner->fibers[j]->state == State::Ended)) {
                     // A device returns anything for such a lane.
-                    runner.problem = "thread " + std::to_string(i) + " of a block names lane " + std::to_string(j - first) +
+                    runner->problem = "thread " + std::to_string(i) + " of a block names lane " + std::to_string(j - first) +
                                      " of its warp, which " + (j < count ? "has ended" : "does not exist");
                     return false;
                 }
-                const bool there = j < count && runner.fibers[j]->state == State::AtWarpBarrier &&
-                                   runner.fibers[j]->lanes == lanes;
+                const bool there = j < count && runner->fibers[j]->state == State::AtWarpBarrier &&
+                                   runner->fibers[j]->lanes == lanes;
                 all = all && (!named || there);
             }
             if (!all) {
                 continue;
             }
             for (uint32_t j = first; j < first + 32 && j < count; ++j) {
-                if (runner.fibers[j]->state == State::AtWarpBarrier && runner.fibers[j]->lanes == lanes) {
-                    runner.fibers[j]->state = State::Ready;
+                if (runner->fibers[j]->state == State::AtWarpBarrier && runner->fibers[j]->lanes == lanes) {
+                    runner->fibers[j]->state = State::Ready;
                 }
             }
             released = true;
@@ -193,9 +204,9 @@ void run_block(const Launch& launch, Dim3 block, uint64_t& seed) {
     const Dim3 size = launch.block;
     const uint32_t count = size.x * size.y * size.z;
     // A kernel may not rely on shared memory that no thread has written.
-    std::memset(runner.shared.data(), 0xff, runner.shared.size());
+    std::memset(runner->shared.data(), 0xff, runner->shared.size());
     for (uint32_t i = 0; i < count; ++i) {
-        Fiber& fiber = *runner.fibers[i];
+        Fiber& fiber = *runner->fibers[i];
         fiber.state = State::Ready;
         fiber.index = i;
         fiber.parity = 0;
@@ -216,19 +227,19 @@ void run_block(const Launch& launch, Dim3 block, uint64_t& seed) {
         }
         bool ran = false;
         for (uint32_t i : order) {
-            if (runner.fibers[i]->state == State::Ready) {
-                go_on(*runner.fibers[i]);
-                runner.running = nullptr;
+            if (runner->fibers[i]->state == State::Ready) {
+                go_on(*runner->fibers[i]);
+                runner->running = nullptr;
                 ran = true;
             }
-            if (!runner.problem.empty()) {
+            if (!runner->problem.empty()) {
                 break;
             }
         }
-        const bool released = runner.problem.empty() && release(count);
-        if (!runner.problem.empty()) {
+        const bool released = runner->problem.empty() && release(count);
+        if (!runner->problem.empty()) {
             // As below, the fibers are stuck.
-            runner.fibers.clear();
+            runner->fibers.clear();
             return;
         }
         if (released) {
@@ -238,10 +249,10 @@ void run_block(const Launch& launch, Dim3 block, uint64_t& seed) {
             continue;
         }
         for (uint32_t i = 0; i < count; ++i) {
-            if (runner.fibers[i]->state != State::Ended) {
+            if (runner->fibers[i]->state != State::Ended) {
                 // These fibers are stuck inside a thread and cannot be reused.
-                runner.fibers.clear();
-                runner.problem = "thread " + std::to_string(i) + " of a block waits for threads that never arrive";
+                runner->fibers.clear();
+                runner->problem = "thread " + std::to_string(i) + " of a block waits for threads that never arrive";
                 return;
             }
         }
@@ -252,11 +263,11 @@ void run_block(const Launch& launch, Dim3 block, uint64_t& seed) {
 } // namespace
 
 const Where& here() {
-    return runner.running->where;
+    return runner->running->where;
 }
 
 unsigned char* dynamic_shared() {
-    const uintptr_t at = reinterpret_cast<uintptr_t>(runner.shared.data());
+    const uintptr_t at = reinterpret_cast<uintptr_t>(runner->shared.data());
     return reinterpret_cast<unsigned char*>((at + 15) & ~uintptr_t{15});
 }
 
@@ -282,19 +293,19 @@ void give_way() {
 void begin_copy(Copy copy) {
     require_aligned(copy.to, 16);
     require_aligned(copy.from, 16);
-    if (runner.copies_at_once) {
+    if (runner->copies_at_once) {
         arrive(copy);
     } else {
-        runner.running->copies.push_back({runner.running->groups, copy});
+        runner->running->copies.push_back({runner->running->groups, copy});
     }
 }
 
 void commit_copies() {
-    ++runner.running->groups;
+    ++runner->running->groups;
 }
 
 void wait_for_copies(uint32_t pending) {
-    Fiber& fiber = *runner.running;
+    Fiber& fiber = *runner->running;
     // Groups are in order.
     size_t arrived = 0;
     while (arrived < fiber.copies.size() && fiber.copies[arrived].first + pending < fiber.groups) {
@@ -305,8 +316,8 @@ void wait_for_copies(uint32_t pending) {
 }
 
 const uint64_t* exchange(uint32_t lanes, uint64_t bits) {
-    Fiber& fiber = *runner.running;
-    uint64_t* slots = runner.warps[fiber.index / 32].exchanged[fiber.parity];
+    Fiber& fiber = *runner->running;
+    uint64_t* slots = runner->warps[fiber.index / 32].exchanged[fiber.parity];
     fiber.parity ^= 1;
     slots[fiber.index % 32] = bits;
     warp_barrier(lanes);
@@ -353,24 +364,26 @@ extern "C" const char* skep_host_launch(const char* name, const Launch* launch, 
     if (count == 0 || count > MAX_THREADS || launch->shared_bytes > MAX_SHARED_BYTES) {
         return "no device can run a block of this size";
     }
-    while (runner.fibers.size() < count) {
-        runner.fibers.push_back(std::make_unique<Fiber>());
+    thread_local Runner own;
+    runner = &own;
+    while (runner->fibers.size() < count) {
+        runner->fibers.push_back(std::make_unique<Fiber>());
     }
-    runner.warps.resize((count + 31) / 32);
-    runner.shared.resize(launch->shared_bytes + 16);
-    runner.thread = kernel->second.thread;
-    runner.params = params;
-    runner.copies_at_once = launch->order == 0;
-    runner.problem.clear();
+    runner->warps.resize((count + 31) / 32);
+    runner->shared.resize(launch->shared_bytes + 16);
+    runner->thread = kernel->second.thread;
+    runner->params = params;
+    runner->copies_at_once = launch->order == 0;
+    runner->problem.clear();
     uint64_t seed = launch->order;
-    for (uint32_t z = 0; z < launch->grid.z && runner.problem.empty(); ++z) {
-        for (uint32_t y = 0; y < launch->grid.y && runner.problem.empty(); ++y) {
-            for (uint32_t x = 0; x < launch->grid.x && runner.problem.empty(); ++x) {
+    for (uint32_t z = 0; z < launch->grid.z && runner->problem.empty(); ++z) {
+        for (uint32_t y = 0; y < launch->grid.y && runner->problem.empty(); ++y) {
+            for (uint32_t x = 0; x < launch->grid.x && runner->problem.empty(); ++x) {
                 run_block(*launch, {x, y, z}, seed);
             }
         }
     }
-    return runner.problem.empty() ? nullptr : runner.problem.c_str();
+    return runner->problem.empty() ? nullptr : runner->problem.c_str();
 }
 
 // Returns the names of all kernels that devices run, each followed by a line feed.
