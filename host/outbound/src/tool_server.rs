@@ -49,7 +49,7 @@ pub enum ToolServerError {
     /// The tool reported a failure, with a message for the model.
     #[error("{0}")]
     Failed(String),
-    /// The server cannot be reached, and the tool was not called. The same call may be made again.
+    /// The server cannot be reached, and the tool was not called. The same call may be repeated.
     #[error("{0}")]
     Unavailable(String),
     /// The tool was called and did not answer within this time. It is unknown whether it did its work.

@@ -244,7 +244,7 @@ impl TurnApprovals {
                 "the call cannot be submitted for approval: its arguments have {bytes} bytes, and at most {MAX_ARGUMENT_BYTES} can be shown"
             )));
         }
-        // Nothing of a call without a place may be stored or shown, because nobody would wait for the decision.
+        // A call without a place is neither stored nor shown, because nobody would wait for the decision.
         let Some(_asking) = self.asking() else {
             return Ok(Err(format!("{MAX_WAITING} calls of this turn are already waiting for a person")));
         };

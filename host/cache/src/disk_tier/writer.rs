@@ -119,9 +119,9 @@ fn keep_pace(shared: &Shared, wait: Duration) {
 fn erase_wanted(shared: &Shared) {
     while let Some(erasure) = shared.erasures.take() {
         let erased = forget(shared, erasure.which).map_err(|error| {
-            let told = io::Error::new(error.kind(), error.to_string());
+            let reported = io::Error::new(error.kind(), error.to_string());
             fail(shared, error.into());
-            told
+            reported
         });
         // A caller that no longer waits does not need the answer.
         let _ = erasure.answer.send(erased);
@@ -292,7 +292,7 @@ fn forget(shared: &Shared, which: EraseFilter) -> io::Result<u64> {
         files.sync().map_err(|error| undone.error = Some(error)).is_ok()
     };
     let unsynced: Vec<LayoutId> = touched.into_iter().filter(|layout| !is_synced(layout)).collect();
-    // These changes may not be on the disk, and are made again.
+    // These changes may not be on the disk, and are repeated.
     let (again, emptied): (Vec<Slot>, Vec<Slot>) =
         emptied.into_iter().partition(|slot| unsynced.contains(&slot.layout));
     undone.changes.removed.extend(again);
