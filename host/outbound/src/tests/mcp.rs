@@ -94,7 +94,12 @@ async fn a_crash_fails_the_calls_in_flight_and_restarts_the_server() {
     });
     let died = interrupted(&server, "die").await;
     assert!(died.contains("was interrupted"), "{died}");
-    assert!(matches!(waiting.await.expect("no panic"), Err(ToolServerError::Interrupted(_))));
+    // The server may have ended before this call was written.
+    let waited = waiting.await.expect("no panic");
+    assert!(
+        matches!(waited, Err(ToolServerError::Interrupted(_) | ToolServerError::Unavailable(_))),
+        "{waited:?}"
+    );
     assert_eq!(server.call("add", json!({"a": 1, "b": 1})).await, Ok(json!({"sum": 2})));
 }
 
