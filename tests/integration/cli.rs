@@ -2,14 +2,14 @@
 
 use crate::{
     durability::tiny_model,
-    harness::{Host, MODEL, client, model_path, repository, shared},
+    harness::{Host, Killed, MODEL, client, model_path, repository, shared},
 };
 use serde_json::{Value, json};
 use std::{
     collections::BTreeSet,
     io::{BufRead, BufReader, Read, Write},
     net::{Shutdown, TcpListener},
-    process::{Child, Command, Output, Stdio},
+    process::{Command, Output, Stdio},
     time::{Duration, Instant},
 };
 
@@ -162,16 +162,6 @@ fn a_host_that_does_not_answer_is_not_healthy() {
     assert_eq!(output.status.code(), Some(3), "{}", text(&output.stderr));
     assert!(text(&output.stderr).contains("no server answers"), "{}", text(&output.stderr));
     assert!(started.elapsed() >= Duration::from_secs(4), "a slow host has some time");
-}
-
-/// A process that does not outlive its test.
-struct Killed(Child);
-
-impl Drop for Killed {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

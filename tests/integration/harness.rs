@@ -16,6 +16,7 @@ use std::{
     collections::BTreeMap,
     net::SocketAddr,
     path::{Path, PathBuf},
+    process::Child,
     sync::{Arc, Mutex, OnceLock, PoisonError},
 };
 
@@ -277,4 +278,14 @@ async fn answer(response: reqwest::Response) -> (u16, Value) {
     let text = response.text().await.unwrap();
     let value = serde_json::from_str(&text).unwrap_or(Value::String(text));
     (status, value)
+}
+
+/// A process that is killed when its test ends, however it ends.
+pub struct Killed(pub Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }

@@ -1,7 +1,7 @@
 //! `skep model`: pulls from a hub with faults, and what the cache has afterwards.
 
 use crate::{
-    harness::{MODEL, model_path, skipped_without},
+    harness::{Killed, MODEL, model_path, skipped_without},
     model_hub::{Cache, Fault, ModelHub, TOKEN, content, failed, sha256, text, wait_until},
 };
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ use std::{
     fs,
     io::{BufRead, BufReader},
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
     sync::Arc,
 };
 
@@ -345,15 +345,6 @@ fn a_model_that_a_host_serves_is_not_deleted() {
     assert!(!cache.home().join("hub/a--tiny").exists());
     let error = cache.error(&["model", "rm", "tiny", "--yes"]);
     assert!(error.contains("no model \"tiny\" in the cache") && error.contains("skep model list"), "{error}");
-}
-
-struct Killed(Child);
-
-impl Drop for Killed {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 /// Makes a package with one file, and returns the folder that pip finds it in.

@@ -4,7 +4,7 @@ use super::Browser;
 use crate::{
     config_host::{Up, skep},
     durability::{Process, tiny_model, tiny_model_of},
-    harness::{Host, client, example, guest},
+    harness::{Host, Killed, client, example, guest},
     scripted_upstream::{ScriptedUpstream, answered},
     upstreams::options,
 };
@@ -13,7 +13,7 @@ use std::{
     io::{BufRead, BufReader, Read, Write},
     net::TcpListener,
     num::NonZeroUsize,
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -234,16 +234,6 @@ async fn tenants_sign_in_and_do_not_see_each_other() {
         browser.run("tenants", &process.url, &environment, |_| String::new());
     })
     .await;
-}
-
-/// A process that is killed when its test ends, however it ends.
-struct Killed(Child);
-
-impl Drop for Killed {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
