@@ -456,26 +456,12 @@ fn approval(clock: &Clock, row: &ApprovalRow) -> Approval {
 mod tests {
     use super::*;
     use crate::feed::{Feed, Hold};
+    use crate::journal::tests::{first_turn, put_agent};
     use futures::FutureExt as _;
-    use skep_store::{Acceptance, AgentRow, NewTurn};
 
     async fn approvals(store: &Store, feed: Arc<Feed>) -> TurnApprovals {
-        let (name, manifest, digest) = ("a".to_owned(), String::new(), "d".to_owned());
-        let agent = AgentRow { name, manifest, digest, deployed_at_ms: 1, deployed_by: "tester".into() };
-        store.put_agent(&agent, b"component", &[]).await.expect("stored");
-        let turn = NewTurn {
-            id: "t".into(),
-            agent: "a".into(),
-            session: "s".into(),
-            idempotency_key: None,
-            digest: "d".into(),
-            input: Vec::new(),
-            seed: vec![1; 32],
-            accepted_at_ms: 1,
-            number: Some(1),
-        };
-        let accepted = store.accept_turn(turn).await.expect("stored");
-        let Acceptance::New(key) = accepted else { panic!("the turn is the first") };
+        put_agent(store, &[]).await;
+        let key = first_turn(store).await;
         let (clock, seed) = (Clock::default(), vec![1; 32]);
         let journal = Journal::open(store.clone(), clock.clone(), key, seed, feed, Vec::new()).expect("new");
         TurnApprovals::new(ApprovalDesk::new(store.clone(), clock), journal, "t".into(), 600_000)

@@ -295,7 +295,8 @@ impl From<ScheduleTiming> for Timing {
 mod tests {
     use super::*;
     use crate::feed::Feed;
-    use skep_store::{Acceptance, AgentRow, MAX_RECORD_BYTES, NewSchedule, NewTurn};
+    use crate::journal::tests::{first_turn, put_agent};
+    use skep_store::{MAX_RECORD_BYTES, NewSchedule};
 
     fn owner(limit: u32, takes_alarms: bool) -> Owner {
         Owner {
@@ -400,28 +401,8 @@ mod tests {
     #[tokio::test]
     async fn schedules_that_exceed_one_record_are_split_and_replayed_from_the_journal() {
         let store = Store::for_tests().await.expect("a database");
-        let agent = AgentRow {
-            name: "a".into(),
-            manifest: String::new(),
-            digest: "d".into(),
-            deployed_at_ms: 1,
-            deployed_by: "tester".into(),
-        };
-        store.put_agent(&agent, b"component", &many(30, 200_000)).await.expect("stored");
-        let turn = NewTurn {
-            id: "t".into(),
-            agent: "a".into(),
-            session: "s".into(),
-            idempotency_key: None,
-            digest: "d".into(),
-            input: Vec::new(),
-            seed: vec![1; 32],
-            accepted_at_ms: 1,
-            number: Some(1),
-        };
-        let Acceptance::New(key) = store.accept_turn(turn).await.expect("stored") else {
-            panic!("the turn is new")
-        };
+        put_agent(&store, &many(30, 200_000)).await;
+        let key = first_turn(&store).await;
         let view = ScheduleView {
             store: store.clone(),
             clock: Clock::at(1_000_000),
@@ -450,7 +431,7 @@ mod tests {
         assert_eq!((live.0, live.1.len()), (1_000_000, 30));
         let records = store.records(key).await.expect("read");
         assert!(records.len() >= 6 && records.iter().all(|record| record.body.len() <= MAX_RECORD_BYTES));
-        store.put_agent(&agent, b"component", &[]).await.expect("all schedules are removed");
+        put_agent(&store, &[]).await;
         view.clock.advance(5_000);
         assert_eq!(read().await, live, "the replay sees the journaled schedules");
     }

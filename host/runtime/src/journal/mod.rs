@@ -22,7 +22,7 @@ mod reads;
 mod record;
 mod replay;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub(crate) use call::{Call, Made};
 pub(crate) use flight::WaitingCall;

@@ -2,39 +2,50 @@
 //! rejects.
 
 use super::*;
-use skep_store::{Acceptance, AgentRow, NewTurn};
+use skep_store::{Acceptance, AgentRow, NewSchedule, NewTurn};
 
 struct Turn {
     store: Store,
     key: TurnKey,
 }
 
+/// Stores the agent of these tests with the schedules of its manifest.
+pub(crate) async fn put_agent(store: &Store, schedules: &[NewSchedule]) {
+    let agent = AgentRow {
+        name: "a".into(),
+        manifest: String::new(),
+        digest: "d".into(),
+        deployed_at_ms: 1,
+        deployed_by: "tester".into(),
+    };
+    store.put_agent(&agent, b"component", schedules).await.expect("stored");
+}
+
+/// Stores the first turn of the agent.
+pub(crate) async fn first_turn(store: &Store) -> TurnKey {
+    let turn = NewTurn {
+        id: "t".into(),
+        agent: "a".into(),
+        session: "s".into(),
+        idempotency_key: None,
+        digest: "d".into(),
+        input: Vec::new(),
+        seed: vec![1; 32],
+        accepted_at_ms: 1,
+        number: Some(1),
+    };
+    match store.accept_turn(turn).await.expect("stored") {
+        Acceptance::New(key) => key,
+        Acceptance::Known(_) => panic!("the turn is the first"),
+    }
+}
+
 impl Turn {
     async fn new() -> Turn {
         let store = Store::for_tests().await.expect("a database");
-        let agent = AgentRow {
-            name: "a".into(),
-            manifest: String::new(),
-            digest: "d".into(),
-            deployed_at_ms: 1,
-            deployed_by: "tester".into(),
-        };
-        store.put_agent(&agent, b"component", &[]).await.expect("stored");
-        let turn = NewTurn {
-            id: "t".into(),
-            agent: "a".into(),
-            session: "s".into(),
-            idempotency_key: None,
-            digest: "d".into(),
-            input: Vec::new(),
-            seed: vec![1; 32],
-            accepted_at_ms: 1,
-            number: Some(1),
-        };
-        match store.accept_turn(turn).await.expect("stored") {
-            Acceptance::New(key) => Turn { store, key },
-            Acceptance::Known(_) => panic!("the turn is the first"),
-        }
+        put_agent(&store, &[]).await;
+        let key = first_turn(&store).await;
+        Turn { store, key }
     }
 
     /// Opens the journal as a host does when it starts.
