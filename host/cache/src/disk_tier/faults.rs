@@ -37,7 +37,7 @@ impl DiskTier {
 pub struct Faults {
     /// Whether each write fails as on a full disk.
     pub disk_is_full: AtomicBool,
-    /// Whether each slot fails to be emptied.
+    /// Whether each erasure fails.
     pub erasures_fail: AtomicBool,
     /// Time by which each read is delayed, in milliseconds.
     pub read_delay_ms: AtomicU64,

@@ -61,8 +61,8 @@ pub(super) struct QueueShared {
 pub(super) struct Running {
     pub(super) batch: String,
     pub(super) principal: String,
-    /// Whether the turn of the item only waits for people. It is busy again when the turn continues, even if the queue then
-    /// runs more items than its maximum for a while.
+    /// True while the turn of the item only waits for people. When the turn continues, the item counts again, even if the
+    /// queue then runs more items than its maximum for a while.
     pub(super) is_idle: bool,
     pub(super) _cancel: oneshot::Sender<()>,
 }
