@@ -32,9 +32,10 @@ impl AgentHost {
     pub async fn cluster_hosts(&self) -> Result<Vec<ClusterHost>, RuntimeError> {
         let cluster = &self.host().cluster;
         if cluster.is_clustered() {
+            let hosts = self.host().store.live_hosts().await?;
+            // Once a host is listed as one that drains, nothing new is sent to it.
             cluster.refresh().await?;
-            let hosts = self.host().store.live_hosts().await?.into_iter();
-            return Ok(hosts.map(|row| ClusterHost::of(row, cluster.own_number())).collect());
+            return Ok(hosts.into_iter().map(|row| ClusterHost::of(row, cluster.own_number())).collect());
         }
         let facts = self.inner.facts();
         Ok(vec![ClusterHost {

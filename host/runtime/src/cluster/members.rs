@@ -1,18 +1,14 @@
 //! The hosts of the cluster, as of the last look.
 
-use super::catalog::ModelFacts;
+use super::facts::{Facts, HostRole, TokensInFlight};
 use crate::{
     name::SessionKey,
-    placement::{self, AgentDigest, Load, Report, SessionHash},
+    placement::{self, Report, SessionHash},
 };
-use serde::{Deserialize, Serialize};
 use skep_store::{HostRow, HostState, HostVersions};
-use std::{
-    collections::BTreeMap,
-    sync::{
-        Arc, PoisonError, RwLock,
-        atomic::{AtomicBool, Ordering},
-    },
+use std::sync::{
+    Arc, PoisonError, RwLock,
+    atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
 /// Another host of the cluster.
@@ -58,90 +54,6 @@ pub struct WorkingHost {
     pub tokens: TokensInFlight,
 }
 
-/// The part that a host takes in its cluster.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum HostRole {
-    /// The host runs agents, and has no model: other hosts compute its generations.
-    Gateway,
-    /// The host computes prompts for decode hosts, and does nothing else.
-    Prefill,
-    /// The host does everything, but has prefill hosts compute long prompts.
-    Decode,
-    /// The host passes all requests on to the others.
-    Balancer,
-    /// The host does everything. A role that only a newer version knows is read as this one.
-    #[default]
-    #[serde(other)]
-    All,
-}
-
-impl HostRole {
-    /// Returns whether a host with this role runs agents, owns sessions and answers clients itself.
-    pub fn runs_agents(self) -> bool {
-        match self {
-            HostRole::All | HostRole::Decode | HostRole::Gateway => true,
-            HostRole::Prefill | HostRole::Balancer => false,
-        }
-    }
-
-    /// Returns whether a host with this role computes models.
-    pub fn computes(self) -> bool {
-        match self {
-            HostRole::All | HostRole::Decode | HostRole::Prefill => true,
-            HostRole::Gateway | HostRole::Balancer => false,
-        }
-    }
-}
-
-/// Tokens that a host has to compute for the requests that it has, those that wait included.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct TokensInFlight {
-    /// Tokens of prompts.
-    pub prefill: u64,
-    /// Tokens of answers, as many as answers had on average until now.
-    pub decode: u64,
-    /// Median times that a token of a prompt and one of an answer take, in nanoseconds; 0 if none was computed yet.
-    pub prefill_token_ns: u64,
-    pub decode_token_ns: u64,
-}
-
-/// Facts that a host reports about itself.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Facts {
-    pub(crate) models: Vec<String>,
-    pub(crate) running_turns: u64,
-    /// See [`crate::SharedCounts`]. A host of an earlier version reports none.
-    #[serde(default)]
-    pub(crate) counts: BTreeMap<String, u64>,
-    /// The version of the stored agents that the host has started (see [`skep_store::NoticeKind::Agents`]). A host of an earlier
-    /// version does not report it.
-    #[serde(default)]
-    pub(crate) agents: i64,
-    #[serde(default)]
-    pub(crate) role: HostRole,
-    /// The models that the host computes for others, too.
-    /// The name of the field is the one that hosts of earlier versions write.
-    #[serde(default, rename = "catalogue")]
-    pub(crate) catalog: Vec<ModelFacts>,
-    #[serde(default)]
-    pub(crate) load: Load,
-    /// The agents whose sessions ran there recently, those first that ran last. At most [`placement::MAX_WARM`].
-    #[serde(default)]
-    pub(crate) warm: Vec<AgentDigest>,
-    /// Sequences that its models compute at this moment, those for other hosts included. A host of an earlier version does not
-    /// report it.
-    #[serde(default)]
-    pub(crate) computing: Option<u32>,
-    /// Whether the host gives KV pages to others.
-    #[serde(default)]
-    pub(crate) pages: bool,
-    /// A host of an earlier version does not report it.
-    #[serde(default)]
-    pub(crate) tokens: TokensInFlight,
-}
-
 /// A host of the cluster, and what it reports about itself.
 #[derive(Clone, Debug)]
 pub(super) struct KnownHost {
@@ -153,36 +65,23 @@ pub(super) struct KnownHost {
 /// The hosts that are not gone, by number. What they report is read once for each look, and not for each request.
 #[derive(Default)]
 pub(super) struct Members {
-    hosts: RwLock<Arc<Vec<KnownHost>>>,
+    /// The hosts, and the number of the look that found them.
+    found: RwLock<(u64, Arc<Vec<KnownHost>>)>,
+    /// Number of looks that have begun.
+    looks: AtomicU64,
     /// Whether a host is gone whose work nobody has looked at yet.
     has_lost: AtomicBool,
+}
+
+/// A look at the hosts. It begins before they are read, so that looks at the same time end with the hosts of the last one.
+pub(super) struct Look<'a> {
+    members: &'a Members,
+    number: u64,
 }
 
 impl Member {
     pub(super) fn of(row: &HostRow) -> Self {
         Member { number: row.number, url: row.url.clone() }
-    }
-}
-
-impl Facts {
-    pub(super) fn encode(&self) -> String {
-        serde_json::to_string(self).expect("strings and numbers are always JSON")
-    }
-
-    /// Reads the facts of a host. `None` until the host has started completely, because it reports none before.
-    pub(crate) fn of(row: &HostRow) -> Option<Facts> {
-        serde_json::from_str(&row.facts).ok()
-    }
-
-    /// Returns the number of sequences that the host's models could compute in addition, without one that waits.
-    pub(super) fn free_slots(&self) -> usize {
-        let Load { running_turns, waiting, capacity, .. } = self.load;
-        match (waiting, capacity) {
-            (1.., _) => 0,
-            // The host is of an earlier version, and does not report its load.
-            (0, 0) => 1,
-            (0, capacity) => capacity.saturating_sub(self.computing.unwrap_or(running_turns)) as usize,
-        }
     }
 }
 
@@ -241,18 +140,27 @@ impl ClusterHost {
     }
 }
 
-impl Members {
-    /// Replaces the hosts.
-    pub(super) fn set(&self, rows: Vec<HostRow>) {
+impl Look<'_> {
+    /// Replaces the hosts, unless a look that began later has done so.
+    pub(super) fn end(self, rows: Vec<HostRow>) {
         let present = rows.into_iter().filter(|row| row.state != HostState::Gone);
         let mut hosts: Vec<KnownHost> = present.map(KnownHost::of).collect();
         hosts.sort_by_key(|host| host.row.number);
-        let mut members = self.hosts.write().unwrap_or_else(PoisonError::into_inner);
-        let is_there = |before: &KnownHost| hosts.iter().any(|host| host.row.number == before.row.number);
-        if !members.iter().all(is_there) {
-            self.note_loss();
+        let mut found = self.members.found.write().unwrap_or_else(PoisonError::into_inner);
+        if self.number < found.0 {
+            return;
         }
-        *members = Arc::new(hosts);
+        let is_there = |before: &KnownHost| hosts.iter().any(|host| host.row.number == before.row.number);
+        if !found.1.iter().all(is_there) {
+            self.members.note_loss();
+        }
+        *found = (self.number, Arc::new(hosts));
+    }
+}
+
+impl Members {
+    pub(super) fn look(&self) -> Look<'_> {
+        Look { members: self, number: self.looks.fetch_add(1, Ordering::AcqRel) + 1 }
     }
 
     /// Records that a host is gone, so that its work is looked for.
@@ -266,7 +174,7 @@ impl Members {
     }
 
     pub(super) fn hosts(&self) -> Arc<Vec<KnownHost>> {
-        self.hosts.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.found.read().unwrap_or_else(PoisonError::into_inner).1.clone()
     }
 
     pub(super) fn has_other_serving(&self, own: i64) -> bool {
@@ -336,6 +244,7 @@ impl Members {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::placement::{AgentDigest, Load};
 
     pub(in crate::cluster) fn row(number: i64, state: HostState, facts: &str) -> HostRow {
         HostRow {
@@ -362,26 +271,38 @@ pub(super) mod tests {
         let rows = |numbers: &[i64]| -> Vec<HostRow> {
             numbers.iter().map(|number| row(*number, HostState::Serving, &facts)).collect()
         };
-        members.set(rows(&[1, 2, 3, 4]));
+        members.look().end(rows(&[1, 2, 3, 4]));
         assert!(!members.take_loss(), "nobody was there before");
         let chosen = |members: &Members| -> Vec<i64> {
             (0..100).map(|session| members.chosen(1, &key(session)).expect("others serve").number).collect()
         };
         let before = chosen(&members);
         assert!([2, 3, 4].iter().all(|host| before.contains(host)), "each host gets some: {before:?}");
-        members.set(rows(&[1, 2, 3]));
+        members.look().end(rows(&[1, 2, 3]));
         assert!(members.take_loss() && !members.take_loss(), "one is gone");
         let after = chosen(&members);
         assert!(before.iter().zip(&after).all(|(before, after)| *before == 4 || before == after));
-        members.set(rows(&[1, 2, 3, 5]));
+        members.look().end(rows(&[1, 2, 3, 5]));
         assert!(!members.take_loss(), "one has come");
+    }
+
+    #[test]
+    fn a_look_that_ends_late_does_not_hide_what_a_later_one_found() {
+        let members = Members::default();
+        let (early, late) = (members.look(), members.look());
+        late.end(rows(&[1, 2]));
+        early.end(rows(&[1, 2, 3]));
+        assert_eq!(members.hosts().len(), 2);
+        assert!(!members.take_loss(), "it was gone before it was seen");
+        members.look().end(rows(&[2]));
+        assert!(members.hosts().len() == 1 && members.take_loss());
     }
 
     #[test]
     fn hosts_that_have_not_started_the_newest_agents_are_behind() {
         let facts = |agents| Facts { agents, ..Facts::default() }.encode();
         let members = Members::default();
-        members.set(vec![
+        members.look().end(vec![
             row(1, HostState::Serving, &facts(6)),
             row(2, HostState::Serving, &facts(7)),
             row(3, HostState::Serving, &facts(6)),
@@ -397,7 +318,7 @@ pub(super) mod tests {
     fn hosts_that_drain_or_have_not_started_get_no_requests() {
         let facts = Facts::default().encode();
         let members = Members::default();
-        members.set(vec![
+        members.look().end(vec![
             row(1, HostState::Serving, &facts),
             row(2, HostState::Draining, &facts),
             row(3, HostState::Serving, ""),
@@ -413,7 +334,7 @@ pub(super) mod tests {
     fn only_hosts_that_give_pages_are_asked_for_them() {
         let gives = Facts { pages: true, ..Facts::default() }.encode();
         let members = Members::default();
-        members.set(vec![
+        members.look().end(vec![
             row(1, HostState::Serving, &gives),
             row(2, HostState::Draining, &gives),
             row(3, HostState::Serving, ""),
@@ -429,7 +350,7 @@ pub(super) mod tests {
     fn hosts_of_a_single_stage_get_no_sessions_and_only_prefill_hosts_get_prompts() {
         let of = |role| Facts { role, models: vec!["big".into()], ..Facts::default() }.encode();
         let members = Members::default();
-        members.set(vec![
+        members.look().end(vec![
             row(1, HostState::Serving, &of(HostRole::All)),
             row(2, HostState::Serving, &of(HostRole::Prefill)),
             row(3, HostState::Serving, &of(HostRole::Balancer)),
@@ -445,30 +366,8 @@ pub(super) mod tests {
         let chosen = |session| members.chosen(1, &key(session)).expect("others serve").number;
         assert!((0..50).map(chosen).all(|host| [4, 6].contains(&host)));
         assert_eq!(members.reports(1, 9).iter().map(|report| report.host).collect::<Vec<_>>(), [4, 6]);
-        members.set(vec![row(2, HostState::Serving, &of(HostRole::Prefill))]);
+        members.look().end(vec![row(2, HostState::Serving, &of(HostRole::Prefill))]);
         assert!(!members.has_other_serving(1), "a prefill host takes nothing over");
-    }
-
-    #[test]
-    fn a_host_has_room_until_a_request_waits_or_all_its_sequences_run() {
-        let free = |waiting, capacity, computing| {
-            let load = Load { running_turns: 3, waiting, capacity, kv_percent: 0 };
-            Facts { load, computing, ..Facts::default() }.free_slots()
-        };
-        assert_eq!((free(0, 8, Some(2)), free(0, 8, Some(9)), free(1, 8, Some(2))), (6, 0, 0));
-        assert_eq!(free(0, 8, None), 5, "an earlier version reports turns only");
-        assert_eq!(free(0, 0, None), 1, "an earlier version reports no load");
-    }
-
-    #[test]
-    fn facts_of_other_versions_are_read() {
-        let read = |facts: &str| Facts::of(&row(1, HostState::Serving, facts));
-        let early = read(r#"{"models": ["a"], "running_turns": 2}"#).expect("an earlier version");
-        assert_eq!((early.role, early.running_turns), (HostRole::All, 2));
-        let later = read(r#"{"models": [], "running_turns": 0, "role": "new", "more": {}}"#);
-        assert_eq!(later.expect("a later version").role, HostRole::All);
-        let facts = Facts { role: HostRole::Gateway, ..Facts::default() };
-        assert_eq!(read(&facts.encode()), Some(facts));
     }
 
     #[test]
@@ -477,7 +376,7 @@ pub(super) mod tests {
         let warm = vec![AgentDigest::of("local", "desk", "1")];
         let facts = Facts { load, warm: warm.clone(), ..Facts::default() }.encode();
         let members = Members::default();
-        members.set(vec![
+        members.look().end(vec![
             row(1, HostState::Serving, &facts),
             row(2, HostState::Serving, &facts),
             row(3, HostState::Draining, &facts),

@@ -13,6 +13,7 @@
 //! up to date.
 
 mod catalog;
+mod facts;
 mod generation;
 mod members;
 mod ownership;
@@ -20,9 +21,10 @@ mod peers;
 mod placing;
 
 pub(crate) use catalog::ModelFacts;
+pub(crate) use facts::Facts;
+pub use facts::{HostRole, TokensInFlight};
 pub use generation::{GenerationEvent, GenerationEvents, GenerationFailure, PeerGeneration};
-pub(crate) use members::Facts;
-pub use members::{ClusterHost, HostRole, Member, TokensInFlight, WorkingHost};
+pub use members::{ClusterHost, Member, WorkingHost};
 pub(crate) use ownership::{Claimed, Owned, Ownership};
 pub(crate) use peers::{PEER_KEY, failure, is_of_one_host, refusal};
 pub use peers::{PeerError, PeerInvocation, Peers, RemoteEvent, RemoteEvents, RemoteRun, TurnAddress};
@@ -233,7 +235,8 @@ impl Cluster {
     /// Reads which hosts there are.
     pub(crate) async fn refresh(&self) -> Result<(), StoreError> {
         let Some(shared) = &self.shared else { return Ok(()) };
-        shared.members.set(shared.store.members().await?);
+        let look = shared.members.look();
+        look.end(shared.store.members().await?);
         shared.placing.set_others(shared.members.reports(shared.own, shared.placing.now_ms()));
         shared.choose_default().await
     }

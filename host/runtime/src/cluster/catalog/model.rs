@@ -358,7 +358,7 @@ mod tests {
     fn of(name: &str, hosts: Arc<Hosts>) -> ClusterModel {
         let members = Members::default();
         let rows = hosts.0.iter().map(|(number, _)| row(*number, HostState::Serving, &facts(&[name])));
-        members.set(rows.collect());
+        members.look().end(rows.collect());
         let info = RemoteInfo {
             name: name.to_owned(),
             digest: ModelDigest::default(),
@@ -456,7 +456,7 @@ mod tests {
         };
         let serving = HostState::Serving;
         let free = |rows| {
-            model.members.set(rows);
+            model.members.look().end(rows);
             model.free_slots()
         };
         assert_eq!(free(vec![host(2, serving.clone(), 1, 0), host(3, serving.clone(), 0, 4)]), 0);
