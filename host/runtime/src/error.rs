@@ -313,23 +313,40 @@ pub(crate) fn known_code(code: &str) -> &'static str {
         "agent_not_found",
         "agent_trapped",
         "approval_decided",
+        "approval_not_found",
+        "batch_not_found",
         "busy",
         "call_refused",
         "cancelled",
         "cluster_versions_apart",
         "context_overflow",
+        "conversation_not_found",
+        "dead_letter_not_found",
         "deadline_exceeded",
         "divergence",
         "engine_failed",
+        "file_not_found",
         "held_since_restore",
+        "host_full",
         "host_gone",
         "host_replaced",
         "intake_full",
         "internal",
+        "invalid_api_key",
+        "invalid_batch",
         "invalid_component",
+        "invalid_event",
+        "invalid_key",
+        "invalid_manifest",
         "invalid_message",
         "invalid_name",
         "invalid_request",
+        "invalid_route",
+        "invalid_secret",
+        "invalid_session",
+        "invalid_webhook",
+        "key_not_found",
+        "kv_disk_off",
         "limit_exceeded",
         "mailbox_full",
         "model_gone",
@@ -338,17 +355,28 @@ pub(crate) fn known_code(code: &str) -> &'static str {
         "model_unknown",
         "model_unloaded",
         "money_used_up",
+        "nothing_held",
         "outbox_full",
         "price_unknown",
+        "queue_full",
+        "response_chain_too_long",
+        "response_not_found",
+        "responses_full",
+        "schedule_not_found",
         "schema_invalid",
         "schema_unsatisfied",
+        "secret_not_found",
         "session_elsewhere",
+        "session_exists",
         "session_not_found",
+        "session_too_large",
         "shutting_down",
         "store_away",
         "store_failed",
         "store_full",
         "store_stalled",
+        "tenant_in_use",
+        "tenant_not_found",
         "tokens_used_up",
         "too_many_turns",
         "tool_failed",
@@ -360,7 +388,10 @@ pub(crate) fn known_code(code: &str) -> &'static str {
         "upstream_malformed",
         "upstream_refused",
         "upstream_unavailable",
+        "usage_too_long",
+        "version_not_found",
         "waiting_for_approval",
+        "webhook_not_found",
     ];
     CODES.iter().find(|known| **known == code).copied().unwrap_or("turn_failed")
 }
@@ -426,5 +457,23 @@ pub struct PriceUnknown {
 impl BudgetUsedUp {
     pub(crate) fn until_midnight(budget: Budget, message: String, now_ms: u64) -> Self {
         BudgetUsedUp { budget, message, retry_after_ms: (DAY_MS - now_ms % DAY_MS) as u32 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stored_code_and_one_of_another_host_stay_what_they_are() {
+        let source = include_str!("error.rs");
+        let begin = source.find("pub fn code(&self)").expect("the function with all codes");
+        let function = source[begin..].split("\n    }\n").next().expect("its body");
+        let codes: Vec<&str> = function.split('"').skip(1).step_by(2).collect();
+        assert!(codes.len() > 60 && codes.contains(&"host_full"), "{codes:?}");
+        for code in codes {
+            assert_eq!(known_code(code), code);
+        }
+        assert_eq!(known_code("of_a_later_version"), "turn_failed");
     }
 }

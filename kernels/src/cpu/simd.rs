@@ -9,6 +9,7 @@
 pub(crate) struct Block<I> {
     pub weights: [I; 8],
     /// Upper bound of the integers.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only AVX2 depends on it"))]
     pub largest: u8,
     /// Whether the sums over columns 0 to 15 and 16 to 31 are separate. Otherwise the second sum is zero.
     pub halves: bool,

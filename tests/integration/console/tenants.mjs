@@ -12,9 +12,21 @@ async function signIn(key, name) {
   await page.getByRole('button', { name: 'Sign in' }).click();
   await page.getByText('does not know this key').waitFor();
   await inspect(page, `sign-in-${name}`);
+  let hold;
+  const late = new Promise((resolve) => { hold = resolve; });
+  await page.route('**/v1/late', hold);
+  await page.evaluate(async () => {
+    const { api: host } = await import('/ui/lib/api.js');
+    window.late = host.get('/v1/late').catch(() => {});
+  });
   await page.getByLabel('API key').fill(key);
   await page.getByRole('button', { name: 'Sign in' }).click();
   await page.getByRole('heading', { level: 1, name: 'Sessions' }).waitFor();
+  // A request from before the sign-in is refused after it.
+  await (await late).fulfill({ status: 401, json: {} });
+  await page.evaluate(() => window.late);
+  await page.evaluate(() => new Promise(requestAnimationFrame));
+  check(await page.getByLabel('API key').count() === 0, 'a late refusal ended the sign-in');
   // No script can read the key, and the cookie alone is not enough for a request.
   check(await page.evaluate(() => document.cookie) === '', 'a script can read the cookie');
   check(await page.evaluate(async () => (await fetch('/v1/sessions')).status) === 401, 'the cookie counts without the header');

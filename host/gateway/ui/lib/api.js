@@ -6,6 +6,13 @@ import { createStore } from './store.js';
 /** Turns true when an answer said 401: the shell then shows the sign-in page. */
 export const signedOut = createStore(false);
 
+let signIns = 0;
+
+/** Notes that somebody has signed in: a 401 to an earlier request no longer counts. */
+export function signedIn() {
+  signIns += 1;
+}
+
 /** An error answer of the host. `status` is 0 if the host did not answer at all. */
 export class ApiError extends Error {
   constructor(status, code, text, more = {}) {
@@ -45,16 +52,15 @@ export const url = (strings, ...values) =>
 async function refusal(response) {
   let body = null;
   try { body = await response.json(); } catch { /* Not every error has a body of JSON. */ }
-  const error = errorOf(body?.error ? body : { error: { message: `${response.status} ${response.statusText}`.trim() } },
+  return errorOf(body?.error ? body : { error: { message: `${response.status} ${response.statusText}`.trim() } },
     response.status, { retryAfterS: Number(response.headers.get('retry-after')) || null });
-  if (response.status === 401) signedOut.set(true);
-  return error;
 }
 
 async function send(method, path, { query, body, headers, signal, accept } = {}) {
   const isRaw = body instanceof FormData || body instanceof Blob || typeof body === 'string';
   const all = { 'x-skep-console': '1', ...(accept ? { accept } : {}), ...headers };
   if (body !== undefined && !isRaw) all['content-type'] = 'application/json';
+  const since = signIns;
   let response;
   try {
     const init = { method, headers: all, signal, cache: 'no-store', body: isRaw ? body : JSON.stringify(body) };
@@ -65,6 +71,7 @@ async function send(method, path, { query, body, headers, signal, accept } = {})
     throw new ApiError(0, 'host_unreachable', 'The host does not answer.', { hint: 'See whether the process still runs.' });
   }
   answered();
+  if (response.status === 401 && since === signIns) signedOut.set(true);
   if (!response.ok) throw await refusal(response);
   return response;
 }

@@ -1,5 +1,5 @@
 // The caller that uses the console: the key's tenant, role and agents. Controls that the key may not use are not shown.
-import { api, signedOut } from './api.js';
+import { api, signedIn, signedOut } from './api.js';
 import { createStore } from './store.js';
 
 /** `{state: 'loading' | 'ready' | 'signed-out' | 'refused' | 'failed', caller, error, hasEnded}`; `hasEnded`: the host ended the sign-in, not the person. */
@@ -37,6 +37,7 @@ export async function identify() {
 /** Signs in with a key; throws the host's refusal. */
 export async function signIn(key) {
   await api.post('/ui/session', { key });
+  signedIn();
   await identify();
 }
 

@@ -289,6 +289,8 @@ pub(super) mod tests {
     #[test]
     fn a_look_that_ends_late_does_not_hide_what_a_later_one_found() {
         let members = Members::default();
+        let rows =
+            |numbers: &[i64]| numbers.iter().map(|number| row(*number, HostState::Serving, "")).collect();
         let (early, late) = (members.look(), members.look());
         late.end(rows(&[1, 2]));
         early.end(rows(&[1, 2, 3]));
