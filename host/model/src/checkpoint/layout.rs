@@ -12,13 +12,17 @@ const MAX_DRAFT_LAYERS: usize = 8;
 
 /// Checks that every weight exists with the right shape, and that no weight of a layer would be left unused.
 pub(super) fn check(checkpoint: &Checkpoint) -> Result<(), ModelError> {
-    let required = required(checkpoint.config());
-    for (name, shape) in &required {
-        checkpoint.expect(name, shape)?;
+    let config = checkpoint.config();
+    // A configuration may describe far more weights than the files have, so they are looked for one layer after another.
+    let parts = std::iter::once(outside_layers(config));
+    let parts = parts.chain((0..config.layer_count).map(|layer| of_layer(config, layer)));
+    let mut names = std::collections::HashSet::new();
+    for (name, shape) in parts.flatten() {
+        checkpoint.expect(&name, &shape)?;
+        names.insert(name);
     }
-    let names: std::collections::HashSet<&str> = required.iter().map(|(name, _)| name.as_str()).collect();
-    let layers = checkpoint.config().layer_count;
-    let drafts = match checkpoint.config().style.experts {
+    let layers = config.layer_count;
+    let drafts = match config.style.experts {
         Some(_) => layers..layers + MAX_DRAFT_LAYERS,
         None => 0..0,
     };
@@ -33,7 +37,7 @@ pub(super) fn check(checkpoint: &Checkpoint) -> Result<(), ModelError> {
             None => name.strip_prefix("blk.").is_some_and(|rest| !is_draft(rest)),
         };
         // Some old checkpoints include the rotary frequencies, which the configuration also determines.
-        if of_a_layer && !names.contains(name.as_str()) && !name.ends_with("rotary_emb.inv_freq") {
+        if of_a_layer && !names.contains(name) && !name.ends_with("rotary_emb.inv_freq") {
             return Err(ModelError::tensor(
                 name,
                 "is not part of this architecture; the configuration and the weights do not match",
@@ -43,8 +47,16 @@ pub(super) fn check(checkpoint: &Checkpoint) -> Result<(), ModelError> {
     Ok(())
 }
 
+/// A name and a shape.
+type Weight = (String, Vec<usize>);
+
 /// Returns the names and shapes of the required weights.
-pub(super) fn required(config: &ModelConfig) -> Vec<(String, Vec<usize>)> {
+pub(super) fn required(config: &ModelConfig) -> Vec<Weight> {
+    let layers = (0..config.layer_count).flat_map(|layer| of_layer(config, layer));
+    outside_layers(config).into_iter().chain(layers).collect()
+}
+
+fn outside_layers(config: &ModelConfig) -> Vec<Weight> {
     let hidden = config.hidden_size;
     let mut tensors = vec![
         ("model.embed_tokens.weight".to_owned(), vec![config.vocabulary_size, hidden]),
@@ -53,17 +65,20 @@ pub(super) fn required(config: &ModelConfig) -> Vec<(String, Vec<usize>)> {
     if !config.tied_head {
         tensors.push(("lm_head.weight".to_owned(), vec![config.vocabulary_size, hidden]));
     }
-    for layer in 0..config.layer_count {
-        let mut weights = Required { prefix: format!("model.layers.{layer}"), tensors: &mut tensors };
-        weights.norms(config);
-        match &config.style.latent {
-            Some(latent) => weights.latent_attention(config, latent),
-            None => weights.attention(config),
-        }
-        match config.style.experts_of(layer) {
-            Some(experts) => weights.experts(hidden, experts),
-            None => weights.gated("mlp", config.feed_forward_size, hidden, config.mlp_bias),
-        }
+    tensors
+}
+
+fn of_layer(config: &ModelConfig, layer: usize) -> Vec<Weight> {
+    let (hidden, mut tensors) = (config.hidden_size, Vec::new());
+    let mut weights = Required { prefix: format!("model.layers.{layer}"), tensors: &mut tensors };
+    weights.norms(config);
+    match &config.style.latent {
+        Some(latent) => weights.latent_attention(config, latent),
+        None => weights.attention(config),
+    }
+    match config.style.experts_of(layer) {
+        Some(experts) => weights.experts(hidden, experts),
+        None => weights.gated("mlp", config.feed_forward_size, hidden, config.mlp_bias),
     }
     tensors
 }
@@ -71,7 +86,7 @@ pub(super) fn required(config: &ModelConfig) -> Vec<(String, Vec<usize>)> {
 /// The weights of one layer.
 struct Required<'a> {
     prefix: String,
-    tensors: &'a mut Vec<(String, Vec<usize>)>,
+    tensors: &'a mut Vec<Weight>,
 }
 
 impl Required<'_> {

@@ -142,6 +142,13 @@ fn variants_of_gguf_models_set_their_flags() {
     let expected = open_changed(json!({"rope_parameters": null, "rope_scaling": rope})).unwrap();
     assert_eq!(scaling, expected.config().rope.scaling);
     assert!(matches!(scaling, RopeScaling::Yarn { truncated: true, original_context: 64, .. }));
+    let magnitude = |writer: &GgufWriter| match open_gguf(writer).unwrap().config().rope.scaling {
+        RopeScaling::Yarn { magnitude, .. } => magnitude,
+        ref other => panic!("{other:?}"),
+    };
+    assert!(magnitude(&yarn) > 1.1);
+    let balanced = yarn.float("llama.rope.scaling.yarn_log_multiplier", 1.0);
+    assert_eq!(magnitude(&balanced), 1.0, "the magnitude of all dimensions cancels that of the rotated ones");
     let headed = open_gguf(&tiny_llama().weights("output.weight", &[262, 8])).unwrap();
     assert!(!headed.config().tied_head);
 }
@@ -175,6 +182,7 @@ fn rejects_unsupported_or_invalid_gguf_models_and_names_the_cause() {
             "longrope",
         ),
         (tiny_llama().unsigned("llama.rope.dimension_count", 2), "llama.rope.dimension_count"),
+        (tiny_llama().float("llama.attention.temperature_scale", 0.1), "llama.attention.temperature_scale"),
         (tiny_llama().unsigned("llama.block_count", 2), "model.layers.1."),
         (tiny_llama().unsigned("llama.block_count", u32::MAX), "num_hidden_layers"),
         (tiny_llama().unsigned("llama.block_count", 0), "num_hidden_layers"),

@@ -126,6 +126,10 @@ impl Keys<'_> {
         {
             return Err(ModelError::unsupported(self.name("expert_count"), experts, "dense models"));
         }
+        // Queries behind the trained context would be scaled.
+        if let Some(scale) = self.float("attention.temperature_scale")?.filter(|scale| *scale != 0.0) {
+            return Err(ModelError::unsupported(self.name("attention.temperature_scale"), scale, "0"));
+        }
         if style.latent.is_some() {
             return Ok(());
         }

@@ -109,6 +109,11 @@ pub(super) fn yarn(
     let number = |key: &str, usual: f32| -> Result<f32, ModelError> {
         Ok(keys.float(key)?.map_or(usual, |value| value as f32))
     };
+    // The magnitude of all dimensions, which scales those that are not rotated, too.
+    let all = match number("rope.scaling.yarn_log_multiplier", 0.0)? {
+        0.0 => 1.0,
+        multiplier => yarn_magnitude(factor, multiplier) as f32,
+    };
     Ok(RopeScaling::Yarn {
         factor,
         beta_fast: number("rope.scaling.yarn_beta_fast", 32.0)?,
@@ -117,7 +122,7 @@ pub(super) fn yarn(
         truncated,
         magnitude: match is_latent {
             true => 1.0,
-            false => yarn_magnitude(factor, 1.0) as f32 * number("rope.scaling.attn_factor", 1.0)?,
+            false => yarn_magnitude(factor, 1.0) as f32 / all * number("rope.scaling.attn_factor", 1.0)?,
         },
     })
 }

@@ -56,7 +56,14 @@ fn byte_level_bpe(
     types: &[u64],
 ) -> Result<tokenizers::Tokenizer, ModelError> {
     let key = "tokenizer.ggml.pre";
-    let words = Words::named(key, file.string(key)?.unwrap_or("default"))?;
+    let name = file.string(key)?.unwrap_or_else(|| {
+        tracing::warn!(
+            "the file does not say how the model splits text ({key}), so it is split as by GPT-2; if that is wrong, answers get \
+             worse, and the model should be converted again"
+        );
+        "default"
+    });
+    let words = Words::named(key, name)?;
     let merges = match words.ranked {
         true => merges_of_ranks(&text_bytes(tokens, types), tokens),
         false => listed_merges(file, bytes)?,

@@ -104,6 +104,10 @@ impl Tokenizer {
         for (text, id) in vocabulary {
             let added = added.get(&id);
             let bytes = match added {
+                // Runs of spaces are among the added tokens of some vocabularies, such as Gemma's.
+                Some(added) if spelling == Spelling::Metaspace && !added.special => {
+                    added.content.replace('▁', " ").into_bytes()
+                }
                 Some(added) => added.content.clone().into_bytes(),
                 None => spelling.bytes(&text, &byte_of),
             };
@@ -348,6 +352,23 @@ mod tests {
         assert_eq!(tokenizer.decode(&literal, true), "x<|end|>");
         assert!(tokenizer.is_special(261) && !tokenizer.is_special(5));
         assert_eq!(tokenizer.decode(&[259, 261], true), "hello");
+    }
+
+    #[test]
+    fn added_tokens_of_text_spell_spaces_as_the_vocabulary_does() {
+        let json = json!({"version": "1.0",
+            "added_tokens": [
+                {"id": 3, "content": "▁▁", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": false},
+                {"id": 4, "content": "<▁end>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true}],
+            "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+            "decoder": {"type": "Sequence", "decoders": [
+                {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"}]},
+            "model": {"type": "BPE", "fuse_unk": false, "byte_fallback": true,
+                "vocab": {"a": 0, "b": 1, "▁": 2, "▁▁": 3}, "merges": ["▁ ▁"]}});
+        let tokenizer = Tokenizer::from_json(json.to_string().as_bytes()).expect("a valid tokenizer");
+        let ids = tokenizer.encode("a  b", SpecialTokens::Parse).unwrap();
+        assert_eq!((ids.as_slice(), tokenizer.decode(&ids, false).as_str()), ([0, 3, 1].as_slice(), "a  b"));
+        assert_eq!(tokenizer.token_bytes(4), Some("<▁end>".as_bytes()), "markup stays what it is");
     }
 
     #[test]

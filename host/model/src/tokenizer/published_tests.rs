@@ -141,9 +141,26 @@ fn kimi_needs_no_merges_in_a_gguf_file() {
 }
 
 #[test]
+fn a_word_of_the_vocabulary_that_no_merges_make_is_one_token_where_the_family_says_so() {
+    let encoded = |pre: &str| {
+        let file = GgufWriter::default()
+            .string("tokenizer.ggml.model", "gpt2")
+            .string("tokenizer.ggml.pre", pre)
+            .strings("tokenizer.ggml.tokens", &["x", "y", "z", "xyz"].map(str::to_owned))
+            .integers("tokenizer.ggml.token_type", &[1; 4])
+            .strings("tokenizer.ggml.merges", &[]);
+        rebuilt(&file).encode("xyz", SpecialTokens::Parse).unwrap()
+    };
+    for pre in ["glm4", "glm5", "llama-bpe"] {
+        assert_eq!(encoded(pre), [3], "{pre}");
+    }
+    assert_eq!(encoded("chatglm-bpe"), [0, 1, 2]);
+}
+
+#[test]
 fn other_names_of_a_pattern_give_the_same_tokens() {
     for (name, other) in [
-        ("glm4", "chatglm-bpe"),
+        ("glm4", "glm5"),
         ("gpt-4o", "llama4"),
         ("qwen2", "deepseek-r1-qwen"),
         ("llama-bpe", "llama3"),

@@ -68,7 +68,8 @@ const LLAMA3: Words = Words {
     ranked: false,
 };
 
-const GLM4: Words = Words { ignore_merges: false, ..LLAMA3 };
+/// Llama 3's pattern without words that no merges make.
+const CHATGLM: Words = Words { ignore_merges: false, ..LLAMA3 };
 
 const QWEN2: Words = Words {
     splits: &[contractions_and!(r"\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*")],
@@ -185,8 +186,9 @@ const NAMES: &[(&str, Words)] = &[
     ("deepseek-v3", DEEPSEEK_V3),
     ("deepseek-llm", DEEPSEEK_LLM),
     ("deepseek-coder", DEEPSEEK_CODER),
-    ("glm4", GLM4),
-    ("chatglm-bpe", GLM4),
+    ("glm4", LLAMA3),
+    ("glm5", LLAMA3),
+    ("chatglm-bpe", CHATGLM),
     ("gpt-4o", GPT4O),
     ("llama4", GPT4O),
     ("tekken", TEKKEN),
