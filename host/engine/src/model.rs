@@ -326,13 +326,13 @@ impl fmt::Debug for Model {
     }
 }
 
-/// Sends a request to a remote model, unless it is certainly too long for it.
+/// Sends a request to a remote model, unless it is too long for it by an estimate.
 fn ask(remote: &dyn RemoteModel, input: Input, options: ChatOptions) -> Result<ChatStream, EngineError> {
     options.cancel.check()?;
     remote.check(&options)?;
     remote.accepts(&input)?;
     if let Some(limit) = remote.context_length() {
-        let prompt = input.estimated_tokens(options.opening());
+        let prompt = input.estimated_tokens_without_reasoning(options.opening());
         let requested = options.max_tokens.unwrap_or(1);
         if prompt.saturating_add(requested) > limit {
             return Err(EngineError::ContextOverflow { limit, prompt, requested });
@@ -510,11 +510,14 @@ mod tests {
         transcript.push(ChatMessage::user("a".repeat(100)));
         let error = model.answer(&transcript, ChatOptions::default()).err().expect("too long");
         assert!(matches!(error, EngineError::ContextOverflow { limit: 20, prompt: 33, .. }), "{error}");
+        // Earlier reasoning may not be sent.
+        let thought = ChatMessage { reasoning: Some("a".repeat(1_000)), ..ChatMessage::assistant("b") };
+        assert!(model.chat(&[thought], ChatOptions::default()).is_ok());
         let call = ToolCall { id: "c1".into(), name: "look".into(), arguments: "{}".into() };
         let mut transcript = Transcript::new();
         transcript.push(ChatMessage { tool_calls: vec![call], ..ChatMessage::assistant("") });
         let error = model.answer(&transcript, ChatOptions::default()).err().expect("a call is open");
         assert!(error.to_string().contains("c1"), "{error}");
-        assert!(echo.asked.lock().expect("not poisoned").is_empty());
+        assert_eq!(echo.asked.lock().expect("not poisoned").len(), 1);
     }
 }

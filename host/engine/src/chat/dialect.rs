@@ -186,8 +186,8 @@ impl Dialect {
                 }
             }
         }
-        if let Some(effort) = wanted.effort.as_ref().filter(|_| self.variables.effort) {
-            variables.push(("reasoning_effort", effort.as_str().into()));
+        if let Some(effort) = wanted.template_effort().filter(|_| self.variables.effort) {
+            variables.push(("reasoning_effort", effort.into()));
         }
         variables
     }

@@ -226,6 +226,32 @@ async fn calls_of_another_client_are_shown_with_ids_of_the_markup() {
     assert_eq!(outcome.text, "Sunny.");
 }
 
+#[test]
+fn templates_that_put_texts_together_get_the_arguments_of_calls_as_text() {
+    let joined = "{{ '<|tool_call_argument_begin|>' + c.function.arguments + '<|tool_call_end|>' }}";
+    let source = KIMI_TEMPLATE
+        .replace("<|tool_call_argument_begin|>{{ c.function.arguments | tojson }}<|tool_call_end|>", joined);
+    let template = ChatTemplate::new(&source, None, None).expect("the template compiles");
+    let tokenizer = fixture::tokenizer_with(&KIMI);
+    let call = |arguments: &str| ToolCall {
+        id: "functions.weather:0".into(),
+        name: "weather".into(),
+        arguments: arguments.into(),
+    };
+    let tools = tools();
+    for (arguments, written) in [("{\"city\":  \"Rom\"}", "{\"city\":  \"Rom\"}"), ("", "{}")] {
+        let messages = [
+            ChatMessage::user("Rome?"),
+            ChatMessage { tool_calls: vec![call(arguments)], ..ChatMessage::assistant("") },
+            ChatMessage::tool("functions.weather:0", "sun"),
+        ];
+        let opening = Opening { tools: &tools, examples: &[], reasoning: None };
+        let text = prompt_text(&template, &tokenizer, &messages, opening).unwrap();
+        let expected = format!("<|tool_call_argument_begin|>{written}<|tool_call_end|>");
+        assert!(text.contains(&expected), "{text}");
+    }
+}
+
 #[tokio::test]
 async fn a_setting_chooses_the_markup_where_the_template_shows_none() {
     let call =

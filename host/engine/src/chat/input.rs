@@ -42,6 +42,14 @@ impl Input {
             Input::Text(text) => text.len().div_ceil(TOKEN_BYTES),
         }
     }
+
+    /// Estimates the tokens of the prompt without earlier reasoning, which most servers do not get back.
+    pub fn estimated_tokens_without_reasoning(&self, opening: Opening<'_>) -> usize {
+        match self {
+            Input::Messages(messages) => estimate(messages, opening, ChatMessage::content_bytes),
+            Input::Text(_) => self.estimated_tokens(opening),
+        }
+    }
 }
 
 impl From<Vec<ChatMessage>> for Input {
@@ -68,7 +76,11 @@ pub fn refusal(message: usize, image: &Image, reason: &str) -> EngineError {
 
 /// Estimates the tokens of a prompt from its text, for models whose tokenizer is elsewhere.
 pub fn estimated_tokens(messages: &[ChatMessage], opening: Opening<'_>) -> usize {
-    let said = messages.iter().chain(opening.examples).map(ChatMessage::text_bytes);
+    estimate(messages, opening, ChatMessage::text_bytes)
+}
+
+fn estimate(messages: &[ChatMessage], opening: Opening<'_>, bytes: fn(&ChatMessage) -> usize) -> usize {
+    let said = messages.iter().chain(opening.examples).map(bytes);
     let described = opening
         .tools
         .iter()

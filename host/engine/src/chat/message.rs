@@ -83,8 +83,13 @@ impl ChatMessage {
 
     /// Returns the number of bytes of the text, the reasoning, and the arguments of the tools that it calls.
     pub fn text_bytes(&self) -> usize {
+        self.content_bytes() + self.reasoning.as_ref().map_or(0, String::len)
+    }
+
+    /// Returns the number of bytes of the text and of the arguments of the tools that it calls.
+    pub(crate) fn content_bytes(&self) -> usize {
         let arguments: usize = self.tool_calls.iter().map(|call| call.arguments.len()).sum();
-        self.content.len() + self.reasoning.as_ref().map_or(0, String::len) + arguments
+        self.content.len() + arguments
     }
 
     /// Returns the approximate size of the message, in memory and as JSON.

@@ -3,7 +3,7 @@
 //! Invariant: an answer keeps the text that the model gave it as long as everything before it is what the model saw. From
 //! the first difference on, the template's spelling is kept.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::dialect::Dialect;
 use super::guard::Guard;
@@ -17,11 +17,20 @@ pub(super) struct NativeMessages {
     answers: Vec<String>,
 }
 
+/// The form in which a template gets the arguments of calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Arguments {
+    Object,
+    /// JSON as a text, for templates that put texts together.
+    Text,
+}
+
 /// Prepares messages. `declared` is a description of the tools for the system message.
 pub(super) fn messages(
     messages: &[&ChatMessage],
     dialect: &Dialect,
     declared: Option<String>,
+    arguments: Arguments,
     guard: &mut Guard,
 ) -> NativeMessages {
     let single = if dialect.markup.allows_many() { Vec::new() } else { single_calls(messages) };
@@ -55,7 +64,7 @@ pub(super) fn messages(
         }
         if !message.tool_calls.is_empty() {
             let calls = message.tool_calls.iter().enumerate();
-            let calls = calls.map(|(index, call)| tool_call(call, ids.call(at, index), guard));
+            let calls = calls.map(|(index, call)| tool_call(call, ids.call(at, index), arguments, guard));
             json["tool_calls"] = calls.collect();
         }
         native.json.push(json);
@@ -63,8 +72,12 @@ pub(super) fn messages(
     native
 }
 
-fn tool_call(call: &ToolCall, id: &str, guard: &mut Guard) -> Value {
+fn tool_call(call: &ToolCall, id: &str, form: Arguments, guard: &mut Guard) -> Value {
     let mut arguments = Value::Object(call.arguments_object());
+    if form == Arguments::Text {
+        let is_object = serde_json::from_str::<Map<String, Value>>(&call.arguments).is_ok();
+        arguments = if is_object { call.arguments.clone() } else { arguments.to_string() }.into();
+    }
     guard.protect_json(&mut arguments);
     let name = guard.protect(&call.name);
     json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})

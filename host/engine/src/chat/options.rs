@@ -118,7 +118,7 @@ pub struct Reasoning {
     /// Whether the model reasons; `None` leaves that to its template.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub enabled: Option<bool>,
-    /// The effort in the model's own words, for templates that ask for one.
+    /// The effort in the words of the request: `minimal`, `low`, `medium`, `high`, `xhigh` or `max`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub effort: Option<String>,
     /// Maximum number of tokens of the reasoning.
@@ -134,6 +134,15 @@ impl Reasoning {
     /// Returns whether the answer begins without any reasoning.
     pub(crate) fn is_off(&self) -> bool {
         self.enabled == Some(false) || self.budget == Some(0)
+    }
+
+    /// Returns the effort in the words of templates, which know three.
+    pub fn template_effort(&self) -> Option<&str> {
+        self.effort.as_deref().map(|effort| match effort {
+            "minimal" => "low",
+            "xhigh" | "max" => "high",
+            effort => effort,
+        })
     }
 
     fn is_default(&self) -> bool {

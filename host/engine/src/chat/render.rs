@@ -16,7 +16,7 @@ use super::dialect::Dialect;
 use super::guard::Guard;
 use super::markup::{CLOSE, Markup, OPEN, RESPONSE_CLOSE, RESPONSE_OPEN, TOOLS_CLOSE, TOOLS_OPEN};
 use super::message::{ChatMessage, Role, ToolCall, ToolSpec};
-use super::native;
+use super::native::{self, Arguments};
 use super::options::Opening;
 use crate::{Engine, EngineError};
 
@@ -89,8 +89,18 @@ impl<'a> Renderer<'a> {
         if *is_native && !markup.is_hermes() {
             let declares = !tools.is_empty() && !self.template.knows_tools();
             let declared = markup.declaration.filter(|_| declares).map(|declare| declare(tools));
-            let native = native::messages(&messages, self.dialect, declared, &mut guard);
-            let text = fill(&native.json, described.map(Value::Array).as_ref())?;
+            let described = described.map(Value::Array);
+            let mut filled = |arguments| {
+                let native =
+                    native::messages(&messages, self.dialect, declared.clone(), arguments, &mut guard);
+                fill(&native.json, described.as_ref()).map(|text| (native, text))
+            };
+            let has_calls = messages.iter().any(|message| !message.tool_calls.is_empty());
+            // Most templates write objects as JSON. Some only put texts together, which fails with an object.
+            let (native, text) = match filled(Arguments::Object) {
+                Err(error) if has_calls => filled(Arguments::Text).map_err(|_| error),
+                done => done,
+            }?;
             let ends: Vec<&str> = self.ends.iter().filter_map(|id| self.tokenizer.token_text(*id)).collect();
             return Ok(native.spliced(&text, &guard, &ends, known));
         }
