@@ -138,7 +138,11 @@ impl From<EngineError> for ApiError {
             EngineError::Upstream { fault, .. } => match fault {
                 UpstreamFault::Busy { retry_after_ms } => ApiError::busy(message, "busy", retry_after_ms),
                 UpstreamFault::Unavailable => ApiError::new(StatusCode::SERVICE_UNAVAILABLE, code, message),
-                UpstreamFault::Refused | UpstreamFault::CutOff | UpstreamFault::Malformed => {
+                // The same request would be refused again.
+                UpstreamFault::Refused => {
+                    ApiError::new(StatusCode::BAD_GATEWAY, code, message).with_header(SHOULD_RETRY, "false")
+                }
+                UpstreamFault::CutOff | UpstreamFault::Malformed => {
                     ApiError::new(StatusCode::BAD_GATEWAY, code, message)
                 }
             },
@@ -289,7 +293,7 @@ pub(crate) async fn in_shape(response: Response) -> Response {
 
 /// Retry delay that is sent to clients when the disk is full, because somebody has to free space first.
 const STORE_FULL_RETRY_MS: u32 = 30_000;
-/// Header that the official clients of OpenAI and Anthropic obey. Without it, they send a request again after 409.
+/// Header that the official clients of OpenAI and Anthropic obey. Without it, they send a request again after 409 and after 5xx.
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 /// Retry delay that is sent to clients when the database cannot be reached, or it or the session belongs to another host.
 const STORE_AWAY_RETRY_MS: u32 = 1_000;
@@ -301,3 +305,19 @@ const CLIENT_CLOSED: StatusCode = match StatusCode::from_u16(499) {
     Ok(status) => status,
     Err(_) => StatusCode::BAD_REQUEST,
 };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn official_clients_do_not_repeat_a_request_that_an_upstream_refuses() {
+        let retries = |fault: UpstreamFault| {
+            let error = EngineError::Upstream { upstream: "u".into(), fault, message: "why".into() };
+            let response = ApiError::from(error).into_response();
+            (response.status().as_u16(), response.headers().get(SHOULD_RETRY).cloned())
+        };
+        assert_eq!(retries(UpstreamFault::Refused), (502, Some(HeaderValue::from_static("false"))));
+        assert_eq!(retries(UpstreamFault::CutOff), (502, None));
+    }
+}

@@ -378,7 +378,8 @@ async fn send_rest(
     refused: Usage,
     timing: Timing,
 ) -> ChatOutcome {
-    let Checked { answer: AssembledAnswer { text, calls, finish, mut usage, .. }, cut_off } = checked;
+    let Checked { answer, cut_off } = checked;
+    let AssembledAnswer { text, calls, finish, stopped_by, mut usage, .. } = answer;
     sink.start(&usage).await;
     if !text_is_sent && !text.is_empty() {
         sink.send(ChatEvent::Text { delta: text.clone(), logprobs: Vec::new() }).await;
@@ -386,7 +387,15 @@ async fn send_rest(
     sink.send_calls(&calls).await;
     usage.add(&refused);
     let finish = if cut_off { ChatFinish::Length } else { finish };
-    ChatOutcome { reasoning, tool_calls: calls, cut_off, usage, timing, ..ChatOutcome::remote(text, finish) }
+    ChatOutcome {
+        reasoning,
+        tool_calls: calls,
+        stopped_by,
+        cut_off,
+        usage,
+        timing,
+        ..ChatOutcome::remote(text, finish)
+    }
 }
 
 /// Computes something that takes a while, away from the threads that serve others.

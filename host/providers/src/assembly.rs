@@ -27,6 +27,7 @@ pub(crate) struct Assembly {
     calls: Vec<CallPart>,
     count: Count,
     finish: Option<ChatFinish>,
+    stopped_by: Option<String>,
     is_done: bool,
 }
 
@@ -37,6 +38,8 @@ pub(crate) struct AssembledAnswer {
     pub reasoning: String,
     pub calls: Vec<ToolCall>,
     pub finish: ChatFinish,
+    /// The stop string at which the answer ends, if the server reports it.
+    pub stopped_by: Option<String>,
     pub usage: Usage,
 }
 
@@ -48,6 +51,7 @@ impl Assembly {
             Delta::Call(part) => return self.add_call(part),
             Delta::Count(count) => self.count.update(*count),
             Delta::Finish(finish) => self.finish = Some(*finish),
+            Delta::StoppedBy(text) => self.stopped_by = Some(text.clone()),
             Delta::Done => self.is_done = true,
         }
         Ok(())
@@ -93,14 +97,15 @@ impl Assembly {
     /// that is used if the server counted nothing.
     pub(crate) fn answer(self, history: &[ChatMessage], prompt_tokens: usize) -> AssembledAnswer {
         let usage = self.usage(prompt_tokens);
-        let Assembly { text, reasoning, calls, finish, .. } = self;
+        let Assembly { text, reasoning, calls, finish, stopped_by, .. } = self;
         let calls: Vec<ToolCall> = named(calls, history);
         let finish = match finish.unwrap_or(ChatFinish::Stop) {
             ChatFinish::Length => ChatFinish::Length,
             _ if !calls.is_empty() => ChatFinish::ToolCalls,
             _ => ChatFinish::Stop,
         };
-        AssembledAnswer { text, reasoning, calls, finish, usage }
+        let stopped_by = stopped_by.filter(|_| finish == ChatFinish::Stop);
+        AssembledAnswer { text, reasoning, calls, finish, stopped_by, usage }
     }
 
     /// Appends a part to its call. Servers that number all calls the same, or not at all, begin a new call with a

@@ -13,6 +13,8 @@ pub(crate) enum Delta {
     Count(Count),
     /// The model has ended its answer; counts may follow.
     Finish(ChatFinish),
+    /// The answer ends at this stop string, which is not a part of it.
+    StoppedBy(String),
     /// The stream ends here.
     Done,
 }

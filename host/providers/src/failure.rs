@@ -128,17 +128,18 @@ impl Failure {
         }
     }
 
-    /// Returns the error for the caller. Once a part of the answer was sent, it is always `CutOff`.
+    /// Returns the error for the caller. Once a part of the answer was sent, it is `CutOff`, unless the server has refused the rest.
     pub(crate) fn into_error(self, upstream: &str, has_output: bool) -> EngineError {
         let upstream = upstream.to_owned();
         let fault = match &self {
+            Failure::Refused { .. } => UpstreamFault::Refused,
             _ if has_output => UpstreamFault::CutOff,
             Failure::Unavailable { .. } | Failure::Slow { .. } => UpstreamFault::Unavailable,
             Failure::Busy { retry_after, .. } => {
                 let wait = retry_after.unwrap_or(DEFAULT_RETRY_AFTER).as_millis();
                 UpstreamFault::Busy { retry_after_ms: u32::try_from(wait).unwrap_or(u32::MAX) }
             }
-            Failure::Refused { .. } | Failure::TooLong { .. } => UpstreamFault::Refused,
+            Failure::TooLong { .. } => UpstreamFault::Refused,
             Failure::Malformed { .. } => UpstreamFault::Malformed,
         };
         EngineError::Upstream { upstream, fault, message: self.message() }
@@ -190,11 +191,13 @@ mod tests {
     }
 
     #[test]
-    fn after_the_first_output_every_fault_is_a_cut_off() {
+    fn after_the_first_output_every_fault_but_a_refusal_is_a_cut_off() {
         for failure in [Failure::unavailable("x"), Failure::malformed("x"), Failure::of_status(429, "", None)]
         {
             let error = failure.into_error("a", true);
             assert_eq!(error.code(), "upstream_cut_off", "{error}");
         }
+        let refused = Failure::of_status(400, "", None).into_error("a", true);
+        assert_eq!(refused.code(), "upstream_refused", "the same request would be refused again");
     }
 }

@@ -6,8 +6,8 @@ use serde_json::{Map, Value, json};
 use skep_engine::{
     Constraint, EngineError,
     chat::{
-        ChatMessage, ChatOptions, Image, ImageSource, Input, Reasoning, Role, ToolChoice, refusal,
-        refuse_images,
+        ChatMessage, ChatOptions, Image, ImageSource, Input, Reasoning, Role, SamplingOverrides, ToolChoice,
+        refusal, refuse_images,
     },
 };
 
@@ -128,13 +128,13 @@ pub(crate) enum Knob {
     Repetition,
 }
 
-fn thinking_budget(options: &ChatOptions, most: usize) -> Option<usize> {
-    let Reasoning { enabled, effort, budget, .. } = &options.reasoning;
+pub(crate) fn thinking_budget(options: &ChatOptions, most: usize) -> Option<usize> {
+    let Reasoning { enabled, budget, .. } = &options.reasoning;
     let wanted = match (enabled, budget) {
         (Some(false), _) | (None, None) => return None,
         (_, Some(budget)) => *budget,
         (Some(true), None) => {
-            let effort = effort.as_deref().unwrap_or("medium");
+            let effort = options.reasoning.template_effort().unwrap_or("medium");
             THINKING.iter().find(|(name, _)| *name == effort).map_or(LEAST_THINKING, |(_, tokens)| *tokens)
         }
     };
@@ -174,6 +174,9 @@ pub(crate) fn check(
     if !options.sampling.logit_bias.is_empty() && kind != UpstreamKind::OpenAi {
         return invalid("logit_bias", format!("the upstream model {name} does not support logit_bias"));
     }
+    if let Some(parameter) = unsupported_sampling(kind, &options.chosen_sampling()) {
+        return invalid(parameter, format!("the upstream model {name} does not support {parameter}"));
+    }
     if model.reasoning_control == ReasoningControl::Budget
         && thinking_budget(options, usize::MAX).is_some()
         && (must_call(options) || (options.output.is_some() && !options.unconstrained))
@@ -197,6 +200,24 @@ pub(crate) fn check(
         }
         _ => Ok(()),
     }
+}
+
+/// Returns a sampling parameter that changes the answer and that servers of this kind do not have.
+fn unsupported_sampling(kind: UpstreamKind, chosen: &SamplingOverrides) -> Option<&'static str> {
+    let SamplingOverrides { min_p, frequency_penalty, presence_penalty, repetition_penalty, .. } = *chosen;
+    let lacking: &[(&str, Option<f32>, f32)] = match kind {
+        UpstreamKind::OpenAi => &[],
+        UpstreamKind::WorkersAi => &[("min_p", min_p, 0.0)],
+        UpstreamKind::Anthropic => &[
+            ("min_p", min_p, 0.0),
+            ("frequency_penalty", frequency_penalty, 0.0),
+            ("presence_penalty", presence_penalty, 0.0),
+            ("repetition_penalty", repetition_penalty, 1.0),
+        ],
+    };
+    let changes =
+        |(_, value, neutral): &&(&str, Option<f32>, f32)| value.is_some_and(|value| value != *neutral);
+    lacking.iter().find(changes).map(|(name, ..)| *name)
 }
 
 /// Refuses an input that no server of this kind, or not this model, reads.
@@ -315,7 +336,7 @@ fn as_written(value: f32) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use skep_engine::chat::ToolSpec;
+    use skep_engine::{Sampling, chat::ToolSpec};
 
     #[test]
     fn an_answer_that_is_not_an_object_is_wrapped_and_unwrapped() {
@@ -352,5 +373,35 @@ mod tests {
                 .expect_err(parameter);
             assert!(error.to_string().starts_with(&format!("`{parameter}`: ")), "{error}");
         }
+    }
+
+    #[test]
+    fn sampling_that_a_server_does_not_have_is_refused_unless_it_changes_nothing() {
+        let model = UpstreamModelOptions::new("m");
+        let checked = |kind, sampling: Sampling| {
+            let options = ChatOptions { sampling, ..ChatOptions::default() };
+            check(kind, &model, &options).map_err(|error| error.to_string())
+        };
+        let usual = Sampling::default;
+        for (kind, sampling, parameter) in [
+            (UpstreamKind::Anthropic, Sampling { frequency_penalty: 1.0, ..usual() }, "frequency_penalty"),
+            (UpstreamKind::Anthropic, Sampling { presence_penalty: -1.0, ..usual() }, "presence_penalty"),
+            (UpstreamKind::Anthropic, Sampling { repetition_penalty: 1.3, ..usual() }, "repetition_penalty"),
+            (UpstreamKind::Anthropic, Sampling { min_p: 0.1, ..usual() }, "min_p"),
+            (UpstreamKind::WorkersAi, Sampling { min_p: 0.1, ..usual() }, "min_p"),
+        ] {
+            let error = checked(kind, sampling.clone()).expect_err(parameter);
+            assert!(error.starts_with(&format!("`{parameter}`: ")), "{error}");
+            assert_eq!(checked(UpstreamKind::OpenAi, sampling), Ok(()));
+        }
+        let zeros = SamplingOverrides {
+            min_p: Some(0.0),
+            frequency_penalty: Some(0.0),
+            presence_penalty: Some(0.0),
+            repetition_penalty: Some(1.0),
+            ..SamplingOverrides::default()
+        };
+        assert_eq!(unsupported_sampling(UpstreamKind::Anthropic, &zeros), None);
+        assert_eq!(checked(UpstreamKind::Anthropic, Sampling { temperature: 0.3, ..usual() }), Ok(()));
     }
 }

@@ -231,6 +231,7 @@ mod tests {
             reasoning: String::new(),
             calls: calls.iter().map(call).collect(),
             finish,
+            stopped_by: None,
             usage: Usage::default(),
         }
     }

@@ -18,7 +18,9 @@ use crate::{
     event_sink,
     http::Http,
     limits::Limits,
-    options::{OptionsError, ReasoningControl, StructuredOutput, UpstreamModelOptions, UpstreamOptions},
+    options::{
+        OptionsError, ReasoningControl, StructuredOutput, UpstreamKind, UpstreamModelOptions, UpstreamOptions,
+    },
     question,
     shared::Shared,
 };
@@ -99,15 +101,17 @@ impl RemoteModel for UpstreamModel {
     }
 
     fn ignores_reasoning(&self, options: &ChatOptions) -> bool {
-        let has_only_variables =
-            Reasoning { variables: Default::default(), ..options.reasoning.clone() } == Reasoning::default();
-        match self.options().reasoning_control {
-            ReasoningControl::None => options.reasoning != Reasoning::default(),
-            ReasoningControl::Template => false,
-            ReasoningControl::Effort | ReasoningControl::Budget => {
-                has_only_variables && !options.reasoning.variables.is_empty()
+        let Reasoning { enabled, effort, variables, .. } = &options.reasoning;
+        let is_off = *enabled == Some(false);
+        let sends = match self.options().reasoning_control {
+            ReasoningControl::None => false,
+            ReasoningControl::Template => enabled.is_some() || !variables.is_empty(),
+            ReasoningControl::Effort => {
+                effort.is_some() || (is_off && self.shared.options.kind == UpstreamKind::OpenAi)
             }
-        }
+            ReasoningControl::Budget => is_off || question::thinking_budget(options, usize::MAX).is_some(),
+        };
+        options.reasoning != Reasoning::default() && !sends
     }
 
     fn check(&self, options: &ChatOptions) -> Result<(), EngineError> {

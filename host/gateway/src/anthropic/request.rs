@@ -412,6 +412,6 @@ mod tests {
         assert_eq!(request.ignored, ["output_config.x", "metadata.y"]);
         let tool = json!({"name": "look", "input_schema": {}, "strict": true, "defer_loading": true});
         assert_eq!(read(json!({"tools": [tool]})).unwrap().ignored, ["tools[].defer_loading"]);
-        assert_eq!(request.reasoning().effort.as_deref(), Some("high"));
+        assert_eq!(request.reasoning().effort.as_deref(), Some("max"));
     }
 }

@@ -223,13 +223,11 @@ pub(crate) fn take(fields: &mut Fields) -> Result<AskedReasoning, ApiError> {
     Ok(asked)
 }
 
-/// Returns the word that templates know for an effort; they know three. `None` turns reasoning off.
+/// Returns the word of an effort; `None` turns reasoning off.
 fn effort_word(field: &str, effort: &str) -> Result<Option<String>, ApiError> {
     match effort {
         "none" => Ok(None),
-        "minimal" | "low" => Ok(Some("low".to_owned())),
-        "medium" => Ok(Some("medium".to_owned())),
-        "high" | "xhigh" | "max" => Ok(Some("high".to_owned())),
+        _ if EFFORTS.contains(&effort) => Ok(Some(effort.to_owned())),
         _ => {
             let message = format!("{effort:?} is not an effort; the efforts are {}", EFFORTS.join(", "));
             Err(ApiError::parameter(field, message))
@@ -257,7 +255,7 @@ mod tests {
         for (body, expected) in [
             (json!({}), reasoning(None, None, None)),
             (json!({"reasoning_effort": "none"}), reasoning(Some(false), None, None)),
-            (json!({"reasoning_effort": "minimal"}), reasoning(Some(true), Some("low"), None)),
+            (json!({"reasoning_effort": "minimal"}), reasoning(Some(true), Some("minimal"), None)),
             (
                 json!({"thinking": {"type": "enabled", "budget_tokens": 9}}),
                 reasoning(Some(true), None, Some(9)),

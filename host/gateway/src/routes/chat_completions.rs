@@ -23,7 +23,7 @@ use axum::{
     http::{HeaderMap, StatusCode},
     response::{IntoResponse, Response},
 };
-use futures::{Stream, StreamExt, stream};
+use futures::{Stream, StreamExt, future::try_join_all, stream};
 use skep_api::{
     AssistantMessage, ChatChoice, ChatChunk, ChatCompletion, ChatDelta, ChatLogprobs, ChunkChoice,
     ChunkFunction, ChunkToolCall, ErrorBody, marker,
@@ -239,11 +239,14 @@ impl StartedChat {
         let served = self.served().model;
         let StartedChat { model, choices, wants_logprobs, .. } = self;
         let mut usage = Usage::default();
-        let mut answers = Vec::new();
-        for (index, stream) in choices.into_iter().enumerate() {
-            answers.push(whole_choice(&model, index, stream, wants_logprobs, &mut usage).await?);
-        }
-        Ok(completion(&served, answers, &usage))
+        let answers = choices.into_iter().enumerate();
+        let answers = answers.map(|(index, stream)| whole_choice(&model, index, stream, wants_logprobs));
+        // The answer of another server continues only while it is polled.
+        let answers = try_join_all(answers).await?.into_iter().map(|(choice, used)| {
+            usage.add(&used);
+            choice
+        });
+        Ok(completion(&served, answers.collect(), &usage))
     }
 }
 
@@ -252,17 +255,15 @@ async fn whole_choice(
     index: usize,
     mut stream: Metered<ChatStream>,
     wants_logprobs: bool,
-    usage: &mut Usage,
-) -> Result<ChatChoice, ApiError> {
+) -> Result<(ChatChoice, Usage), ApiError> {
     let mut scored = Vec::new();
     while let Some(event) = stream.next().await {
         match event? {
             ChatEvent::Text { logprobs, .. } => scored.extend(entries(model, &logprobs)),
             ChatEvent::Finished(outcome) => {
-                usage.add(&outcome.usage);
                 let logprobs = wants_logprobs.then_some(ChatLogprobs { content: scored });
                 let message = message(&outcome.text, &outcome.reasoning, &outcome.tool_calls);
-                return Ok(choice(index, message, outcome.finish, logprobs));
+                return Ok((choice(index, message, outcome.finish, logprobs), outcome.usage));
             }
             _ => {}
         }

@@ -26,7 +26,7 @@ use axum::{
     http::HeaderMap,
     response::{IntoResponse, Response},
 };
-use futures::Stream;
+use futures::{Stream, future::try_join_all};
 use skep_api::{Completion, ErrorBody};
 use skep_engine::{
     Affinity, Cancel, Engine, EngineError, Model, Observer, TokenEvent, TokenStream, Usage,
@@ -127,11 +127,13 @@ where
         return Ok(headers::served(streamed(choices, envelope, streaming.sends_usage), &served));
     }
     let mut usage = Usage::default();
-    let mut answers = Vec::new();
-    for choice in choices {
-        answers.push(choice.whole(&mut usage).await?);
-    }
-    let answer = envelope.text(answers, Some(&usage));
+    // The answer of another server continues only while it is polled.
+    let answers = try_join_all(choices.into_iter().map(Continued::whole)).await?;
+    let answers = answers.into_iter().map(|(choice, used)| {
+        usage.add(&used);
+        choice
+    });
+    let answer = envelope.text(answers.collect(), Some(&usage));
     Ok(headers::served(Json(answer).into_response(), &served))
 }
 

@@ -137,13 +137,13 @@ where
         Ok(())
     }
 
-    /// Waits for the whole text, and adds its usage to `usage`.
-    pub(super) async fn whole(mut self, usage: &mut Usage) -> Result<CompletionChoice, ApiError> {
+    /// Waits for the whole text, and returns it with its usage.
+    pub(super) async fn whole(mut self) -> Result<(CompletionChoice, Usage), ApiError> {
         while let Some(event) = self.stream.next().await {
             event?.read(&mut self.choice, &self.reader);
         }
-        usage.add(&self.choice.usage);
-        Ok(self.choice.piece())
+        let usage = self.choice.usage;
+        Ok((self.choice.piece(), usage))
     }
 }
 

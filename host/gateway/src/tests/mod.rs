@@ -8,6 +8,7 @@ mod batch_endpoints;
 mod batches;
 mod bounds;
 mod chat;
+mod choices;
 mod completions;
 mod connections;
 mod console;

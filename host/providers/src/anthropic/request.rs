@@ -2,7 +2,8 @@
 //!
 //! System messages have their own field, roles alternate, and a message is a list of blocks. Cache markers are set
 //! on the system text, the last tool and the last message, so that the next request of the conversation finds its
-//! prefix. Earlier reasoning is not sent: Anthropic accepts it only with a signature, which messages do not have.
+//! prefix. Earlier reasoning is not sent: Anthropic accepts it only with a signature, which messages do not have. So the
+//! model does not reason while it reads the results of its calls.
 
 use serde_json::{Map, Value, json};
 use skep_engine::chat::{
@@ -32,6 +33,7 @@ pub(crate) fn body(question: &Question<'_>) -> Value {
     if !system.is_empty() {
         set("system", json!([{"type": "text", "text": system, "cache_control": cache_mark()}]));
     }
+    let follows_calls = messages.last().is_some_and(has_results);
     set("messages", messages.into());
     let answer_tool = match &question.form {
         Form::Tool(tool) => Some(tool),
@@ -48,12 +50,16 @@ pub(crate) fn body(question: &Question<'_>) -> Value {
     }
     let Reasoning { enabled, effort, .. } = &options.reasoning;
     match question.model.reasoning_control {
+        // The message that called the tools would have to begin with its reasoning.
+        ReasoningControl::Budget if follows_calls => {}
         ReasoningControl::Budget => match question.thinking_budget(most) {
             Some(budget) => set("thinking", json!({"type": "enabled", "budget_tokens": budget})),
             None if *enabled == Some(false) => set("thinking", json!({"type": "disabled"})),
             None => {}
         },
         ReasoningControl::Effort => {
+            // The smallest effort of the format is `low`.
+            let effort = effort.as_deref().map(|effort| if effort == "minimal" { "low" } else { effort });
             effort.iter().for_each(|effort| set("output_config", json!({"effort": effort})));
         }
         ReasoningControl::None | ReasoningControl::Template => {}
@@ -102,6 +108,12 @@ fn messages(question: &Question<'_>) -> (String, Vec<Value>) {
     }
     let messages = merged.into_iter().map(|(role, content)| json!({"role": role, "content": content}));
     (system.join("\n\n"), messages.collect())
+}
+
+/// Returns whether a message contains the results of calls.
+fn has_results(message: &Value) -> bool {
+    let blocks = message["content"].as_array();
+    blocks.is_some_and(|blocks| blocks.iter().any(|block| block["type"] == "tool_result"))
 }
 
 /// Returns the texts and the images of a message.

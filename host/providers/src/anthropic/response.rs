@@ -42,10 +42,11 @@ impl Decoder for AnthropicDecoder {
                 if let Some(usage) = part("usage") {
                     deltas.push(Delta::Count(count(usage)));
                 }
-                let reason = part("delta").and_then(|delta| delta.get("stop_reason")?.as_str());
-                if let Some(reason) = reason {
+                let field = |name: &str| part("delta").and_then(|delta| delta.get(name)?.as_str());
+                if let Some(reason) = field("stop_reason") {
                     deltas.push(finish(reason)?);
                 }
+                deltas.extend(field("stop_sequence").map(|text| Delta::StoppedBy(text.to_owned())));
                 Ok(deltas)
             }
             "message_stop" => Ok(vec![Delta::Done]),

@@ -85,7 +85,12 @@ fn set_reasoning(body: &mut Map<String, Value>, question: &Question<'_>) {
     let Reasoning { enabled, effort, variables, .. } = &question.options.reasoning;
     match question.model.reasoning_control {
         ReasoningControl::Effort => {
-            let effort = if *enabled == Some(false) { Some("none") } else { effort.as_deref() };
+            // The largest effort of the format is `xhigh`.
+            let effort = match effort.as_deref() {
+                _ if *enabled == Some(false) => Some("none"),
+                Some("max") => Some("xhigh"),
+                effort => effort,
+            };
             effort.map(|effort| body.insert("reasoning_effort".to_owned(), effort.into()));
         }
         ReasoningControl::Template => {

@@ -75,6 +75,9 @@ pub(crate) fn chunk(chunk: &Map<String, Value>) -> Result<Vec<Delta>, Failure> {
         if let Some(reason) = choice.get("finish_reason").and_then(Value::as_str) {
             deltas.push(finish(reason)?);
         }
+        // The names in vLLM and in SGLang. A token that ends the answer is a number.
+        let stop = ["stop_reason", "matched_stop"].into_iter().find_map(|name| choice.get(name)?.as_str());
+        deltas.extend(stop.map(|text| Delta::StoppedBy(text.to_owned())));
     }
     if let Some(Value::Object(usage)) = usage_field {
         deltas.push(Delta::Count(self::usage(usage)));

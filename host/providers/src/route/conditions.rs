@@ -85,9 +85,9 @@ impl Member {
         let Conditions { min_prompt_tokens, max_prompt_tokens, tools, images, tenants, max_price } =
             &self.conditions;
         let requested = options.max_tokens.unwrap_or(1);
-        if self.model.context_length().is_some_and(|length| prompt_tokens.saturating_add(requested) > length)
-        {
-            return Some(format!("about {prompt_tokens} prompt tokens do not fit its context"));
+        let sure_tokens = input.estimated_tokens_without_reasoning(options.opening());
+        if self.model.context_length().is_some_and(|length| sure_tokens.saturating_add(requested) > length) {
+            return Some(format!("about {sure_tokens} prompt tokens do not fit its context"));
         }
         if min_prompt_tokens.is_some_and(|least| prompt_tokens < least) {
             return Some(format!("about {prompt_tokens} prompt tokens are less than its min_prompt_tokens"));

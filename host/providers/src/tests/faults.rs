@@ -75,6 +75,14 @@ async fn a_failure_after_text_was_sent_is_cut_off_and_not_retried() {
 }
 
 #[tokio::test]
+async fn a_refusal_after_text_was_sent_is_not_one_that_asking_again_changes() {
+    let server = Server::always(|| stream(&[said("Hi"), chunk(json!({}), json!("content_filter"))])).await;
+    let heard = ask(&*model(options(OpenAi, &server.url))).await;
+    assert_eq!((heard.text().as_str(), heard.fault()), ("Hi", UpstreamFault::Refused));
+    assert_eq!(server.count(), 1);
+}
+
+#[tokio::test]
 async fn a_server_that_stalls_is_given_up_and_its_connection_is_closed() {
     for has_output in [false, true] {
         let gone = Arc::new(Notify::new());

@@ -188,6 +188,32 @@ async fn an_answer_that_a_limit_cut_off_says_so() {
 }
 
 #[tokio::test]
+async fn an_answer_says_which_stop_string_ended_it() {
+    let stop = ChatOptions { stop: vec!["END".into()], ..ChatOptions::default() };
+    for name in ["stop_reason", "matched_stop"] {
+        let server = Server::always(move || {
+            let mut last = stopped();
+            last["choices"][0][name] = json!("END");
+            stream(&[said("Hi"), last])
+        })
+        .await;
+        let heard = asked(OpenAi, &server, stop.clone()).await;
+        assert_eq!(heard.outcome().stopped_by.as_deref(), Some("END"), "{name}");
+    }
+    let server = Server::always(|| {
+        let end = json!({"stop_reason": "stop_sequence", "stop_sequence": "END"});
+        stream(&[
+            json!({"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": "Hi"}}),
+            json!({"type": "message_delta", "delta": end, "usage": {"output_tokens": 6}}),
+            json!({"type": "message_stop"}),
+        ])
+    })
+    .await;
+    let heard = asked(Anthropic, &server, stop).await;
+    assert_eq!((heard.text().as_str(), heard.outcome().stopped_by.as_deref()), ("Hi", Some("END")));
+}
+
+#[tokio::test]
 async fn anthropic_answers_through_a_tool() {
     let server = Server::always(|| {
         let input = json!({"type": "input_json_delta", "partial_json": "{\"n\": 4}"});

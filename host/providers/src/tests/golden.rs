@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use skep_engine::{
     Constraint, Sampling,
     chat::{
-        ChatMessage, ChatOptions, Image, ImageDetail, ImageKind, ImageSource, Input, Reasoning,
+        ChatMessage, ChatOptions, Image, ImageDetail, ImageKind, ImageSource, Input, Reasoning, Role,
         SamplingOverrides, ToolCall, ToolChoice, ToolSpec,
     },
 };
@@ -121,7 +121,9 @@ fn the_reasoning_that_a_request_asks_for_is_sent_as_its_server_takes_it() {
         fields.map(|field| body[field].take())
     };
     let none = || Value::Null;
-    let low = || Reasoning { enabled: Some(true), effort: Some("low".into()), ..Reasoning::default() };
+    let effort =
+        |word: &str| Reasoning { enabled: Some(true), effort: Some(word.into()), ..Reasoning::default() };
+    let low = || effort("low");
     let kept = || {
         let variables = json!({"preserve_thinking": true}).as_object().cloned().unwrap();
         Reasoning { variables, ..low() }
@@ -133,6 +135,8 @@ fn the_reasoning_that_a_request_asks_for_is_sent_as_its_server_takes_it() {
     use UpstreamKind::{Anthropic, OpenAi, WorkersAi};
     for (kind, control, reasoning, expected) in [
         (OpenAi, Effort, low(), [json!("low"), none(), none(), none()]),
+        (OpenAi, Effort, effort("minimal"), [json!("minimal"), none(), none(), none()]),
+        (OpenAi, Effort, effort("max"), [json!("xhigh"), none(), none(), none()]),
         (OpenAi, Effort, off(), [json!("none"), none(), none(), none()]),
         (OpenAi, Template, low(), [none(), json!({"enable_thinking": true}), none(), none()]),
         (OpenAi, Effort, kept(), [json!("low"), none(), none(), none()]),
@@ -144,7 +148,10 @@ fn the_reasoning_that_a_request_asks_for_is_sent_as_its_server_takes_it() {
         ),
         (OpenAi, Template, off(), [none(), json!({"enable_thinking": false}), none(), none()]),
         (Anthropic, Effort, low(), [none(), none(), none(), json!({"effort": "low"})]),
+        (Anthropic, Effort, effort("minimal"), [none(), none(), none(), json!({"effort": "low"})]),
+        (Anthropic, Effort, effort("max"), [none(), none(), none(), json!({"effort": "max"})]),
         (Anthropic, Budget, low(), [none(), none(), thinking(2048), none()]),
+        (Anthropic, Budget, effort("minimal"), [none(), none(), thinking(2048), none()]),
         (Anthropic, Budget, budget(500), [none(), none(), thinking(1024), none()]),
         (Anthropic, Budget, budget(9000), [none(), none(), thinking(3999), none()]),
         (Anthropic, Budget, off(), [none(), none(), json!({"type": "disabled"}), none()]),
@@ -156,6 +163,13 @@ fn the_reasoning_that_a_request_asks_for_is_sent_as_its_server_takes_it() {
         assert_eq!(sent(kind, control, reasoning.clone()), expected, "{kind:?} {control:?} {reasoning:?}");
     }
     let model = UpstreamModelOptions { reasoning_control: Budget, ..model() };
+    let after_calls = ChatOptions { reasoning: low(), max_tokens: Some(4000), ..asked() };
+    let calls = conversation();
+    let answered = calls.iter().position(|message| message.role == Role::Tool).expect("results") + 2;
+    for (messages, is_thinking) in [(&calls[..2], true), (&calls[..answered], false)] {
+        let body = written(Anthropic, &model, messages, &after_calls);
+        assert_eq!(body.get("thinking").is_some(), is_thinking, "{body}");
+    }
     let tool_choice = ToolChoice::Required;
     let forced = ChatOptions { reasoning: low(), tool_choice, ..asked() };
     let error = Question::new(Anthropic, &model, &Vec::new().into(), &forced).expect_err("both").to_string();
