@@ -171,17 +171,26 @@ impl Store {
 
     /// Removes batches that are not complete, and cancels the items of batches that were cancelled.
     pub(crate) async fn tidy_batches(&self) -> Result<(), StoreError> {
-        let left = format!(
-            "SELECT key, complete FROM batches
-             WHERE (NOT complete AND {}) OR (complete AND cancelled AND ended_at_ms IS NULL)",
-            is_left("maker")
-        );
-        let left: Vec<(i64, bool)> = query_as(AssertSqlSafe(left))
+        let left = format!("SELECT key FROM batches WHERE NOT complete AND {}", is_left("maker"));
+        let left: Vec<i64> = query_scalar(AssertSqlSafe(left))
             .fetch_all(&self.readers)
             .await
             .map_err(StoreError::while_it("looked for incomplete batches"))?;
-        for (key, is_complete) in left {
-            if is_complete { self.cancel_items(key).await? } else { self.remove_batch(key).await? }
+        for key in left {
+            self.remove_batch(key).await?;
+        }
+        self.finish_cancellations().await
+    }
+
+    /// Cancels the items of batches that are cancelled or whose time is over, in case an error has interrupted that.
+    pub async fn finish_cancellations(&self) -> Result<(), StoreError> {
+        let cancelled: Vec<i64> =
+            query_scalar("SELECT key FROM batches WHERE complete AND cancelled AND ended_at_ms IS NULL")
+                .fetch_all(&self.readers)
+                .await
+                .map_err(StoreError::while_it("looked for cancelled batches"))?;
+        for key in cancelled {
+            self.cancel_items(key).await?;
         }
         Ok(())
     }

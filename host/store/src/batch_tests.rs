@@ -137,6 +137,25 @@ async fn a_cancelled_batch_stops_and_accepts_no_result() {
 }
 
 #[tokio::test]
+async fn a_cancellation_that_an_error_interrupts_can_be_finished() {
+    let store = with_batches(&[("b", 3)]).await;
+    take(&store, 200).await.unwrap();
+    let mut begun = 0;
+    store.faults().choose(move |moment| {
+        begun += u32::from(moment == Moment::Begin);
+        (moment == Moment::Begin && begun > 1).then_some(Fault::Fails(10))
+    });
+    store.expire_batch("b").await.unwrap_err();
+    store.faults().end();
+    assert!(store.batch("b").await.unwrap().unwrap().cancelled, "the first write succeeded");
+    assert_eq!(counts(&store, "b").await, (2, 1, 0, 0, 0));
+    assert!(store.overdue_batches(u64::MAX >> 1).await.unwrap().is_empty());
+    store.finish_cancellations().await.unwrap();
+    assert_eq!(counts(&store, "b").await, (0, 0, 0, 0, 3));
+    assert_eq!(store.finished_batches().await.unwrap()[0].id, "b");
+}
+
+#[tokio::test]
 async fn batches_that_were_cancelled_have_ended_or_are_gone_do_not_run() {
     let store = with_batches(&[("open", 1), ("cancelled", 1), ("ended", 0)]).await;
     store.cancel_batch("cancelled").await.unwrap();

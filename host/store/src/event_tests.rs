@@ -174,6 +174,8 @@ async fn old_events_are_removed_unless_they_are_in_flight() {
         let now_ms = if number < 100 { 2 } else { 2 * EVENT_IDS_KEPT_MS };
         store.publish(&event(&number.to_string(), vec![]), now_ms).await.unwrap();
     }
+    let before = |kept_ms: u64| (2 * EVENT_IDS_KEPT_MS).saturating_sub(kept_ms);
+    assert_eq!(store.forget_events(before).await.unwrap(), 100);
     let left = store.events(None, 1_000).await.unwrap();
     assert_eq!(left.len(), 101);
     assert_eq!(left.last().unwrap().id, "open");
@@ -184,14 +186,12 @@ async fn dead_letters_are_kept_longer_than_delivered_events_but_not_forever() {
     let store = with_agent().await;
     let unroutable = NewDelivery { undeliverable: Some("no order_id".into()), ..to("") };
     store.publish(&event("dead", vec![unroutable]), 1).await.unwrap();
-    let publish_many = async |name: &str, now_ms: u64| {
-        for number in 0..200 {
-            store.publish(&event(&format!("{name}{number}"), vec![]), now_ms).await.unwrap();
-        }
+    let left = async |now_ms: u64| {
+        store.forget_events(|kept_ms| now_ms.saturating_sub(kept_ms)).await.unwrap();
         store.dead_deliveries(None, 10).await.unwrap().len()
     };
-    assert_eq!(publish_many("a", 2 * EVENT_IDS_KEPT_MS).await, 1);
-    assert_eq!(publish_many("b", 2 * DEAD_KEPT_MS).await, 0);
+    assert_eq!(left(2 * EVENT_IDS_KEPT_MS).await, 1);
+    assert_eq!(left(2 * DEAD_KEPT_MS).await, 0);
 }
 
 #[tokio::test]

@@ -12,8 +12,6 @@ use crate::{
 pub const EVENT_IDS_KEPT_MS: u64 = 24 * 3600 * 1000;
 /// Time for which permanently failed deliveries are kept.
 pub(crate) const DEAD_KEPT_MS: u64 = 30 * 24 * 3600 * 1000;
-/// Old events are looked for once per this number of events.
-const EVENTS_BETWEEN_PRUNING: i64 = 64;
 /// Number of events checked at a time, so that no commit waits long for it.
 const EVENTS_LOOKED_AT: i64 = 256;
 
@@ -109,9 +107,6 @@ pub(crate) async fn insert(
     let Some(key) = key else { return Ok(Published::Known) };
     for delivery in deliveries {
         deliveries::insert(connection, key, delivery, now_ms).await?;
-    }
-    if key % EVENTS_BETWEEN_PRUNING == 0 {
-        prune(connection, Bounds::of(|kept_ms| now_ms.saturating_sub(kept_ms))).await?;
     }
     Ok(Published::New)
 }

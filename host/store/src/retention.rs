@@ -1,6 +1,9 @@
 //! Removal of rows that are kept only for a while, a few rows at a time.
 
-use crate::{Store, StoreError, events, sql::query};
+use crate::{
+    Store, StoreError, events,
+    sql::{AssertSqlSafe, query},
+};
 
 /// Number of rows that one statement removes.
 const CHUNK_ROWS: i64 = 200;
@@ -41,8 +44,43 @@ impl Store {
         .await
     }
 
-    /// Removes events whose deliveries are finished, and dead letters, when they are old enough. Publishing
-    /// events does the same from time to time; this call is for a host without new events. `before` returns
+    /// Removes turns that ended before `before_ms`, with what was shown of them. Returns their number.
+    pub async fn forget_turns(&self, before_ms: u64) -> Result<u64, StoreError> {
+        self.in_chunks(before_ms, |connection, before_ms| {
+            Box::pin(async move {
+                // Other hosts remove old turns, too.
+                let old = format!(
+                    "DELETE FROM turns WHERE key IN (SELECT key FROM turns WHERE ended_at_ms < ? LIMIT ? {})",
+                    connection.dialect().skip_locked()
+                );
+                let old = query(AssertSqlSafe(old)).bind(*before_ms as i64).bind(CHUNK_ROWS);
+                let gone =
+                    old.execute(connection).await.map_err(StoreError::while_it("removed old turns"))?;
+                Ok(gone.rows_affected())
+            })
+        })
+        .await
+    }
+
+    /// Removes the tokens of days before `before_day`, a day in UTC since 1970. Returns the number of counts.
+    pub async fn forget_token_use(&self, before_day: u32) -> Result<u64, StoreError> {
+        self.in_chunks(before_day, |connection, before_day| {
+            Box::pin(async move {
+                let old = format!(
+                    "DELETE FROM token_use WHERE (day, tenant, agent) IN
+                         (SELECT day, tenant, agent FROM token_use WHERE day < ? LIMIT ? {})",
+                    connection.dialect().skip_locked()
+                );
+                let old = query(AssertSqlSafe(old)).bind(*before_day).bind(CHUNK_ROWS);
+                let gone = old.execute(connection).await;
+                let gone = gone.map_err(StoreError::while_it("removed the tokens of old days"))?;
+                Ok(gone.rows_affected())
+            })
+        })
+        .await
+    }
+
+    /// Removes events whose deliveries are finished, and dead letters, when they are old enough. `before` returns
     /// the time of day that lies this many milliseconds in the past.
     pub async fn forget_events(&self, before: impl Fn(u64) -> u64) -> Result<u64, StoreError> {
         let bounds = events::Bounds::of(before);

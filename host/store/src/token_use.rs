@@ -2,11 +2,9 @@
 
 use crate::{
     Store, StoreError, rows,
-    sql::{AssertSqlSafe, Connection, KeyPart, Row, query},
+    sql::{Connection, KeyPart, Row, query},
 };
 
-/// Number of days that are kept besides today.
-const DAYS_KEPT: u32 = 31;
 const ADD: &str = "INSERT INTO token_use (day, tenant, agent, tokens) VALUES (?1, ?2, ?3, ?4)
     ON CONFLICT (day, tenant, agent) DO UPDATE SET tokens = token_use.tokens + ?4";
 
@@ -44,8 +42,7 @@ fn token_use_row(row: &Row) -> Result<TokenUse, sqlx::Error> {
 }
 
 /// Adds tokens to the counts of their days.
-pub(crate) async fn add(connection: &mut Connection, uses: &[&TokenUse]) -> Result<(), StoreError> {
-    let mut last_day = None;
+pub(crate) fn add(connection: &mut Connection, uses: &[&TokenUse]) {
     for TokenUse { day, tenant, agent, tokens } in uses {
         let key = vec![
             KeyPart::Number(i64::from(*day)),
@@ -53,17 +50,7 @@ pub(crate) async fn add(connection: &mut Connection, uses: &[&TokenUse]) -> Resu
             KeyPart::Text(agent.clone().unwrap_or_default()),
         ];
         connection.count(ADD, key, &[i64::try_from(*tokens).unwrap_or(i64::MAX)]);
-        last_day = last_day.max(Some(*day));
     }
-    let Some(last_day) = last_day else { return Ok(()) };
-    let forget = format!(
-        "DELETE FROM token_use WHERE (day, tenant, agent) IN
-             (SELECT day, tenant, agent FROM token_use WHERE day < ? {})",
-        connection.dialect().skip_locked()
-    );
-    let forgotten =
-        query(AssertSqlSafe(forget)).bind(last_day.saturating_sub(DAYS_KEPT)).execute(connection).await;
-    forgotten.map(drop).map_err(StoreError::while_it("removed the tokens of old days"))
 }
 
 #[cfg(test)]
@@ -81,7 +68,7 @@ mod tests {
             store.count_use(Some(used(day, agent, tokens)), Vec::new()).await.expect("written");
         }
         assert_eq!(store.token_use(7).await.expect("read"), [used(7, None, 5), used(7, Some("a"), 7)]);
-        store.count_use(Some(used(7 + DAYS_KEPT + 1, None, 1)), Vec::new()).await.expect("written");
+        assert_eq!(store.forget_token_use(8).await.expect("removed"), 2);
         assert_eq!(store.token_use(7).await.expect("read"), []);
         assert_eq!(store.token_use(8).await.expect("read"), [used(8, Some("a"), 6)]);
     }

@@ -203,10 +203,10 @@ async fn finished_turns_are_kept_up_to_a_number_and_age_and_open_turns_always() 
         .await
         .unwrap();
     assert_eq!(records, i64::from(TURNS_KEPT));
-    // A turn that fails a week later triggers the removal.
     let later = accept(&store, NewTurn { session: "other".into(), ..message("later", None, None) }).await;
     let at_ms = 7 * 24 * 3600 * 1000;
     store.fail_turn(TurnFailure { session: "other".into(), at_ms, ..failure(later) }).await.unwrap();
+    assert_eq!(store.forget_turns(at_ms).await.unwrap(), u64::from(TURNS_KEPT));
     let left: i64 =
         crate::sql::query_scalar("SELECT count(*) FROM turns").fetch_one(&store.readers).await.unwrap();
     assert_eq!(left, 2, "the waiting turn, and the one that just failed");

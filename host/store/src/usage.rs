@@ -199,7 +199,7 @@ impl Store {
     pub async fn count_use(&self, tokens: Option<TokenUse>, usage: Vec<UsageRow>) -> Result<(), StoreError> {
         self.write((tokens, usage), |connection, (tokens, usage)| {
             Box::pin(async move {
-                token_use::add(connection, &Vec::from_iter(tokens)).await?;
+                token_use::add(connection, &Vec::from_iter(tokens));
                 add(connection, &Vec::from_iter(usage)).await
             })
         })

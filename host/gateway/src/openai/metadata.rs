@@ -22,6 +22,10 @@ pub(crate) fn checked(given: Option<Metadata>) -> Result<Option<Metadata>, ApiEr
         );
         return Err(ApiError::parameter("metadata", message));
     }
+    // PostgreSQL stores no such character in what it reads as JSON.
+    if given.iter().flatten().any(|(key, value)| key.contains('\0') || value.contains('\0')) {
+        return Err(ApiError::parameter("metadata", "metadata must not contain the character U+0000"));
+    }
     Ok(given)
 }
 
@@ -37,6 +41,7 @@ mod tests {
         assert!(!is_ok(Metadata::from([entry(65, 1)])) && !is_ok(Metadata::from([entry(1, 513)])));
         let many = |count: usize| (0..count).map(|index| (index.to_string(), String::new())).collect();
         assert!(is_ok(many(16)) && !is_ok(many(17)));
+        assert!(!is_ok(Metadata::from([("a".to_owned(), "x\0".to_owned())])));
         assert_eq!(checked(None).unwrap(), None);
     }
 }

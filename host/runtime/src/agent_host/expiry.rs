@@ -1,5 +1,5 @@
 //! Periodically deletes expired sessions, a few at a time, and everything else that would otherwise
-//! grow forever: sessions created by batch items, ended batches, responses, results of idempotency
+//! grow forever: sessions created by batch items, ended turns and batches, responses, results of idempotency
 //! keys, events and dead letters.
 //!
 //! Time skipped by a clock that was set forward does not count, and of the time during which no
@@ -33,6 +33,8 @@ use tokio::{
 /// Lifetimes are given in hours.
 const INTERVAL: Duration = Duration::from_secs(600);
 const DAY: Duration = Duration::from_secs(24 * 3_600);
+/// Number of days for which the tokens are kept that daily budgets count.
+const TOKEN_USE_DAYS: u32 = 31;
 /// Number of sessions read at once.
 const BATCH: u32 = 256;
 
@@ -129,6 +131,7 @@ impl Expiry {
     async fn forget(&self, now_ms: u64) -> Result<(), RuntimeError> {
         let store = &self.host.store;
         let outcomes = store.forget_outcomes(self.before(now_ms, self.outcomes), now_ms).await?;
+        let turns = store.forget_turns(self.before(now_ms, DAY)).await?;
         store.forget_page_erasures().await?;
         store.forget_mcp_sessions().await?;
         let events = store.forget_events(|ms| self.host.clock.elapsed_before(now_ms, ms)).await?;
@@ -148,18 +151,20 @@ impl Expiry {
             }
         }
         let before = |days: u32| UsageDay::of_ms(self.before(now_ms, DAY * days)).number();
+        store.forget_token_use(before(TOKEN_USE_DAYS)).await?;
         let of_sessions = self.usage_session_days.min(RuntimeOptions::USAGE_DAYS);
         let usage = store.merge_usage_of_sessions(before(of_sessions)).await?
             + store.forget_usage(before(RuntimeOptions::USAGE_DAYS)).await?;
-        if outcomes + responses + events + batches + files + usage > 0 {
+        if outcomes + turns + responses + events + batches + files + usage > 0 {
             tracing::debug!(
                 outcomes,
+                turns,
                 responses,
                 events,
                 batches,
                 files,
                 usage,
-                "deleted old outcomes, responses, events, batches, files and usage"
+                "deleted old outcomes, turns, responses, events, batches, files and usage"
             );
         }
         Ok(())

@@ -374,7 +374,8 @@ impl AgentHost {
     /// Returns the budget for work of a tenant that starts without an agent, by the request of a key.
     /// Fails if the budget is used up.
     pub fn tenant_budget(&self, tenant: &str, key: Option<&str>) -> Result<TenantBudget, BudgetUsedUp> {
-        TenantBudget::open(&self.host().reach.tokens, &self.host().store, tenant, key)
+        let TurnHost { reach, store, shutdown, .. } = &**self.host();
+        TenantBudget::open(&reach.tokens, (store, shutdown), tenant, key)
     }
 
     /// Returns the API keys of this host.

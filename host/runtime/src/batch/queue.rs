@@ -265,7 +265,12 @@ impl BatchQueue {
     }
 
     async fn stop_items(&self, id: &str) -> Result<(), RuntimeError> {
-        self.shared.context.store.cancel_batch(id).await?;
+        let cancelled = self.shared.context.store.cancel_batch(id).await;
+        if cancelled.is_err() {
+            // The batch may be marked, and a part of its items be cancelled.
+            self.shared.request_repair();
+        }
+        cancelled?;
         self.shared.running().retain(|_, running| running.batch != id);
         Ok(())
     }
@@ -389,7 +394,7 @@ impl QueueShared {
         self.changed.notify_one();
     }
 
-    /// Returns taken items that nobody runs to the queue, and ends finished batches.
+    /// Returns taken items that nobody runs to the queue, finishes cancellations, and ends finished batches.
     pub(super) async fn repair(&self) -> Result<(), RuntimeError> {
         if !self.needs_repair.swap(false, Ordering::AcqRel) {
             return Ok(());
@@ -401,6 +406,7 @@ impl QueueShared {
             }
             let running: Vec<ItemKey> = self.running().keys().copied().collect();
             self.context.store.requeue_orphaned_items(&running).await?;
+            self.context.store.finish_cancellations().await?;
             self.end_finished().await
         };
         let repaired = repaired.await;

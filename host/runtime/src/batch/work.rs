@@ -136,7 +136,12 @@ async fn begin<'a>(
         compute: &context.compute,
         principal: &item.principal,
         model,
-        budget: TenantBudget::open(&context.tokens, &context.store, &item.principal, key)?,
+        budget: TenantBudget::open(
+            &context.tokens,
+            (&context.store, &context.shutdown),
+            &item.principal,
+            key,
+        )?,
         live: is_response(&item.batch).then(|| context.live.of(&item.batch)),
         begun,
     })

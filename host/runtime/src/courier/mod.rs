@@ -41,7 +41,10 @@ use std::{
     },
     time::Duration,
 };
-use tokio::task::{self, AbortHandle, JoinError, JoinSet};
+use tokio::{
+    task::{self, AbortHandle, JoinError, JoinSet},
+    time::{Instant, MissedTickBehavior, interval_at},
+};
 use webhook::WebhookDelivery;
 
 /// Number of rows of each kind that are read at once.
@@ -156,6 +159,9 @@ impl Drop for Courier {
 
 impl Round {
     async fn run(mut self) {
+        // It continues from one round to the next, however often something else wakes the courier.
+        let mut looks = interval_at(Instant::now() + LOOK_INTERVAL, LOOK_INTERVAL);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         while self.context.shutdown.admit().is_ok() {
             let wake_ms = match self.fill().await {
                 Ok(wake_ms) => wake_ms,
@@ -174,7 +180,7 @@ impl Round {
                 () = self.context.outbox.rung() => {}
                 Some(ended) = self.running.join_next_with_id() => self.ended(ended),
                 () = self.context.clock.sleep_until(wake_ms.min(hint_ms)) => {}
-                () = tokio::time::sleep(LOOK_INTERVAL) => self.needs_repair = true,
+                _ = looks.tick() => self.needs_repair = true,
             }
         }
     }

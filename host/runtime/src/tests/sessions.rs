@@ -15,6 +15,22 @@ async fn code(handle: RunHandle) -> &'static str {
 }
 
 #[tokio::test]
+async fn old_turns_are_removed_from_sessions_that_have_few() {
+    let host = Host::start().await;
+    host.deploy("echo", "", echo()).await.expect("valid");
+    let run = host.invoke("echo", "s", "hello").await.expect("taken");
+    let id = run.turn_id().to_owned();
+    run.outcome().await.expect("it ends well");
+    let hours = |hours: u64| crate::Clock::default().now_ms() + hours * 3_600_000;
+    host.agents.expire_sessions(hours(23)).await.expect("the call succeeds");
+    host.agents.turn("echo", "s", &id).await.expect("a turn is kept for a day");
+    host.agents.expire_sessions(hours(25)).await.expect("the call succeeds");
+    let gone = host.agents.turn("echo", "s", &id).await.expect_err("it is old");
+    assert_eq!(gone.code(), "turn_not_found");
+    host.agents.session("echo", "s").await.expect("the session is kept");
+}
+
+#[tokio::test]
 async fn state_is_committed_with_its_turn_and_survives_a_restart() {
     let host = Host::start().await;
     host.deploy("count", "", counter()).await.expect("valid");

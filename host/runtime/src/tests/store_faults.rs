@@ -6,8 +6,9 @@ use super::{
     guest::{counter, spinner},
     waker::waker,
 };
-use crate::{AgentName, NewApiKey, NewWebhook, Role, RuntimeOptions, Tenant, TopicPattern, TurnPhase};
-
+use crate::{
+    AgentName, Clock, NewApiKey, NewWebhook, Role, RuntimeOptions, Tenant, TopicPattern, TurnPhase, WorstCase,
+};
 use skep_store::{Fault, Moment, TEST_SERVER};
 
 /// Statements that each write something into a row that no version of the host can read.
@@ -138,6 +139,26 @@ async fn a_turn_whose_acceptance_is_not_confirmed_does_not_run_after_its_caller_
     let host = host.restart().await;
     assert_eq!(host.open_turns().await, 0, "the next host has no turn to resume");
     assert_eq!(host.answer("count", "s", "go").await, "xx", "only confirmed turns have counted");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_use_of_a_request_without_an_agent_is_recorded_once_the_database_accepts_it() {
+    let host = Host::start().await;
+    let (model, worst) =
+        (host.agents.models().get(None).expect("a default"), WorstCase::of_text(1, Some(9), 99));
+    let budget = host.agents.tenant_budget("local", None).expect("no budget is set");
+    let mut tokens = budget.meter(&model, worst).expect("no budget is set");
+    tokens.produced(7);
+    host.store().faults().choose(once(Moment::Begin));
+    drop(tokens);
+    let day = u32::try_from(Clock::default().now_ms() / 86_400_000).expect("this century");
+    // The day may end meanwhile.
+    let recorded = async || {
+        let mut used = host.store().token_use(day).await.expect("read");
+        used.extend(host.store().token_use(day + 1).await.expect("read"));
+        used.pop()
+    };
+    assert_eq!(until(recorded).await.tokens, 7);
 }
 
 /// Returns a hook that fails the first of these moments with an I/O error.

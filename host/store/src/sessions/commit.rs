@@ -158,7 +158,7 @@ async fn write(connection: &mut Connection, commits: &[Advanced<'_>]) -> Result<
         models.extend(&commit.usage);
         lines.push(logs::TurnLines { agent, session, turn: *turn, lines: &commit.logs });
     }
-    token_use::add(connection, &tokens).await?;
+    token_use::add(connection, &tokens);
     usage::add(connection, &models).await?;
     logs::insert(connection, &lines).await
 }

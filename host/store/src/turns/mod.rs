@@ -20,10 +20,6 @@ use std::collections::{HashMap, HashSet};
 pub const TURNS_KEPT: u32 = 32;
 /// Number of turns between removals of older ones, because looking for them costs as much as a small turn.
 const TURNS_BETWEEN_PRUNING: u64 = 16;
-/// Maximum age of finished turns, regardless of their number. They are removed when newer turns finish.
-const KEPT_MS: u64 = 24 * 3600 * 1000;
-/// Maximum number of old turns removed at a time from all sessions, so that no turn waits long for it.
-const MAX_FORGOTTEN: u32 = 64;
 
 /// A message that was accepted.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -347,9 +343,9 @@ async fn fail(connection: &mut Connection, failure: &TurnFailure) -> Result<(), 
     for event in events {
         events::insert(connection, event, *at_ms).await?;
     }
-    token_use::add(connection, &Vec::from_iter(token_use)).await?;
+    token_use::add(connection, &Vec::from_iter(token_use));
     usage::add(connection, &Vec::from_iter(usage)).await?;
-    prune(connection, agent, session, *at_ms).await
+    remove_surplus(connection, agent, session).await
 }
 
 /// Finishes the rows of turns, as part of a commit.
@@ -378,43 +374,23 @@ pub(crate) async fn finish(connection: &mut Connection, turns: &[EndedTurn<'_>])
         journal::close(connection, turns.iter().map(|turn| turn.key)).await?;
     }
     for turn in turns.iter().filter(|turn| turn.number.is_multiple_of(TURNS_BETWEEN_PRUNING)) {
-        prune(connection, turn.agent, turn.session, turn.at_ms).await?;
+        remove_surplus(connection, turn.agent, turn.session).await?;
     }
     Ok(())
 }
 
-async fn prune(
-    connection: &mut Connection,
-    agent: &str,
-    session: &str,
-    now_ms: u64,
-) -> Result<(), StoreError> {
-    let failed = || StoreError::while_it("removed old turns");
-    let skip = connection.dialect().skip_locked();
+/// Removes the turns of a session that are more than it keeps. Those that are old are removed by `retention`.
+async fn remove_surplus(connection: &mut Connection, agent: &str, session: &str) -> Result<(), StoreError> {
     let surplus = format!(
         "DELETE FROM turns WHERE key IN (SELECT key FROM turns WHERE agent = ?1 AND session = ?2
              AND ended_at_ms IS NOT NULL AND key <=
              (SELECT key FROM turns WHERE agent = ?1 AND session = ?2 AND ended_at_ms IS NOT NULL
-              ORDER BY key DESC LIMIT 1 OFFSET ?3) {skip})"
+              ORDER BY key DESC LIMIT 1 OFFSET ?3) {})",
+        connection.dialect().skip_locked()
     );
-    query(AssertSqlSafe(surplus))
-        .bind(agent)
-        .bind(session)
-        .bind(TURNS_KEPT)
-        .execute(&mut *connection)
-        .await
-        .map_err(failed())?;
-    // Other hosts remove old turns of all sessions, too.
-    let old = format!(
-        "DELETE FROM turns WHERE key IN (SELECT key FROM turns WHERE ended_at_ms < ? LIMIT ? {skip})"
-    );
-    query(AssertSqlSafe(old))
-        .bind(now_ms.saturating_sub(KEPT_MS) as i64)
-        .bind(MAX_FORGOTTEN)
-        .execute(connection)
-        .await
-        .map_err(failed())?;
-    Ok(())
+    let removed =
+        query(AssertSqlSafe(surplus)).bind(agent).bind(session).bind(TURNS_KEPT).execute(connection);
+    removed.await.map(drop).map_err(StoreError::while_it("removed old turns"))
 }
 
 fn check_turn_is_open(rows: u64, turn: TurnKey) -> Result<(), StoreError> {
