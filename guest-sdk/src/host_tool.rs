@@ -75,10 +75,10 @@ pub struct HostTool<Arguments = Value, Outcome = Value> {
 }
 
 impl<Arguments, Outcome> HostTool<Arguments, Outcome> {
-    /// Creates a reference to the tool with this name: `agent:NAME/TOOL`, `mcp:SERVER/TOOL` or `http/fetch`.
+    /// Creates a reference to the tool with this name, such as `agent:NAME/TOOL`, `mcp:SERVER/TOOL` or `http/fetch`.
     ///
     /// # Panics
-    /// Panics if the name does not have this form. For a constant, this is a compile error:
+    /// Panics if the name has no owner or no tool, or is a pattern. For a constant, this is a compile error:
     ///
     /// ```compile_fail
     /// # use skep_sdk::HostTool;
@@ -87,7 +87,7 @@ impl<Arguments, Outcome> HostTool<Arguments, Outcome> {
     pub const fn new(name: &'static str) -> Self {
         assert!(
             names_one_tool(name),
-            "a host tool is named with its owner: `agent:NAME/TOOL`, `mcp:SERVER/TOOL` or `http/fetch`"
+            "a host tool is named with its owner, such as `agent:NAME/TOOL`, `mcp:SERVER/TOOL` or `http/fetch`"
         );
         Self { name, timeout_ms: None, types: PhantomData }
     }

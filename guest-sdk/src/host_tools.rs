@@ -1,7 +1,8 @@
 //! Tools that the host calls: tools of other agents, of MCP servers, and of the host itself.
 //!
 //! Each tool has to be granted under `[grants] tools` in `agent.toml`. A turn that is resumed after a restart
-//! gets the results that it got before, and no call is made twice.
+//! gets the results that it got before. A call that the restart cut off is repeated only if the tool is read-only or
+//! idempotent, or if it continues as the turn of another agent.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;

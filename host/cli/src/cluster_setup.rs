@@ -79,8 +79,8 @@ impl ClusterSetup {
     pub fn check_agents(&self, names_agents: bool) -> Result<()> {
         if names_agents && !self.role.runs_agents() {
             bail!(
-                "a host with the role {:?} runs no agents, and agents are named
-  hint: start it without them, and deploy them at                  another host with `skep deploy PATH --url http://HOST:PORT`",
+                "a host with the role {:?} runs no agents, and agents are named\n  hint: start it without them, and deploy them at \
+                 another host with `skep deploy PATH --url http://HOST:PORT`",
                 name_of(self.role)
             );
         }
