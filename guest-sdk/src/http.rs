@@ -2,7 +2,7 @@
 //! names and the operator grants.
 //!
 //! A request is part of the turn's journal. A turn that runs again after a restart of the host gets the
-//! responses that it got before, so a request that was answered is not made again. [`HttpError::Interrupted`] reports
+//! responses that it got before, so a request that was answered is not repeated. [`HttpError::Interrupted`] reports
 //! the case where it is unknown whether the request was made.
 
 use std::fmt;
