@@ -5,6 +5,8 @@
 //! all its bytes. This module does not compute.
 
 mod coded;
+#[cfg(test)]
+mod damage_tests;
 mod file_parts;
 mod folder;
 mod gguf_files;
