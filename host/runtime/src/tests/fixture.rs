@@ -227,7 +227,8 @@ async fn start(store: &Store, models: &ModelSet, setup: Setup) -> AgentHost {
     let Setup { options, clock, tool_servers, disk, peers, counts, default_model } = setup;
     let parts = HostParts::new(store.clone(), models.clone());
     let parts = HostParts { clock, tool_servers, disk, peers, counts, default_model, ..parts };
-    AgentHost::start(parts, small(options)).await.expect("the host starts")
+    // The future is large, and would be moved up to the test, whose stack is small.
+    Box::pin(AgentHost::start(parts, small(options))).await.expect("the host starts")
 }
 
 /// Limits the instances per host, because tests run many hosts at once and each reserves address
