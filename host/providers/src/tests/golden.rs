@@ -162,7 +162,7 @@ fn the_reasoning_that_a_request_asks_for_is_sent_as_its_server_takes_it() {
     ] {
         assert_eq!(sent(kind, control, reasoning.clone()), expected, "{kind:?} {control:?} {reasoning:?}");
     }
-    let model = UpstreamModelOptions { reasoning_control: Budget, ..model() };
+    let model = UpstreamModelOptions { reasoning_control: Budget, max_output: None, ..model() };
     let after_calls = ChatOptions { reasoning: low(), max_tokens: Some(4000), ..asked() };
     let calls = conversation();
     let answered = calls.iter().position(|message| message.role == Role::Tool).expect("results") + 2;
