@@ -94,20 +94,12 @@ impl<'a> Question<'a> {
 
     /// Returns the body's fields for the sampling parameters that the request chose. The server has its own defaults for
     /// the others.
-    pub(crate) fn sampling(&self, names: &[(&'static str, Knob)]) -> Map<String, Value> {
+    pub(crate) fn sampling(&self, kind: UpstreamKind) -> Map<String, Value> {
         let chosen = self.options.chosen_sampling();
         let mut fields = Map::new();
-        for (name, knob) in names {
-            let value = match knob {
-                Knob::Temperature => chosen.temperature,
-                Knob::TopP => chosen.top_p,
-                Knob::MinP => chosen.min_p,
-                Knob::Frequency => chosen.frequency_penalty,
-                Knob::Presence => chosen.presence_penalty,
-                Knob::Repetition => chosen.repetition_penalty,
-            };
-            if let Some(value) = value {
-                fields.insert((*name).to_owned(), as_written(value));
+        for knob in Knob::of(kind) {
+            if let Some(value) = knob.value(&chosen) {
+                fields.insert(knob.name().to_owned(), as_written(value));
             }
         }
         if let Some(top_k) = chosen.top_k {
@@ -118,14 +110,61 @@ impl<'a> Question<'a> {
 }
 
 /// A sampling parameter that is a number with a fraction.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Knob {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Knob {
     Temperature,
     TopP,
     MinP,
     Frequency,
     Presence,
     Repetition,
+}
+
+impl Knob {
+    const ALL: [Knob; 6] =
+        [Knob::Temperature, Knob::TopP, Knob::MinP, Knob::Frequency, Knob::Presence, Knob::Repetition];
+
+    /// Returns the parameters that servers of this kind have.
+    fn of(kind: UpstreamKind) -> &'static [Knob] {
+        match kind {
+            UpstreamKind::OpenAi => &Knob::ALL,
+            UpstreamKind::Anthropic => &[Knob::Temperature, Knob::TopP],
+            UpstreamKind::WorkersAi => {
+                &[Knob::Temperature, Knob::TopP, Knob::Frequency, Knob::Presence, Knob::Repetition]
+            }
+        }
+    }
+
+    /// Returns the name of the parameter in requests and in bodies.
+    fn name(self) -> &'static str {
+        match self {
+            Knob::Temperature => "temperature",
+            Knob::TopP => "top_p",
+            Knob::MinP => "min_p",
+            Knob::Frequency => "frequency_penalty",
+            Knob::Presence => "presence_penalty",
+            Knob::Repetition => "repetition_penalty",
+        }
+    }
+
+    fn value(self, chosen: &SamplingOverrides) -> Option<f32> {
+        match self {
+            Knob::Temperature => chosen.temperature,
+            Knob::TopP => chosen.top_p,
+            Knob::MinP => chosen.min_p,
+            Knob::Frequency => chosen.frequency_penalty,
+            Knob::Presence => chosen.presence_penalty,
+            Knob::Repetition => chosen.repetition_penalty,
+        }
+    }
+
+    /// Returns the value that changes nothing.
+    fn neutral(self) -> f32 {
+        match self {
+            Knob::Temperature | Knob::TopP | Knob::Repetition => 1.0,
+            Knob::MinP | Knob::Frequency | Knob::Presence => 0.0,
+        }
+    }
 }
 
 pub(crate) fn thinking_budget(options: &ChatOptions, most: usize) -> Option<usize> {
@@ -204,20 +243,9 @@ pub(crate) fn check(
 
 /// Returns a sampling parameter that changes the answer and that servers of this kind do not have.
 fn unsupported_sampling(kind: UpstreamKind, chosen: &SamplingOverrides) -> Option<&'static str> {
-    let SamplingOverrides { min_p, frequency_penalty, presence_penalty, repetition_penalty, .. } = *chosen;
-    let lacking: &[(&str, Option<f32>, f32)] = match kind {
-        UpstreamKind::OpenAi => &[],
-        UpstreamKind::WorkersAi => &[("min_p", min_p, 0.0)],
-        UpstreamKind::Anthropic => &[
-            ("min_p", min_p, 0.0),
-            ("frequency_penalty", frequency_penalty, 0.0),
-            ("presence_penalty", presence_penalty, 0.0),
-            ("repetition_penalty", repetition_penalty, 1.0),
-        ],
-    };
-    let changes =
-        |(_, value, neutral): &&(&str, Option<f32>, f32)| value.is_some_and(|value| value != *neutral);
-    lacking.iter().find(changes).map(|(name, ..)| *name)
+    let changes = |knob: &Knob| knob.value(chosen).is_some_and(|value| value != knob.neutral());
+    let lacks = |knob: &Knob| !Knob::of(kind).contains(knob);
+    Knob::ALL.into_iter().find(|knob| lacks(knob) && changes(knob)).map(Knob::name)
 }
 
 /// Refuses an input that no server of this kind, or not this model, reads.

@@ -11,13 +11,12 @@ use skep_engine::chat::{
 };
 
 use crate::{
-    options::ReasoningControl,
-    question::{AnswerTool, Form, Knob, Question},
+    options::{ReasoningControl, UpstreamKind},
+    question::{AnswerTool, Form, Question},
 };
 
 /// The maximum number of output tokens where neither the request nor the operator sets one; it is required.
 pub(crate) const DEFAULT_MAX_TOKENS: usize = 4096;
-const SAMPLING: &[(&str, Knob)] = &[("temperature", Knob::Temperature), ("top_p", Knob::TopP)];
 
 pub(crate) fn body(question: &Question<'_>) -> Value {
     let options = question.options;
@@ -45,7 +44,7 @@ pub(crate) fn body(question: &Question<'_>) -> Value {
             set("tool_choice", choice);
         }
     }
-    for (name, value) in question.sampling(SAMPLING) {
+    for (name, value) in question.sampling(UpstreamKind::Anthropic) {
         set(&name, value);
     }
     let Reasoning { enabled, effort, .. } = &options.reasoning;

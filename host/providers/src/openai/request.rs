@@ -6,18 +6,10 @@ use skep_engine::chat::{ChatMessage, ContentPart, Image, Reasoning, Role, ToolCa
 
 use super::strict::is_strict;
 use crate::{
-    options::ReasoningControl,
-    question::{AnswerTool, Form, Knob, Question},
+    options::{ReasoningControl, UpstreamKind},
+    question::{AnswerTool, Form, Question},
 };
 
-const SAMPLING: &[(&str, Knob)] = &[
-    ("temperature", Knob::Temperature),
-    ("top_p", Knob::TopP),
-    ("min_p", Knob::MinP),
-    ("frequency_penalty", Knob::Frequency),
-    ("presence_penalty", Knob::Presence),
-    ("repetition_penalty", Knob::Repetition),
-];
 /// Name of the schema of an answer; OpenAI requires one.
 const SCHEMA_NAME: &str = "answer";
 /// OpenAI refuses its JSON mode if no message mentions JSON.
@@ -110,7 +102,7 @@ fn set_parameters(body: &mut Map<String, Value>, question: &Question<'_>) {
     let mut set = |name: &str, value: Value| {
         body.insert(name.to_owned(), value);
     };
-    for (name, value) in question.sampling(SAMPLING) {
+    for (name, value) in question.sampling(UpstreamKind::OpenAi) {
         set(&name, value);
     }
     if !options.sampling.logit_bias.is_empty() {

@@ -5,19 +5,13 @@ use skep_engine::chat::{ChatMessage, Role, ToolChoice};
 
 use crate::{
     openai,
-    question::{Form, Knob, Question},
+    options::UpstreamKind,
+    question::{Form, Question},
 };
 
 /// The maximum number of output tokens where neither the request nor the operator sets one. The server's own default
 /// is 256, which cuts off most answers.
 const DEFAULT_MAX_TOKENS: usize = 4096;
-const SAMPLING: &[(&str, Knob)] = &[
-    ("temperature", Knob::Temperature),
-    ("top_p", Knob::TopP),
-    ("frequency_penalty", Knob::Frequency),
-    ("presence_penalty", Knob::Presence),
-    ("repetition_penalty", Knob::Repetition),
-];
 
 pub(crate) fn body(question: &Question<'_>) -> Value {
     let options = question.options;
@@ -49,7 +43,7 @@ pub(crate) fn body(question: &Question<'_>) -> Value {
         (ToolChoice::None, None) if !options.tools.is_empty() => set("tool_choice", "none".into()),
         (ToolChoice::Auto | ToolChoice::None, None) => {}
     }
-    for (name, value) in question.sampling(SAMPLING) {
+    for (name, value) in question.sampling(UpstreamKind::WorkersAi) {
         set(&name, value);
     }
     if let Some(seed) = question.seed() {
