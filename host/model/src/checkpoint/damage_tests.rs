@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::tests::fixture;
+use super::fixtures::fixture;
 use super::*;
 use crate::executor::{CpuExecutor, ExecutorOptions};
 use crate::gguf::writer::tiny_llama;

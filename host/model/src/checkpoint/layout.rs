@@ -14,10 +14,8 @@ const MAX_DRAFT_LAYERS: usize = 8;
 pub(super) fn check(checkpoint: &Checkpoint) -> Result<(), ModelError> {
     let config = checkpoint.config();
     // A configuration may describe far more weights than the files have, so they are looked for one layer after another.
-    let parts = std::iter::once(outside_layers(config));
-    let parts = parts.chain((0..config.layer_count).map(|layer| of_layer(config, layer)));
     let mut names = std::collections::HashSet::new();
-    for (name, shape) in parts.flatten() {
+    for (name, shape) in required(config) {
         checkpoint.expect(&name, &shape)?;
         names.insert(name);
     }
@@ -48,12 +46,12 @@ pub(super) fn check(checkpoint: &Checkpoint) -> Result<(), ModelError> {
 }
 
 /// A name and a shape.
-type Weight = (String, Vec<usize>);
+pub(super) type Weight = (String, Vec<usize>);
 
-/// Returns the names and shapes of the required weights.
-pub(super) fn required(config: &ModelConfig) -> Vec<Weight> {
+/// Returns the names and shapes of the required weights, which are made layer by layer.
+pub(super) fn required(config: &ModelConfig) -> impl Iterator<Item = Weight> {
     let layers = (0..config.layer_count).flat_map(|layer| of_layer(config, layer));
-    outside_layers(config).into_iter().chain(layers).collect()
+    outside_layers(config).into_iter().chain(layers)
 }
 
 fn outside_layers(config: &ModelConfig) -> Vec<Weight> {

@@ -137,7 +137,7 @@ impl Checkpoint {
             let (format, stored) = (Format::Weights(dtype(&name, columns)), StoredAs::Values);
             (name, TensorLocation { format, shape, file: 0, bytes: 0..0, stored })
         };
-        let tensors = layout::required(&config).into_iter().map(location).collect();
+        let tensors = layout::required(&config).map(location).collect();
         let files = vec![Mapping::made(NAME, Vec::new())];
         Self { path: PathBuf::from(NAME), source: Source::Described, files, tensors, config }.checked()
     }
@@ -239,7 +239,7 @@ impl Checkpoint {
 
     /// Returns the names and shapes of the weights that the configuration requires, which are all there.
     pub(crate) fn required(&self) -> Vec<(String, Vec<usize>)> {
-        layout::required(&self.config)
+        layout::required(&self.config).collect()
     }
 
     /// Returns the header of a GGUF model, and its files in the order of their numbers.

@@ -25,7 +25,7 @@ impl Checkpoint {
     /// Creates random weights of the given shape and format. Vectors (norms and biases) are in F32, as in GGUF files.
     pub fn synthetic(config: ModelConfig, dtype: DType) -> Result<Self, ModelError> {
         let config = config.check()?;
-        let required = layout::required(&config);
+        let required: Vec<_> = layout::required(&config).collect();
         let (mut matrix_bytes, mut vector_bytes) = (0, 0);
         for (name, shape) in &required {
             match shape[..] {

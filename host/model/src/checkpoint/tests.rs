@@ -11,7 +11,7 @@ use crate::tokenizer::SpecialTokens;
 
 const ORIGINAL_CONTEXT: &str = "llama.rope.scaling.original_context_length";
 
-pub(super) fn fixture(name: &str) -> PathBuf {
+fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/tiny").join(name)
 }
 
