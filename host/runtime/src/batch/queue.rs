@@ -266,11 +266,8 @@ impl BatchQueue {
 
     async fn stop_items(&self, id: &str) -> Result<(), RuntimeError> {
         let cancelled = self.shared.context.store.cancel_batch(id).await;
-        if cancelled.is_err() {
-            // The batch may be marked, and a part of its items be cancelled.
-            self.shared.request_repair();
-        }
-        cancelled?;
+        // The batch may be marked, and a part of its items be cancelled.
+        cancelled.inspect_err(|_| self.shared.request_repair())?;
         self.shared.running().retain(|_, running| running.batch != id);
         Ok(())
     }
