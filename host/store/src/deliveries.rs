@@ -79,19 +79,7 @@ impl Store {
     /// Returns at most `limit` deliveries that are due, each for a different target, and none for a target
     /// with a started delivery.
     pub async fn due_deliveries(&self, now_ms: u64, limit: u32) -> Result<Vec<Delivery>, StoreError> {
-        let sql = format!(
-            "SELECT {COLUMNS} FROM events JOIN
-                 (SELECT *, ROW_NUMBER() OVER (PARTITION BY agent, session, webhook ORDER BY wake_ms, key) AS place
-                  FROM deliveries AS due WHERE state = {WAITING} AND wake_ms <= ?
-                  AND NOT EXISTS (SELECT 1 FROM deliveries AS begun WHERE begun.state = {BEGUN}
-                      AND begun.agent IS NOT DISTINCT FROM due.agent
-                      AND begun.session IS NOT DISTINCT FROM due.session
-                      AND begun.webhook IS NOT DISTINCT FROM due.webhook))
-                 AS deliveries ON events.key = deliveries.event AND place = 1
-             ORDER BY ROW_NUMBER() OVER (PARTITION BY events.principal, deliveries.webhook IS NULL ORDER BY deliveries.wake_ms, deliveries.key),
-                 deliveries.wake_ms, deliveries.key LIMIT ?"
-        );
-        let rows = query(AssertSqlSafe(sql))
+        let rows = query(AssertSqlSafe(due_statement()))
             .bind(now_ms as i64)
             .bind(limit)
             .fetch_all(&self.readers)
@@ -293,6 +281,45 @@ impl Store {
         })
         .await
     }
+}
+
+/// Returns the statement that finds the deliveries that are due at a time, up to a number of them. It reads the first waiting
+/// delivery of each target and none of those behind it, however many wait: a recursion steps from one session to the next in
+/// the index `deliveries_by_target`, and each webhook has a row of its own. `CROSS JOIN` makes SQLite join in the order that is
+/// written.
+pub(crate) fn due_statement() -> String {
+    let first = |of: &str| {
+        format!(
+            "SELECT key FROM deliveries WHERE state = {WAITING} AND {of}
+             ORDER BY agent, session, webhook, wake_ms, key LIMIT 1"
+        )
+    };
+    let first_session = first("agent IS NOT NULL");
+    let next_in_agent = first("agent = walked.agent AND session > walked.session");
+    let in_next_agent = first("agent > walked.agent");
+    let of_webhook = first("agent IS NULL AND session IS NULL AND webhook = webhooks.id");
+    format!(
+        "WITH RECURSIVE walked (key, agent, session) AS (
+             SELECT key, agent, session FROM deliveries WHERE key = ({first_session})
+             UNION ALL
+             SELECT next.key, next.agent, next.session FROM walked JOIN deliveries AS next
+                 ON next.key = COALESCE(({next_in_agent}), ({in_next_agent})))
+         SELECT {COLUMNS} FROM
+             (SELECT deliveries.key, ROW_NUMBER() OVER (PARTITION BY events.principal, deliveries.webhook IS NULL
+                  ORDER BY deliveries.wake_ms, deliveries.key) AS place
+              FROM (SELECT key FROM walked WHERE NOT EXISTS (SELECT 1 FROM deliveries AS begun
+                        WHERE begun.state = {BEGUN} AND begun.agent = walked.agent AND begun.session = walked.session)
+                    UNION ALL
+                    SELECT ({of_webhook}) FROM webhooks WHERE NOT EXISTS (SELECT 1 FROM deliveries AS begun
+                        WHERE begun.state = {BEGUN} AND begun.agent IS NULL AND begun.session IS NULL
+                        AND begun.webhook = webhooks.id)) AS first_of_target
+                  CROSS JOIN deliveries CROSS JOIN events
+              WHERE deliveries.key = first_of_target.key AND events.key = deliveries.event AND deliveries.wake_ms <= ?
+              ORDER BY place, deliveries.wake_ms, deliveries.key LIMIT ?) AS due
+             CROSS JOIN deliveries CROSS JOIN events
+         WHERE deliveries.key = due.key AND events.key = deliveries.event
+         ORDER BY due.place, deliveries.wake_ms, deliveries.key"
+    )
 }
 
 /// Returns the condition that nobody makes a delivery that has started.

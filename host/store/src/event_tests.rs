@@ -1,20 +1,35 @@
 //! Tests of the outbox: events are stored once, each target gets one delivery at a time, and dead deliveries
 //! stay until they are redelivered.
 
-use crate::{events::DEAD_KEPT_MS, *};
+use crate::{
+    deliveries::due_statement,
+    events::DEAD_KEPT_MS,
+    sql::{AssertSqlSafe, Dialect, query},
+    *,
+};
+use std::collections::{BTreeMap, BTreeSet};
 
 async fn with_agent() -> Store {
     let store = Store::for_tests().await.unwrap();
+    put_agent(&store, "a").await;
+    put_webhook(&store, "w").await;
+    store
+}
+
+async fn put_agent(store: &Store, name: &str) {
     let agent = AgentRow {
-        name: "a".into(),
+        name: name.into(),
         manifest: String::new(),
         digest: "d".into(),
         deployed_at_ms: 1,
         deployed_by: "ann".into(),
     };
     store.put_agent(&agent, b"component", &[]).await.unwrap();
+}
+
+async fn put_webhook(store: &Store, id: &str) {
     let webhook = WebhookRow {
-        id: "w".into(),
+        id: id.into(),
         url: "https://example.com".into(),
         topics: "*".into(),
         sealed_secret: "s".into(),
@@ -24,18 +39,25 @@ async fn with_agent() -> Store {
         last_try: None,
     };
     store.put_webhook(&webhook).await.unwrap();
-    store
 }
 
 fn to(session: &str) -> NewDelivery {
+    to_session("a", session)
+}
+
+fn to_session(agent: &str, session: &str) -> NewDelivery {
     NewDelivery {
-        target: Target::Session { agent: "a".into(), session: session.into() },
+        target: Target::Session { agent: agent.into(), session: session.into() },
         undeliverable: None,
     }
 }
 
 fn webhook() -> NewDelivery {
-    NewDelivery { target: Target::Webhook("w".into()), undeliverable: None }
+    to_webhook("w")
+}
+
+fn to_webhook(id: &str) -> NewDelivery {
+    NewDelivery { target: Target::Webhook(id.into()), undeliverable: None }
 }
 
 fn event(id: &str, deliveries: Vec<NewDelivery>) -> NewEvent {
@@ -113,6 +135,92 @@ async fn a_target_gets_one_event_at_a_time_in_order() {
         assert!(!begun, "it was read before the attempt that failed");
     }
     assert!(store.begin_delivery(first[0].key, 2, 50).await.unwrap());
+}
+
+/// Returns the event that is due next for each target.
+async fn due_by_target(store: &Store, now_ms: u64) -> BTreeMap<String, String> {
+    let named = |delivery: Delivery| match delivery.target {
+        Target::Session { agent, session } => (format!("{agent} {session}"), delivery.event_id),
+        Target::Webhook(id) => (id, delivery.event_id),
+    };
+    let found = due(store, now_ms).await;
+    let count = found.len();
+    let by_target: BTreeMap<_, _> = found.into_iter().map(named).collect();
+    assert_eq!(by_target.len(), count, "a target has one delivery at a time");
+    by_target
+}
+
+#[tokio::test]
+async fn every_session_and_webhook_gets_its_own_events_in_the_order_of_their_times() {
+    let store = with_agent().await;
+    put_agent(&store, "b").await;
+    put_webhook(&store, "v").await;
+    for id in ["1", "2", "3"] {
+        let sessions = [("b", "s"), ("a", "t"), ("a", "s/1"), ("a", "s")];
+        let sessions = sessions.map(|(agent, session)| to_session(agent, session));
+        let targets = sessions.into_iter().chain([to_webhook("w"), to_webhook("v")]).collect();
+        store.publish(&event(id, targets), 10).await.unwrap();
+    }
+    let expected = |events: &[(&str, &str)]| -> BTreeMap<String, String> {
+        events.iter().map(|(target, event)| ((*target).to_owned(), (*event).to_owned())).collect()
+    };
+    let all = [("a s", "1"), ("a s/1", "1"), ("a t", "1"), ("b s", "1"), ("v", "1"), ("w", "1")];
+    assert_eq!(due_by_target(&store, 10).await, expected(&all));
+
+    let started = async |target: Target, now_ms: u64| {
+        let delivery =
+            due(&store, now_ms).await.into_iter().find(|delivery| delivery.target == target).unwrap();
+        assert!(store.begin_delivery(delivery.key, delivery.attempt + 1, now_ms).await.unwrap());
+        delivery.key
+    };
+    started(to("t").target, 10).await;
+    let failed = started(to("s").target, 10).await;
+    store.retry_delivery(failed, 1, 50, "no luck").await.unwrap();
+    let dead = started(to_webhook("w").target, 10).await;
+    store.dead_letter_delivery(dead, "HTTP 500").await.unwrap();
+    let next = [("a s", "2"), ("a s/1", "1"), ("b s", "1"), ("v", "1"), ("w", "2")];
+    assert_eq!(
+        due_by_target(&store, 60).await,
+        expected(&next),
+        "one that failed goes behind those that wait"
+    );
+
+    let failed = started(to("s").target, 60).await;
+    store.retry_delivery(failed, 1, 70, "no luck").await.unwrap();
+    let failed = started(to("s").target, 60).await;
+    store.retry_delivery(failed, 1, 70, "no luck").await.unwrap();
+    assert_eq!(due_by_target(&store, 60).await["a s"], "1");
+    started(to("s").target, 60).await;
+    assert!(!due_by_target(&store, 80).await.contains_key("a s"), "the target is busy");
+}
+
+#[tokio::test]
+async fn a_look_for_due_deliveries_reads_one_row_of_each_target() {
+    let store = with_agent().await;
+    if store.readers.dialect() == Dialect::Postgres {
+        return;
+    }
+    for has_statistics in [false, true] {
+        if has_statistics {
+            for number in 0..300 {
+                let targets = vec![to(&(number % 30).to_string()), webhook()];
+                store.publish(&event(&number.to_string(), targets), 10).await.unwrap();
+            }
+            query("ANALYZE").execute(&store.readers).await.unwrap();
+        }
+        let explain = AssertSqlSafe(format!("EXPLAIN QUERY PLAN {}", due_statement()));
+        let steps = query(explain).bind(10_i64).bind(10_i64).fetch_all(&store.readers).await.unwrap();
+        let steps: Vec<String> = steps.iter().map(|row| row.get(3)).collect();
+        let scanned = steps.iter().filter_map(|step| step.strip_prefix("SCAN ")?.split(' ').next());
+        let scanned: BTreeSet<&str> = scanned.filter(|table| !table.starts_with('(')).collect();
+        assert_eq!(Vec::from_iter(scanned), ["due", "walked", "webhooks"], "{steps:#?}");
+        let mut searched: Vec<&str> =
+            steps.iter().filter_map(|step| Some(step.split_once("INDEX deliveries_by_target ")?.1)).collect();
+        searched.sort_unstable();
+        let firsts =
+            ["(agent=? AND session=? AND webhook=?)", "(agent=? AND session>?)", "(agent>?)", "(agent>?)"];
+        assert_eq!(searched, firsts, "{steps:#?}");
+    }
 }
 
 #[tokio::test]

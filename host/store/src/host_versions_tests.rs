@@ -4,6 +4,7 @@ use crate::{
     cluster_tests::member,
     host_tests::{Database, agent},
     postgres::Reconnecting,
+    sql::query_scalar,
     *,
 };
 
@@ -55,8 +56,8 @@ async fn the_first_host_of_a_new_version_extends_the_tables_while_one_of_the_ver
     before.claim_session("a", "s").await.unwrap();
     // The tables become those of the version before, whose hosts report no versions.
     let shrink =
-        "DROP TABLE choices, mcp_sessions; ALTER TABLE hosts DROP COLUMN protocol, DROP COLUMN knows;
-                  UPDATE skep_schema SET version = 28";
+        "DROP INDEX deliveries_by_target; DROP TABLE choices, mcp_sessions;
+                  ALTER TABLE hosts DROP COLUMN protocol, DROP COLUMN knows; UPDATE skep_schema SET version = 28";
     database.run(shrink.into()).await;
     let refused = Store::connect_beside_to(database.server.clone()).await;
     assert!(
@@ -75,4 +76,9 @@ async fn the_first_host_of_a_new_version_extends_the_tables_while_one_of_the_ver
     let claimed = new.claim_session("a", "s").await.unwrap();
     assert!(matches!(claimed, Claim::Ours { .. }), "{claimed:?}");
     new.commit_turn(turn(2)).await.unwrap();
+    let is_indexed: bool = query_scalar("SELECT to_regclass('deliveries_by_target') IS NOT NULL")
+        .fetch_one(&new.readers)
+        .await
+        .unwrap();
+    assert!(is_indexed, "a step that only adds an index is made, too");
 }

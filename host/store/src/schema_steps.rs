@@ -488,4 +488,6 @@ pub(crate) const STEPS: &[&str] = &[
     include_str!("sqlite/cluster.sql"),
     include_str!("sqlite/page_erasures.sql"),
     include_str!("sqlite/host_versions.sql"),
+    // The waiting deliveries of each target, in their order.
+    "CREATE INDEX deliveries_by_target ON deliveries (agent, session, webhook, wake_ms, key) WHERE state = 0;",
 ];

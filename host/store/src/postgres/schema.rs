@@ -86,6 +86,8 @@ const STEPS: &[&str] = &[
     );
     CREATE INDEX mcp_sessions_by_host ON mcp_sessions (host);
     "#,
+    // The waiting deliveries of each target, in their order.
+    "CREATE INDEX deliveries_by_target ON deliveries (agent, session, webhook, wake_ms, key) WHERE state = 0;",
 ];
 const _: () = assert!(BASE + STEPS.len() as i64 == KNOWN, "both databases have the same schemas");
 /// The oldest schema whose hosts can use this one too. A step adds tables, and columns with defaults; a later
