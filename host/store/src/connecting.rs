@@ -2,6 +2,7 @@
 
 use crate::{
     HostVersions, Store, StoreError,
+    line_counts::LineCounts,
     membership::Membership,
     postgres::{Reconnecting, Server, Upgrade},
     sql::Pool,
@@ -126,6 +127,7 @@ impl Store {
             writer: Writer::start(WriteConnection::Postgres(Box::new(connection))),
             chunked_writes: Arc::new(Semaphore::new(MAX_CHUNKED_WRITES)),
             chunk_time: CHUNK_TIME,
+            line_counts: LineCounts::default(),
             path: None,
         }
     }

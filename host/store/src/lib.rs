@@ -54,7 +54,10 @@ mod journal;
 #[cfg(test)]
 mod judging_tests;
 mod keys;
+mod line_counts;
 mod listings;
+#[cfg(test)]
+mod log_tests;
 mod logs;
 mod losses;
 mod mcp_sessions;

@@ -1,17 +1,23 @@
 //! Log lines of agents. Each agent keeps [`LINES_PER_AGENT`] lines, and up to [`SPARE_LINES`] more until they
 //! are trimmed. Trimming removes the oldest lines of the tenant that has the most, so that a tenant whose
 //! turns log a lot does not push out the lines of others.
+//!
+//! A commit counts only the lines that came after the last count of all lines of its agent, whichever host has written them.
 
 use crate::{
     SessionFolder, Store, StoreError,
+    line_counts::{LineCount, LineCounts},
     row_groups::bounded,
-    sql::{AssertSqlSafe, Connection, Dialect, GivenRows, QueryBuilder, Row, query, query_scalar},
+    sql::{AssertSqlSafe, Connection, Dialect, GivenRows, QueryBuilder, Row, query, query_as, query_scalar},
 };
-use std::{borrow::Cow, collections::BTreeSet};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, BinaryHeap},
+};
 
 /// Number of lines kept per agent.
 pub(crate) const LINES_PER_AGENT: i64 = 10_000;
-/// Number of additional lines before the tenants' lines are counted, which takes milliseconds.
+/// Number of additional lines before all lines are counted again, which takes milliseconds.
 pub(crate) const SPARE_LINES: i64 = 200;
 
 /// A new log line.
@@ -63,10 +69,11 @@ impl Store {
         entries: &[LogEntry],
     ) -> Result<(), StoreError> {
         self.write(
-            (agent.to_owned(), session.to_owned(), turn, entries.to_vec()),
-            |connection, (agent, session, turn, entries)| {
+            (agent.to_owned(), session.to_owned(), turn, entries.to_vec(), self.line_counts.clone()),
+            |connection, (agent, session, turn, entries, counts)| {
                 Box::pin(async move {
-                    insert(connection, &[TurnLines { agent, session, turn: *turn, lines: entries }]).await
+                    let lines = TurnLines { agent, session, turn: *turn, lines: entries };
+                    insert(connection, counts, &[lines]).await
                 })
             },
         )
@@ -141,7 +148,11 @@ pub(crate) struct TurnLines<'l> {
     pub(crate) lines: &'l [LogEntry],
 }
 
-pub(crate) async fn insert(connection: &mut Connection, turns: &[TurnLines<'_>]) -> Result<(), StoreError> {
+pub(crate) async fn insert(
+    connection: &mut Connection,
+    counts: &LineCounts,
+    turns: &[TurnLines<'_>],
+) -> Result<(), StoreError> {
     let dialect = connection.dialect();
     let mut lines = Vec::new();
     for TurnLines { agent, session, turn, lines: of_turn } in turns {
@@ -160,9 +171,12 @@ pub(crate) async fn insert(connection: &mut Connection, turns: &[TurnLines<'_>])
         let insert = rows.query(dialect, &insert, "ORDER BY place");
         insert.execute(&mut *connection).await.map_err(StoreError::while_it("stored log lines"))?;
     }
-    let agents: BTreeSet<&str> = lines.iter().map(|(agent, ..)| *agent).collect();
-    for agent in agents {
-        trim(connection, agent).await?;
+    let mut written: BTreeMap<&str, i64> = BTreeMap::new();
+    lines.iter().for_each(|(agent, ..)| *written.entry(*agent).or_default() += 1);
+    for (agent, written) in written {
+        if has_surplus(connection, counts, agent, written).await? {
+            trim(connection, agent).await?;
+        }
     }
     Ok(())
 }
@@ -176,17 +190,46 @@ fn stored(message: &str, dialect: Dialect) -> Cow<'_, str> {
     }
 }
 
+/// Returns whether an agent has too many lines after this number was written. Counts all of them only if those that came after
+/// the last count may be too many.
+async fn has_surplus(
+    connection: &mut Connection,
+    counts: &LineCounts,
+    agent: &str,
+    written: i64,
+) -> Result<bool, StoreError> {
+    let failed = || StoreError::while_it("counted log lines");
+    if let Some(last) = counts.last(agent) {
+        let later: i64 = query_scalar("SELECT COUNT(*) FROM logs WHERE agent = ? AND id > ?")
+            .bind(agent)
+            .bind(last.newest)
+            .fetch_one(&mut *connection)
+            .await
+            .map_err(failed())?;
+        // SQLite gives the ids of lines that were rolled back to others, which the count of later lines misses.
+        let has_all = later >= written;
+        if has_all && later < SPARE_LINES && last.lines + later <= LINES_PER_AGENT + SPARE_LINES {
+            return Ok(false);
+        }
+    }
+    let (lines, newest): (i64, i64) =
+        query_as("SELECT COUNT(*), COALESCE(MAX(id), 0) FROM logs WHERE agent = ?")
+            .bind(agent)
+            .fetch_one(connection)
+            .await
+            .map_err(failed())?;
+    if lines <= LINES_PER_AGENT + SPARE_LINES {
+        counts.record(agent, LineCount { lines, newest });
+        return Ok(false);
+    }
+    // The next commit counts again, because this one may be rolled back, and other hosts may have locked some lines.
+    counts.forget(agent);
+    Ok(true)
+}
+
+/// Removes the lines of an agent that are more than it keeps.
 async fn trim(connection: &mut Connection, agent: &str) -> Result<(), StoreError> {
     let failed = || StoreError::while_it("trimmed log lines");
-    let dialect = connection.dialect();
-    let lines: i64 = query_scalar("SELECT COUNT(*) FROM logs WHERE agent = ?")
-        .bind(agent)
-        .fetch_one(&mut *connection)
-        .await
-        .map_err(failed())?;
-    if lines <= LINES_PER_AGENT + SPARE_LINES {
-        return Ok(());
-    }
     let rows = query(
         "SELECT substr(session, 1, instr(session, '/')) AS folder, COUNT(*) FROM logs WHERE agent = ? GROUP BY folder",
     )
@@ -194,29 +237,62 @@ async fn trim(connection: &mut Connection, agent: &str) -> Result<(), StoreError
     .fetch_all(&mut *connection)
     .await
     .map_err(failed())?;
-    let mut folders: Vec<(String, i64)> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
-    let mut surplus = lines - LINES_PER_AGENT;
-    while surplus > 0 {
-        folders.sort_by_key(|(_, lines)| *lines);
-        let next = folders.iter().rev().nth(1).map_or(0, |(_, lines)| *lines);
-        let Some((folder, lines)) = folders.last_mut() else { break };
-        // Remove just enough lines that this tenant no longer has the most.
-        let gone = surplus.min((*lines - next).max(1));
-        // Another host that trims the same lines is not waited for, and not joined by removing younger ones.
-        let trim = format!(
-            "DELETE FROM logs WHERE id IN (SELECT id FROM logs WHERE id IN (SELECT id FROM logs WHERE agent = ?1
-                 AND substr(session, 1, instr(session, '/')) = ?2 ORDER BY id LIMIT ?3) {})",
-            dialect.skip_locked()
-        );
-        query(AssertSqlSafe(trim))
-            .bind(agent)
-            .bind(&*folder)
-            .bind(gone)
-            .execute(&mut *connection)
-            .await
-            .map_err(failed())?;
-        *lines -= gone;
-        surplus -= gone;
+    let folders: Vec<(String, i64)> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
+    let lines: Vec<i64> = folders.iter().map(|(_, lines)| *lines).collect();
+    // Another host that trims the same lines is not waited for, and not joined by removing younger ones.
+    let trim = format!(
+        "DELETE FROM logs WHERE id IN (SELECT id FROM logs WHERE id IN (SELECT id FROM logs WHERE agent = ?1
+             AND substr(session, 1, instr(session, '/')) = ?2 ORDER BY id LIMIT ?3) {})",
+        connection.dialect().skip_locked()
+    );
+    for ((folder, _), surplus) in folders.iter().zip(surplus_of_each(&lines)) {
+        if surplus > 0 {
+            query(AssertSqlSafe(trim.clone()))
+                .bind(agent)
+                .bind(folder)
+                .bind(surplus)
+                .execute(&mut *connection)
+                .await
+                .map_err(failed())?;
+        }
     }
     Ok(())
+}
+
+/// Returns the number of lines that each tenant with these numbers of lines loses. Those that have the most lose lines until they
+/// have no more than the others.
+fn surplus_of_each(lines: &[i64]) -> Vec<i64> {
+    let mut surplus = lines.iter().sum::<i64>() - LINES_PER_AGENT;
+    let mut gone = vec![0; lines.len()];
+    let mut tenants: BinaryHeap<(i64, usize)> = lines.iter().copied().zip(0..).collect();
+    while surplus > 0
+        && let Some((lines, tenant)) = tenants.pop()
+    {
+        let next = tenants.peek().map_or(0, |(lines, _)| *lines);
+        // Remove just enough lines that this tenant no longer has the most.
+        let fewer = surplus.min((lines - next).max(1));
+        gone[tenant] += fewer;
+        surplus -= fewer;
+        tenants.push((lines - fewer, tenant));
+    }
+    gone
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tenants_with_the_most_lines_lose_the_surplus() {
+        for (lines, expected) in [
+            (vec![LINES_PER_AGENT], vec![0]),
+            (vec![LINES_PER_AGENT + 300], vec![300]),
+            (vec![6_000, 3_000, 2_000], vec![1_000, 0, 0]),
+            (vec![2_000, 8_000, 4_000], vec![0, 4_000, 0]),
+            (vec![2_000, 5_000, 4_002], vec![0, 1_000, 2]),
+            (vec![], vec![]),
+        ] {
+            assert_eq!(surplus_of_each(&lines), expected, "{lines:?}");
+        }
+    }
 }

@@ -1,10 +1,12 @@
 //! The commit of turns: of one, or of several by the same statements.
 
-use super::{Outcome, StateChange, TurnCommit, TurnTrigger, put_conversations};
+use super::{Outcome, PendingCommit, StateChange, TurnCommit, TurnTrigger, put_conversations};
 use crate::{
     StoreError, deliveries,
     error::is_foreign_key,
-    events, logs,
+    events,
+    line_counts::LineCounts,
+    logs,
     row_groups::bounded,
     schedules,
     sql::{Connection, GivenRows, Row, query, query_scalar},
@@ -25,10 +27,10 @@ struct Advanced<'c> {
 /// Commits a turn that is the next one of its session.
 pub(super) async fn commit_turn(
     connection: &mut Connection,
-    commit: &Arc<TurnCommit>,
+    PendingCommit { commit, line_counts }: &PendingCommit,
 ) -> Result<(), StoreError> {
     match advance(connection, commit).await? {
-        Some(session) => write(connection, &[Advanced { session, commit }]).await,
+        Some(session) => write(connection, line_counts, &[Advanced { session, commit }]).await,
         None => Err(refusal(connection, commit).await?),
     }
 }
@@ -36,15 +38,17 @@ pub(super) async fn commit_turn(
 /// Commits the turns that are open and the next ones of sessions that exist, and leaves the others.
 pub(super) async fn commit_turns(
     connection: &mut Connection,
-    commits: &[&Arc<TurnCommit>],
+    pending: &[&PendingCommit],
 ) -> Result<Vec<Option<()>>, StoreError> {
-    let sessions = advance_all(connection, commits).await?;
+    let [PendingCommit { line_counts, .. }, ..] = pending else { return Ok(Vec::new()) };
+    let commits: Vec<&Arc<TurnCommit>> = pending.iter().map(|pending| &pending.commit).collect();
+    let sessions = advance_all(connection, &commits).await?;
     let advanced: Vec<Advanced<'_>> = commits
         .iter()
         .zip(&sessions)
         .filter_map(|(commit, session)| session.map(|session| Advanced { session, commit }))
         .collect();
-    write(connection, &advanced).await?;
+    write(connection, line_counts, &advanced).await?;
     Ok(sessions.into_iter().map(|session| session.map(drop)).collect())
 }
 
@@ -127,7 +131,11 @@ async fn refusal(connection: &mut Connection, commit: &TurnCommit) -> Result<Sto
 }
 
 /// Writes everything in these commits but the number of turns of their sessions.
-async fn write(connection: &mut Connection, commits: &[Advanced<'_>]) -> Result<(), StoreError> {
+async fn write(
+    connection: &mut Connection,
+    line_counts: &LineCounts,
+    commits: &[Advanced<'_>],
+) -> Result<(), StoreError> {
     change_state(connection, commits).await?;
     let mut conversations = Vec::new();
     for Advanced { session, commit } in commits {
@@ -160,7 +168,7 @@ async fn write(connection: &mut Connection, commits: &[Advanced<'_>]) -> Result<
     }
     token_use::add(connection, &tokens);
     usage::add(connection, &models).await?;
-    logs::insert(connection, &lines).await
+    logs::insert(connection, line_counts, &lines).await
 }
 
 fn ended_turn(commit: &TurnCommit) -> Option<turns::EndedTurn<'_>> {

@@ -4,6 +4,7 @@ mod commit;
 
 use crate::{
     DeliveryKey, LogEntry, NewEvent, ScheduleChange, Store, StoreError, TokenUse, TurnKey, UsageRow,
+    line_counts::LineCounts,
     row_groups::bounded,
     sql::{Connection, GivenRows, Row},
     writer::JointKind,
@@ -140,6 +141,12 @@ impl TurnCommit {
     }
 }
 
+/// A commit, with the counts of log lines that its statements use.
+struct PendingCommit {
+    commit: Arc<TurnCommit>,
+    line_counts: LineCounts,
+}
+
 impl Store {
     /// Writes a turn and finishes it. If the turn is not the session's next one, the error is
     /// [`StoreError::TurnConflict`] and nothing is written.
@@ -148,8 +155,8 @@ impl Store {
         self.write_jointly(
             JointKind::Commits,
             commit.bytes(),
-            commit,
-            |connection, turn: &Arc<TurnCommit>| Box::pin(commit_turn(connection, turn)),
+            PendingCommit { commit, line_counts: self.line_counts.clone() },
+            |connection, turn| Box::pin(commit_turn(connection, turn)),
             |connection, turns| Box::pin(commit_turns(connection, turns)),
         )
         .await

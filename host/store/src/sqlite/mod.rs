@@ -10,6 +10,7 @@ mod fault_injection;
 use crate::{
     StoreError, files,
     hosts::HostNumber,
+    line_counts::LineCounts,
     membership::Membership,
     postgres::Lease,
     schema, schema_backup,
@@ -72,6 +73,7 @@ pub struct Store {
     pub(crate) chunked_writes: Arc<Semaphore>,
     /// Time limit of one chunk.
     pub(crate) chunk_time: Duration,
+    pub(crate) line_counts: LineCounts,
     /// Path of the database file; `None` for an in-memory database.
     pub(crate) path: Option<Arc<PathBuf>>,
     /// Becomes `true` when another host has taken over the database, which only a server has.
@@ -117,6 +119,7 @@ impl Store {
             writer: Writer::start(WriteConnection::Own(Connection::sqlite(connection))),
             chunked_writes: Arc::new(Semaphore::new(MAX_CHUNKED_WRITES)),
             chunk_time: CHUNK_TIME,
+            line_counts: LineCounts::default(),
             path: Some(Arc::new(path.to_owned())),
             fenced: None,
             lease: None,
@@ -142,6 +145,7 @@ impl Store {
             readers,
             chunked_writes: Arc::new(Semaphore::new(MAX_CHUNKED_WRITES)),
             chunk_time: CHUNK_TIME,
+            line_counts: LineCounts::default(),
             path: None,
             fenced: None,
             lease: None,

@@ -7,7 +7,9 @@
 use crate::{
     LogEntry, NewEvent, Store, StoreError, TokenUse, TurnKey, UsageRow, events,
     hosts::is_owned,
-    journal, logs,
+    journal,
+    line_counts::LineCounts,
+    logs,
     row_groups::bounded,
     rows,
     sql::{AssertSqlSafe, Connection, GivenRows, Row, query},
@@ -167,7 +169,10 @@ impl Store {
 
     /// Finishes a turn of which only the error and the log lines are kept.
     pub async fn fail_turn(&self, failure: TurnFailure) -> Result<(), StoreError> {
-        self.write(failure, |connection, failure| Box::pin(fail(connection, failure))).await
+        self.write((failure, self.line_counts.clone()), |connection, (failure, counts)| {
+            Box::pin(fail(connection, failure, counts))
+        })
+        .await
     }
 
     /// Returns all turns that wait or run and are not held, in the order in which they are to be resumed:
@@ -320,7 +325,11 @@ async fn start(
     check_turn_is_open(started.rows_affected(), turn)
 }
 
-async fn fail(connection: &mut Connection, failure: &TurnFailure) -> Result<(), StoreError> {
+async fn fail(
+    connection: &mut Connection,
+    failure: &TurnFailure,
+    line_counts: &LineCounts,
+) -> Result<(), StoreError> {
     let TurnFailure { key, agent, session, number, at_ms, error, keeps_key, logs, .. } = failure;
     let TurnFailure { events, token_use, usage, timeline, .. } = failure;
     let ended = query(
@@ -339,7 +348,8 @@ async fn fail(connection: &mut Connection, failure: &TurnFailure) -> Result<(), 
     .map_err(StoreError::while_it("finished a turn"))?;
     check_turn_is_open(ended.rows_affected(), *key)?;
     journal::close(connection, [*key]).await?;
-    logs::insert(connection, &[logs::TurnLines { agent, session, turn: *number, lines: logs }]).await?;
+    let lines = logs::TurnLines { agent, session, turn: *number, lines: logs };
+    logs::insert(connection, line_counts, &[lines]).await?;
     for event in events {
         events::insert(connection, event, *at_ms).await?;
     }
