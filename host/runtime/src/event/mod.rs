@@ -22,7 +22,7 @@ pub use subscription::NewWebhook;
 pub use summary::EventSummary;
 pub use topic::TopicPattern;
 
-use crate::{Json, RuntimeError};
+use crate::{Json, RuntimeError, Tenant};
 use serde::{Deserialize, Serialize};
 
 /// Maximum size of an event's data.
@@ -52,7 +52,7 @@ pub struct EventTrigger {
 pub struct Event {
     /// The id, unique for the source. `None` generates one.
     pub id: Option<String>,
-    /// The publisher.
+    /// The publisher. A source that starts with the name of a tenant and `/` belongs to that tenant.
     pub source: String,
     pub topic: String,
     pub data: Option<Json>,
@@ -90,6 +90,17 @@ impl Event {
             return invalid(format!(
                 "source {:?}: sources that start with `agent:` are reserved for agents",
                 self.source
+            ));
+        }
+        // Ids are unique within a source, and a tenant must not be able to use up those of another one.
+        if let Some((tenant, _)) = self.source.split_once('/')
+            && tenant != self.principal
+            && Tenant::new(tenant).is_ok()
+        {
+            return invalid(format!(
+                "source {:?}: sources that start with `{tenant}/` are reserved for the tenant of that name; choose another, \
+                 such as \"/{}\"",
+                self.source, self.source
             ));
         }
         for (name, value) in [("id", self.id.as_deref()), ("source", Some(self.source.as_str()))] {
@@ -158,6 +169,26 @@ mod tests {
         }
         let long = Event { id: Some("x".repeat(129)), ..event("a", "shop") };
         assert!(long.check().expect_err("too long").to_string().contains("1 to 128"));
+    }
+
+    #[test]
+    fn no_tenant_publishes_under_a_source_of_another_one() {
+        let of = |principal: &str, source: &str| Event { principal: principal.into(), ..event("a", source) };
+        for (principal, source) in [("local", "acme/http"), ("rival", "acme/http"), ("acme", "local/http")] {
+            let refused = of(principal, source).check().expect_err(source);
+            assert_eq!(refused.code(), "invalid_event");
+            assert!(refused.to_string().contains("reserved for the tenant"), "{refused}");
+        }
+        for (principal, source) in [
+            ("acme", "acme/http"),
+            ("local", "local/http"),
+            ("local", "acme"),
+            ("local", "/acme/http"),
+            ("local", "https://acme.example/orders"),
+            ("local", "Acme/http"),
+        ] {
+            of(principal, source).check().expect(source);
+        }
     }
 
     #[test]
