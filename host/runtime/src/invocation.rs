@@ -39,6 +39,13 @@ pub struct Invocation {
     pub detached: bool,
 }
 
+impl Invocation {
+    /// Returns whether the host has chosen the idempotency key. Messages under such a key differ only in their attempt number.
+    pub(crate) fn has_key_of_host(&self) -> bool {
+        self.idempotency_key.as_ref().is_some_and(|key| key.starts_with(OWN_KEY))
+    }
+}
+
 /// The cause of a turn, which determines the agent's export that it calls.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Origin {

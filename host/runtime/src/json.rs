@@ -146,7 +146,7 @@ pub(crate) fn equal_ignoring_whitespace(one: &[u8], other: &[u8]) -> bool {
 }
 
 /// Yields the bytes of a JSON text without white space outside of strings.
-fn without_whitespace(text: &[u8]) -> impl Iterator<Item = u8> {
+pub(crate) fn without_whitespace(text: &[u8]) -> impl Iterator<Item = u8> {
     let (mut in_string, mut escaped) = (false, false);
     text.iter().copied().filter(move |byte| {
         if !in_string {

@@ -80,7 +80,11 @@ async fn with_session(folder: &Path, keys: usize) -> Store {
             state: changes(0..keys.min(PER_TURN)),
             conversations: ["main", "second", "third"].map(conversation).to_vec(),
             logs: vec![LogEntry { at_ms: 1, level: "info".into(), message: "hello".into() }],
-            outcome: Some(Outcome { idempotency_key: Some("k".into()), body: b"answer".to_vec() }),
+            outcome: Some(Outcome {
+                idempotency_key: Some("k".into()),
+                body: b"answer".to_vec(),
+                ..Default::default()
+            }),
             events: vec![event],
             schedules: vec![ScheduleChange::Set(schedule)],
             ..Default::default()
@@ -202,7 +206,7 @@ async fn figures_of_a_session_with_a_hundred_thousand_keys() {
 }
 
 /// Everything that can be observed of a session.
-type Seen = (Option<SessionSnapshot>, Option<Vec<u8>>, usize, usize, usize);
+type Seen = (Option<SessionSnapshot>, Option<KeptOutcome>, usize, usize, usize);
 
 async fn seen(store: &Store, session: &str) -> Seen {
     let of_session = LogFilter { session: Some(session.into()), ..Default::default() };

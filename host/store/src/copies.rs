@@ -408,7 +408,11 @@ mod tests {
                 ..ConversationRow::default()
             }],
             logs: vec![LogEntry { at_ms: 7, level: "info".into(), message: "hello".into() }],
-            outcome: Some(Outcome { idempotency_key: Some("key".into()), body: b"answer".to_vec() }),
+            outcome: Some(Outcome {
+                idempotency_key: Some("key".into()),
+                body: b"answer".to_vec(),
+                ..Default::default()
+            }),
             ..Default::default()
         };
         store.commit_turn(commit).await.unwrap();

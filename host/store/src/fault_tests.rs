@@ -77,7 +77,7 @@ fn commit(number: u64, keys: usize) -> TurnCommit {
             ..ConversationRow::default()
         }],
         logs: vec![LogEntry { at_ms: 1, level: "info".into(), message: id.clone() }],
-        outcome: Some(Outcome { idempotency_key: Some("k".into()), body: vec![3] }),
+        outcome: Some(Outcome { idempotency_key: Some("k".into()), body: vec![3], ..Default::default() }),
         events: vec![event(&format!("of {id}"), &id)],
         ..Default::default()
     }

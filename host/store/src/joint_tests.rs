@@ -119,7 +119,11 @@ fn commit(key: TurnKey, session: &str, turn: u64) -> TurnCommit {
         ],
         conversations: vec![ConversationRow { name: "main".into(), body: vec![1], ..Default::default() }],
         logs: vec![line(turn, 1), line(turn, 2)],
-        outcome: Some(Outcome { idempotency_key: Some(format!("k{turn}")), body: b"answer".to_vec() }),
+        outcome: Some(Outcome {
+            idempotency_key: Some(format!("k{turn}")),
+            body: b"answer".to_vec(),
+            ..Default::default()
+        }),
         token_use: Some(TokenUse { day: 7, tenant: "acme".into(), agent: Some("a".into()), tokens: 1 }),
         usage: vec![UsageRow {
             day: 7,

@@ -146,8 +146,8 @@ pub use restored::{Held, HeldTurn, Release};
 pub use schedules::{NewSchedule, ScheduleChange, ScheduleRow, ScheduleState};
 pub use secrets::SecretRow;
 pub use sessions::{
-    ConversationOutline, ConversationPlace, ConversationRow, ModelUse, Outcome, SessionOutline, SessionRow,
-    SessionSnapshot, StateChange, TurnCommit, TurnTrigger,
+    ConversationOutline, ConversationPlace, ConversationRow, KeptOutcome, ModelUse, Outcome, SessionOutline,
+    SessionRow, SessionSnapshot, StateChange, TurnCommit, TurnTrigger,
 };
 pub use snapshot::{Snapshot, known_schema, snapshot};
 pub use sqlite::{DataPlace, Durability, Store};

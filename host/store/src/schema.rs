@@ -84,6 +84,7 @@ mod tests {
              INSERT INTO agents VALUES ('a', 'name = \"a\"', 'd', 7);
              INSERT INTO sessions VALUES ('a', 's', 3, 1, 2);
              INSERT INTO state VALUES ('a', 's', 'k', x'01');
+             INSERT INTO outcomes VALUES ('a', 's', 'k', 3, x'02');
              INSERT INTO conversations VALUES ('a', 's', 'main', CAST('{{\"model\": \"m\"}}' AS BLOB)), ('a', 's', 'bad', x'ff');",
             STEPS[0]
         );
@@ -100,6 +101,8 @@ mod tests {
         assert_eq!(count(&mut connection, state).await, 3);
         let without_models = "SELECT COUNT(*) FROM conversations WHERE model IS NULL AND digest IS NULL";
         assert_eq!(count(&mut connection, without_models).await, 2, "including one that cannot be read");
+        let without_digests = "SELECT COUNT(*) FROM outcomes WHERE body = x'02' AND message_digest IS NULL";
+        assert_eq!(count(&mut connection, without_digests).await, 1);
         query("DELETE FROM agents").execute(&mut connection).await.expect("deletes");
         assert_eq!(
             count(&mut connection, "SELECT COUNT(*) FROM state").await,

@@ -490,4 +490,5 @@ pub(crate) const STEPS: &[&str] = &[
     include_str!("sqlite/host_versions.sql"),
     // The waiting deliveries of each target, in their order.
     "CREATE INDEX deliveries_by_target ON deliveries (agent, session, webhook, wake_ms, key) WHERE state = 0;",
+    include_str!("sqlite/outcome_messages.sql"),
 ];

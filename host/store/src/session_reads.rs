@@ -1,8 +1,8 @@
 //! Reads of sessions: complete, in outline, and as lists.
 
 use crate::{
-    ConversationOutline, ConversationPlace, ConversationRow, ModelUse, SessionFolder, SessionOutline,
-    SessionRow, SessionSnapshot, Store, StoreError,
+    ConversationOutline, ConversationPlace, ConversationRow, KeptOutcome, ModelUse, SessionFolder,
+    SessionOutline, SessionRow, SessionSnapshot, Store, StoreError,
     sessions::session_row,
     sql::{Connection, QueryBuilder, Row, query},
 };
@@ -210,9 +210,9 @@ impl Store {
         agent: &str,
         session: &str,
         idempotency_key: &str,
-    ) -> Result<Option<Vec<u8>>, StoreError> {
+    ) -> Result<Option<KeptOutcome>, StoreError> {
         let row = query(
-            "SELECT body FROM outcomes
+            "SELECT body, message_digest FROM outcomes
              WHERE session = (SELECT key FROM sessions WHERE agent = ? AND session = ?) AND idempotency_key = ?",
         )
             .bind(agent)
@@ -221,7 +221,7 @@ impl Store {
             .fetch_optional(&self.readers)
             .await
             .map_err(StoreError::while_it("looked for the outcome of a turn"))?;
-        Ok(row.map(|row| row.get(0)))
+        Ok(row.map(|row| KeptOutcome { body: row.get(0), message_digest: row.get(1) }))
     }
 }
 

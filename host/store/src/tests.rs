@@ -18,6 +18,11 @@ fn turn(turn: u64) -> TurnCommit {
     TurnCommit { agent: AGENT.into(), session: "s".into(), turn, at_ms: 100 + turn, ..Default::default() }
 }
 
+fn answer_to(key: &str, message_digest: Option<&[u8]>) -> Outcome {
+    let message_digest = message_digest.map(<[u8]>::to_vec);
+    Outcome { idempotency_key: Some(key.into()), message_digest, body: b"answer".to_vec() }
+}
+
 async fn open(folder: &tempfile::TempDir) -> Store {
     Store::open_for_tests(&folder.path().join("skep.db")).await.unwrap()
 }
@@ -215,12 +220,16 @@ async fn a_new_version_of_an_agent_keeps_its_sessions() {
 async fn an_outcome_is_found_by_its_key_and_a_key_commits_once() {
     let folder = tempfile::tempdir().unwrap();
     let store = with_agent(&folder).await;
-    let outcome = Outcome { idempotency_key: Some("k".into()), body: b"answer".to_vec() };
+    let outcome = answer_to("k", Some(b"digest"));
     store.commit_turn(TurnCommit { outcome: Some(outcome.clone()), ..turn(1) }).await.unwrap();
-    assert_eq!(store.outcome(AGENT, "s", "k").await.unwrap().as_deref(), Some(&b"answer"[..]));
+    let kept = KeptOutcome { body: b"answer".to_vec(), message_digest: Some(b"digest".to_vec()) };
+    assert_eq!(store.outcome(AGENT, "s", "k").await.unwrap(), Some(kept));
     assert_eq!(store.outcome(AGENT, "s", "other").await.unwrap(), None);
     assert!(store.commit_turn(TurnCommit { outcome: Some(outcome), ..turn(2) }).await.is_err());
     assert_eq!(store.session(AGENT, "s").await.unwrap().unwrap().row.turns, 1);
+    store.commit_turn(TurnCommit { outcome: Some(answer_to("own", None)), ..turn(2) }).await.unwrap();
+    let kept = store.outcome(AGENT, "s", "own").await.unwrap().expect("committed");
+    assert_eq!(kept.message_digest, None);
 }
 
 #[tokio::test]
@@ -269,7 +278,7 @@ async fn old_outcomes_are_removed_in_chunks() {
     let folder = tempfile::tempdir().unwrap();
     let store = with_agent(&folder).await;
     for number in 1..=500 {
-        let outcome = Outcome { idempotency_key: Some(format!("key {number}")), body: b"answer".to_vec() };
+        let outcome = answer_to(&format!("key {number}"), None);
         store.commit_turn(TurnCommit { outcome: Some(outcome), ..turn(number) }).await.unwrap();
     }
     // Turn n is committed at 100 + n.

@@ -54,7 +54,7 @@ fn commit(key: TurnKey, turn: u64, idempotency_key: Option<&str>) -> TurnCommit 
         key: Some(key),
         turn,
         at_ms: 200,
-        outcome: Some(Outcome { idempotency_key, body: b"answer".to_vec() }),
+        outcome: Some(Outcome { idempotency_key, body: b"answer".to_vec(), ..Default::default() }),
         ..Default::default()
     }
 }

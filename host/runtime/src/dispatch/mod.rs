@@ -20,7 +20,6 @@ use crate::{
     cluster::Owned,
     error::known_code,
     feed::{Feed, Hold, Live, SuspensionWatch},
-    invocation::OWN_KEY,
     journal,
     name::{SessionKey, plain_session, tenant_of},
     placement::AgentDigest,
@@ -59,8 +58,7 @@ impl Invoke for Dispatch {
 impl Dispatch {
     /// Accepts a message of a client, as [`crate::AgentHost::invoke`] describes.
     ///
-    /// Idempotency keys that start with [`OWN_KEY`] are reserved for the host; no client can create
-    /// one.
+    /// Idempotency keys that start with [`crate::invocation::OWN_KEY`] are reserved for the host; no client can create one.
     pub(crate) async fn invoke(self: &Arc<Self>, invocation: Invocation) -> Result<RunHandle, RuntimeError> {
         check_key(&invocation)?;
         self.invoke_as_host(invocation).await
@@ -328,8 +326,8 @@ impl Dispatch {
             if let Some(row) = store.turn_with_idempotency_key(&agent, &session, key).await? {
                 return self.follow_known(&invocation, row).await;
             }
-            if let Some(handle) = self.kept_outcome(&feed, &agent, &session, key).await? {
-                return Ok(handle);
+            if let Some(kept) = store.outcome(&agent, &session, key).await? {
+                return keyed::kept_answer(&feed, &invocation, &kept);
             }
         }
         // A session that accepts nothing new still returns earlier results.
@@ -478,13 +476,10 @@ fn check_key(invocation: &Invocation) -> Result<(), RuntimeError> {
 
 /// Checks that the turn that has the invocation's idempotency key is that of the same message.
 fn check_same(invocation: &Invocation, row: &TurnRow) -> Result<(), RuntimeError> {
-    // Messages that the host sends under a key differ only in their attempt number.
-    let is_own = invocation.idempotency_key.as_ref().is_some_and(|key| key.starts_with(OWN_KEY));
-    if is_own || Input::is_same(&row.input, invocation) {
+    if invocation.has_key_of_host() || Input::is_same(&row.input, invocation) {
         return Ok(());
     }
-    let message = "the idempotency key was already used with a different message; use a new one".to_owned();
-    Err(RuntimeError::InvalidMessage { message })
+    Err(keyed::used_otherwise())
 }
 
 fn check(invocation: &Invocation) -> Result<(), RuntimeError> {

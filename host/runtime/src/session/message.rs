@@ -1,7 +1,11 @@
 //! Accepted messages: where the message of a turn is, and what the store holds of it.
 
-use crate::{Invocation, Json, Origin, RuntimeError, TurnMessage, json::equal_ignoring_whitespace};
+use crate::{
+    Invocation, Json, Origin, RuntimeError, TurnMessage,
+    json::{equal_ignoring_whitespace, without_whitespace},
+};
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 use skep_engine::Priority;
 use skep_store::{TurnKey, TurnRow, TurnState};
 
@@ -119,6 +123,13 @@ impl Input {
         // Early versions stored numbers and characters in a different spelling, so values are
         // compared too.
         stored == sent || equal_ignoring_whitespace(stored, &sent) || values(stored) == values(&sent)
+    }
+
+    /// Returns a digest of a message, which is kept longer than the message. It depends neither on the white space of JSON nor
+    /// on the key of the sender.
+    pub(crate) fn digest(invocation: &Invocation) -> Vec<u8> {
+        let sent = Self::encode_with_key(invocation, None);
+        Sha256::digest(without_whitespace(&sent).collect::<Vec<u8>>()).to_vec()
     }
 
     /// Decodes what was said to a turn. It leaves out a message that it cannot read.

@@ -4,7 +4,7 @@ use super::{
     fixture::{Host, invocation},
     guest::{Guest, counter, echo, spinner},
 };
-use crate::{Invocation, Outcome, RunEvent, RunHandle, TurnPhase};
+use crate::{Invocation, Json, Outcome, RunEvent, RunHandle, TurnPhase};
 
 const TOKENS: u32 = 160;
 /// Enough tokens for several restarts within one generation, nearly as many as the context has room for.
@@ -224,6 +224,29 @@ async fn an_idempotency_key_is_one_turn_before_during_and_after_it_runs() {
 
     let other = Invocation { text: "something else".into(), ..keyed };
     assert_eq!(host.agents.invoke(other).await.expect_err("a different message").code(), "invalid_message");
+}
+
+#[tokio::test]
+async fn an_idempotency_key_answers_only_its_message_after_its_turn_is_removed() {
+    let host = Host::start().await;
+    host.deploy("count", "", counter()).await.expect("valid");
+    let keyed = |text: &str, data: &str| Invocation {
+        idempotency_key: Some("k".into()),
+        data: Some(Json::from_text(data.to_owned()).expect("JSON")),
+        ..invocation("count", "s", text)
+    };
+    let first = host.agents.invoke(keyed("go", r#"{"n": [1]}"#)).await.expect("taken");
+    let turn = first.turn_id().to_owned();
+    let outcome = first.outcome().await.expect("the turn succeeds");
+    assert_eq!(host.store().forget_turns(1 << 60).await.expect("removed"), 1);
+    host.agents.follow("count", "s", &turn).await.expect_err("the turn is removed");
+    let by_another_key = Invocation { key: Some("second".into()), ..keyed("go", r#"{ "n":[ 1 ] }"#) };
+    let again = host.agents.invoke(by_another_key).await.expect("the same message");
+    assert_eq!(again.outcome().await.expect("kept"), outcome);
+    for (text, data) in [("stop", r#"{"n": [1]}"#), ("go", r#"{"n": [2]}"#)] {
+        let error = host.agents.invoke(keyed(text, data)).await.expect_err("a different message");
+        assert_eq!(error.code(), "invalid_message");
+    }
 }
 
 #[tokio::test]

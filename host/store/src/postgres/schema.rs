@@ -88,6 +88,7 @@ const STEPS: &[&str] = &[
     "#,
     // The waiting deliveries of each target, in their order.
     "CREATE INDEX deliveries_by_target ON deliveries (agent, session, webhook, wake_ms, key) WHERE state = 0;",
+    include_str!("outcome_messages.sql"),
 ];
 const _: () = assert!(BASE + STEPS.len() as i64 == KNOWN, "both databases have the same schemas");
 /// The oldest schema whose hosts can use this one too. A step adds tables, and columns with defaults; a later

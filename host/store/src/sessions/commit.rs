@@ -228,20 +228,21 @@ async fn put_outcomes(connection: &mut Connection, commits: &[Advanced<'_>]) -> 
     let outcomes: Vec<_> = commits
         .iter()
         .filter_map(|Advanced { session, commit }| match &commit.outcome {
-            Some(Outcome { idempotency_key: Some(key), body }) => {
-                Some((*session, key, commit.turn as i64, body, commit.at_ms as i64))
+            Some(outcome @ Outcome { idempotency_key: Some(key), .. }) => {
+                Some((*session, key, outcome, *commit))
             }
             _ => None,
         })
         .collect();
-    for rows in bounded(&outcomes, |(_, _, _, body, _)| body.len()) {
+    for rows in bounded(&outcomes, |(_, _, outcome, _)| outcome.body.len()) {
         let rows = GivenRows::new()
             .column("session", rows.iter().map(|(session, ..)| *session))
             .column("idempotency_key", rows.iter().map(|(_, key, ..)| *key))
-            .column("turn", rows.iter().map(|(_, _, turn, ..)| *turn))
-            .column("body", rows.iter().map(|(.., body, _)| *body))
-            .column("at_ms", rows.iter().map(|(.., at_ms)| *at_ms));
-        let columns = "session, idempotency_key, turn, body, at_ms";
+            .column("turn", rows.iter().map(|(.., commit)| commit.turn as i64))
+            .column("body", rows.iter().map(|(_, _, outcome, _)| &outcome.body))
+            .column("at_ms", rows.iter().map(|(.., commit)| commit.at_ms as i64))
+            .column("message_digest", rows.iter().map(|(_, _, outcome, _)| &outcome.message_digest));
+        let columns = "session, idempotency_key, turn, body, at_ms, message_digest";
         let insert = format!("INSERT INTO outcomes ({columns}) SELECT {columns} FROM");
         let insert = rows.query(dialect, &insert, "");
         insert.execute(&mut *connection).await.map_err(StoreError::while_it("committed a turn"))?;

@@ -85,10 +85,20 @@ pub struct StateChange {
 }
 
 /// The outcome of a turn, stored under the idempotency key that its caller sent, if any.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     pub idempotency_key: Option<String>,
+    /// The digest of the message that was sent with the key, if later messages with the key are compared with it.
+    pub message_digest: Option<Vec<u8>>,
     pub body: Vec<u8>,
+}
+
+/// An outcome that is kept under its idempotency key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeptOutcome {
+    pub body: Vec<u8>,
+    /// The digest of the message, if one was stored.
+    pub message_digest: Option<Vec<u8>>,
 }
 
 /// The trigger of a turn, which is settled when the turn is committed.

@@ -9,7 +9,7 @@ use crate::{
     event::turn_events::TurnEnding,
     metric,
     name::tenant_of,
-    session::actor::Actor,
+    session::{Input, actor::Actor},
     token_budget::TokenSpend,
 };
 use skep_store::{ConversationRow, NewEvent, TurnCommit, TurnKey, TurnState};
@@ -35,6 +35,8 @@ struct UncommittedTurn {
     /// Limit on the stored size of the session.
     session_kb: u32,
     idempotency_key: Option<String>,
+    /// The digest of the message, if a client has chosen the idempotency key.
+    message_digest: Option<Vec<u8>>,
     spend: TokenSpend,
     /// The stored form of the turn's timeline.
     timeline: Vec<u8>,
@@ -53,6 +55,8 @@ impl Committing {
             }
             _ => false,
         };
+        let is_keyed = invocation.idempotency_key.is_some() && !invocation.has_key_of_host();
+        let message_digest = is_keyed.then(|| Input::digest(&invocation));
         let spend = turn.spend();
         let (usage, elapsed_us) = (turn.usage(), time.elapsed_us());
         drop(turn);
@@ -62,6 +66,7 @@ impl Committing {
             key,
             session_kb: agent.limits.session_kb,
             idempotency_key: invocation.idempotency_key,
+            message_digest,
             spend: spend.clone(),
             timeline: run.close_timeline(),
         };
@@ -91,8 +96,16 @@ impl Actor {
         uncommitted: UncommittedTurn,
         ending: &TurnEnding,
     ) -> Result<Outcome, RuntimeError> {
-        let UncommittedTurn { outcome, mut context, key, session_kb, idempotency_key, spend, timeline } =
-            uncommitted;
+        let UncommittedTurn {
+            outcome,
+            mut context,
+            key,
+            session_kb,
+            idempotency_key,
+            message_digest,
+            spend,
+            timeline,
+        } = uncommitted;
         let conversations = context.conversations.take();
         let rows = conversations.rows(&self.host.reach.compute, tenant_of(&self.key.session)).await?;
         self.check_stored_size(&context, &rows, session_kb)?;
@@ -114,6 +127,7 @@ impl Actor {
             // up by its key.
             outcome: Some(skep_store::Outcome {
                 idempotency_key: idempotency_key.filter(|_| trigger.is_none()),
+                message_digest,
                 body,
             }),
             trigger,

@@ -180,8 +180,8 @@ async fn resuming_a_turn_that_succeeded_meanwhile_returns_its_outcome() {
         turn: 1,
         at_ms: 6,
         outcome: Some(StoredOutcome {
-            idempotency_key: None,
             body: serde_json::to_vec(&outcome()).expect("JSON"),
+            ..StoredOutcome::default()
         }),
         ..TurnCommit::default()
     };
