@@ -3,12 +3,12 @@
 //! A request for approval is a row of the store, so it survives the host. A turn whose calls all
 //! wait for a person is suspended: its instance is dropped, its clock is paused, and it is rerun from
 //! its journal when somebody has decided or the time limit has passed. A turn that waits for a
-//! suspended turn is suspended too. A decision is made once.
+//! suspended turn, or for one behind it in its session, is suspended too. A decision is made once.
 
 use crate::{
     Json, RunEvent, RuntimeError, Tenant,
     clock::Clock,
-    feed::{Suspension, SuspensionWatch},
+    feed::{IdleWatch, Suspension},
     journal::{Call, Identity, Journal, Stopped},
     text::excerpt,
 };
@@ -79,8 +79,8 @@ struct Inner {
     asking: usize,
     /// The calls that wait for a decision. They stay here while the turn is suspended.
     waiting: HashMap<u32, Waiting>,
-    /// Called turns of other agents that are suspended.
-    called: HashMap<u32, SuspensionWatch>,
+    /// Called turns of other agents that are suspended, or wait behind a suspended one.
+    called: HashMap<u32, IdleWatch>,
     /// Calls of the model that a person approved, by call id, with the tool and the arguments that
     /// the person saw.
     approved: HashMap<String, (String, String)>,
@@ -138,9 +138,9 @@ impl TurnApprovals {
         self.lock().approved.insert(call_id.to_owned(), (tool.to_owned(), arguments.to_owned()));
     }
 
-    /// Records that a call waits for a suspended turn.
-    pub(crate) fn wait_for_called(&self, call: &Call, suspension: &SuspensionWatch) {
-        self.lock().called.insert(call.number(), suspension.clone());
+    /// Records that a call waits for a turn that is suspended or waits behind a suspended one.
+    pub(crate) fn wait_for_called(&self, call: &Call, called: &IdleWatch) {
+        self.lock().called.insert(call.number(), called.clone());
     }
 
     pub(crate) fn called_turn_resumed(&self, call: &Call) {
@@ -153,7 +153,7 @@ impl TurnApprovals {
         let inner = self.lock();
         let own = inner.waiting.values().min_by_key(|waiting| waiting.expires_at_ms);
         own.map(|waiting| Suspension { approval: waiting.approval.clone() })
-            .or_else(|| inner.called.values().find_map(SuspensionWatch::current))
+            .or_else(|| inner.called.values().find_map(IdleWatch::current))
     }
 
     /// Resolves when the turn may continue: somebody has decided, the time limit of a call has
@@ -161,7 +161,7 @@ impl TurnApprovals {
     pub(crate) async fn decided(&self) {
         let (mut decided, expires_at_ms, called, asked) = {
             let inner = self.lock();
-            let called: Vec<SuspensionWatch> = inner.called.values().cloned().collect();
+            let called: Vec<IdleWatch> = inner.called.values().cloned().collect();
             let asked: Vec<String> = inner.waiting.values().map(|waiting| waiting.approval.clone()).collect();
             let expires_at_ms = inner.waiting.values().map(|waiting| waiting.expires_at_ms).min();
             (inner.decided.clone(), expires_at_ms, called, asked)
@@ -180,7 +180,7 @@ impl TurnApprovals {
             }
         };
         let mut ended: JoinSet<()> =
-            called.into_iter().map(|mut suspension| async move { suspension.ends().await }).collect();
+            called.into_iter().map(|mut called| async move { called.ends().await }).collect();
         tokio::select! {
             () = own => {}
             Some(_one) = ended.join_next() => {}

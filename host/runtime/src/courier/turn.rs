@@ -30,12 +30,12 @@ pub(super) async fn take(dispatch: &Weak<Dispatch>, invocation: Invocation, perm
     let is_open = || dispatch.host.shutdown.admit().is_ok();
     let result = match taken {
         Ok(run) => {
-            let idle = run.idles();
+            let mut idle = run.idle_watch();
             let outcome = run.outcome();
             tokio::pin!(outcome);
             tokio::select! {
                 ended = &mut outcome => ended,
-                () = idle => {
+                () = idle.begins() => {
                     drop(permit);
                     outcome.await
                 }

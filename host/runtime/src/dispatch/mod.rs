@@ -360,7 +360,7 @@ impl Dispatch {
         let message = in_memory(invocation, accepted_at_ms, state);
         let request = TurnRequest::new(message, feed, live.clone(), admitted);
         match self.enqueue(session.clone(), request) {
-            Ok(session) => Ok(handle.in_session(session)),
+            Ok(_in_front) => Ok(handle),
             Err(error) => {
                 Settlement::for_unstarted_turn(&self.host, key, session, &error, false, live)
                     .write(&self.host)

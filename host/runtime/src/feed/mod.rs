@@ -4,13 +4,15 @@
 //! has its number from the turn's journal. A turn never waits for a slow reader: the size of a feed
 //! is bounded by what a turn may produce.
 
+mod idle;
 mod live;
 mod remote;
 
+pub(crate) use idle::IdleWatch;
 pub(crate) use live::{Live, LiveTurns, Sent};
 
 use crate::{Outcome, RunEvent, RuntimeError, TurnClient, turn_timeline::LiveTimeline};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use tokio::sync::{Notify, watch};
 
 /// A follower of one turn.
@@ -24,8 +26,6 @@ pub struct RunHandle {
     hold: Hold,
     /// State of the turn ahead, if the reader does not want to wait for people.
     in_front: Option<SuspensionWatch>,
-    /// State of the session, whichever turn it is running.
-    session: Option<SuspensionWatch>,
     /// The suspension that [`RunHandle::next_remote`] has reported.
     reported: Option<Suspension>,
 }
@@ -47,6 +47,8 @@ pub(crate) struct Feed {
     changed: Notify,
     cancelled: watch::Sender<bool>,
     suspension: watch::Sender<Option<Suspension>>,
+    /// State of the session in whose mailbox the turn was put, whichever turn it is running.
+    session: OnceLock<SuspensionWatch>,
     /// The client that waits for the turn, if it can receive notifications and questions.
     client: Mutex<Option<Weak<dyn TurnClient>>>,
     timeline: LiveTimeline,
@@ -94,8 +96,8 @@ impl Feed {
     pub(crate) fn new(turn_id: String) -> Arc<Self> {
         let (inner, changed) = (Mutex::default(), Notify::new());
         let (cancelled, suspension) = (watch::Sender::new(false), watch::Sender::new(None));
-        let (client, timeline) = (Mutex::default(), LiveTimeline::default());
-        Arc::new(Feed { turn_id, inner, changed, cancelled, suspension, client, timeline })
+        let (session, client, timeline) = (OnceLock::new(), Mutex::default(), LiveTimeline::default());
+        Arc::new(Feed { turn_id, inner, changed, cancelled, suspension, session, client, timeline })
     }
 
     pub(crate) fn turn_id(&self) -> &str {
@@ -138,7 +140,6 @@ impl Feed {
             end_reported: false,
             hold,
             in_front: None,
-            session: None,
             reported: None,
         }
     }
@@ -146,6 +147,13 @@ impl Feed {
     /// Returns the number of the last event.
     pub(crate) fn last_id(&self) -> Option<u64> {
         self.lock().events.last().map(|(id, _)| *id)
+    }
+
+    /// Sets the session into whose mailbox the turn is put. A turn is put into only one.
+    pub(crate) fn queued_in(&self, session: SuspensionWatch) {
+        let _ = self.session.set(session);
+        // Those that already watch the turn have to watch the session, too.
+        self.suspension.send_modify(|_unchanged| {});
     }
 
     /// Publishes that the turn only waits for people, or that it continues.
@@ -178,6 +186,10 @@ impl Feed {
         drop(inner);
         self.suspension.send_replace(None);
         self.changed.notify_waiters();
+    }
+
+    fn has_ended(&self) -> bool {
+        !matches!(self.lock().end, End::Open)
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -225,22 +237,9 @@ impl RunHandle {
         self
     }
 
-    /// Sets the session in whose mailbox the turn waits.
-    pub(crate) fn in_session(mut self, session: SuspensionWatch) -> Self {
-        self.session = Some(session);
-        self
-    }
-
-    /// Resolves when the turn, or the one that it waits behind, only waits for people.
-    pub(crate) fn idles(&self) -> impl Future<Output = ()> + use<> {
-        let (mut own, session) = (self.suspension(), self.session.clone());
-        async move {
-            let Some(mut session) = session else { return own.begins().await };
-            tokio::select! {
-                () = own.begins() => {}
-                () = session.begins() => {}
-            }
-        }
+    /// Watches whether the turn, or the one that it waits behind, only waits for people.
+    pub(crate) fn idle_watch(&self) -> IdleWatch {
+        IdleWatch::new(self.feed.clone())
     }
 
     /// Returns the next event, or `None` after `Done` or an error.

@@ -1,6 +1,6 @@
 //! The events of a turn for a follower on another host.
 
-use super::{RunHandle, Suspension, SuspensionWatch};
+use super::{IdleWatch, RunHandle, Suspension};
 use crate::{RunEvent, cluster::RemoteEvent};
 
 impl RunHandle {
@@ -8,8 +8,7 @@ impl RunHandle {
     ///
     /// A suspension of the turn ahead counts as one of this turn, because a follower elsewhere knows no other turn of the session.
     pub async fn next_remote(&mut self) -> Option<RemoteEvent> {
-        let (mut own, mut session) = (self.suspension(), self.session.clone());
-        let reported = self.reported.clone();
+        let (mut idle, reported) = (self.idle_watch(), self.reported.clone());
         tokio::select! {
             // A suspension follows the events that led to it.
             biased;
@@ -22,7 +21,7 @@ impl RunHandle {
                     retry_after_ms: error.retry_after_ms(),
                 },
             }),
-            suspension = changed(&mut own, session.as_mut(), reported) => {
+            suspension = changed(&mut idle, reported) => {
                 self.reported = suspension.clone();
                 Some(match suspension {
                     Some(Suspension { approval }) => RemoteEvent::Suspended { approval },
@@ -33,34 +32,14 @@ impl RunHandle {
     }
 }
 
-/// Resolves once the suspension of a turn, or of the session in whose mailbox it waits, differs from the reported one.
-async fn changed(
-    own: &mut SuspensionWatch,
-    mut session: Option<&mut SuspensionWatch>,
-    reported: Option<Suspension>,
-) -> Option<Suspension> {
+/// Resolves once the suspension of a turn, or of the one that it waits behind, differs from the reported one.
+async fn changed(idle: &mut IdleWatch, reported: Option<Suspension>) -> Option<Suspension> {
     loop {
-        let suspension = own.current().or_else(|| session.as_ref().and_then(|session| session.current()));
+        let suspension = idle.current();
         if suspension != reported {
             return suspension;
         }
-        match &mut session {
-            None => own.changes().await,
-            Some(session) => tokio::select! {
-                () = own.changes() => {}
-                () = session.changes() => {}
-            },
-        }
-    }
-}
-
-impl SuspensionWatch {
-    /// Resolves once the suspension has changed since the last call.
-    async fn changes(&mut self) {
-        if self.0.changed().await.is_err() {
-            // The sender is gone, so nothing changes anymore.
-            std::future::pending::<()>().await;
-        }
+        idle.changes().await;
     }
 }
 
@@ -69,7 +48,7 @@ mod tests {
     use super::*;
     use crate::{
         Outcome, RuntimeError,
-        feed::{Feed, Hold},
+        feed::{Feed, Hold, SuspensionWatch},
     };
     use tokio::sync::watch;
 
@@ -99,7 +78,8 @@ mod tests {
     async fn a_suspension_of_the_turn_ahead_is_reported_and_an_error_is_the_end() {
         let feed = Feed::new("t".into());
         let (suspensions, session) = watch::channel(None);
-        let mut handle = feed.follow(Hold::Watches).in_session(SuspensionWatch::new(session));
+        feed.queued_in(SuspensionWatch::new(session));
+        let mut handle = feed.follow(Hold::Watches);
         let next = tokio::spawn(async move { (handle.next_remote().await, handle) });
         suspensions.send_replace(Some(Suspension { approval: "u-1".into() }));
         let (event, mut handle) = next.await.expect("the task does not panic");

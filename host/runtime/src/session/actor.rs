@@ -3,7 +3,7 @@
 //! The actor's in-memory copy of the session always equals what the store holds. When a commit
 //! fails, the actor discards the copy and reads the session again.
 
-use super::{Envelope, Registration, turn::TurnRequest};
+use super::{Envelope, Registration, pauses::Pauses, turn::TurnRequest};
 use crate::{
     RuntimeError,
     capability::{
@@ -59,6 +59,8 @@ pub(super) struct Actor {
     pub(super) memory: Option<Memory>,
     /// Set while a resumed turn is about to start.
     pub(super) resuming: Option<OwnedSemaphorePermit>,
+    /// The times at which turns of the session were suspended.
+    pub(super) pauses: Pauses,
     registration: Registration,
 }
 
@@ -106,6 +108,7 @@ impl Actor {
             suspensions,
             memory: None,
             resuming: None,
+            pauses: Pauses::default(),
             registration,
         }
     }

@@ -10,7 +10,10 @@ use std::{
     },
     time::Instant,
 };
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{
+    mpsc::{self, error::TrySendError},
+    watch,
+};
 
 /// Handle to one actor. Dropping it stops the running turn.
 pub(super) struct Loaded {
@@ -42,6 +45,17 @@ pub(super) struct Envelope {
 }
 
 pub(super) struct Pending(Arc<AtomicUsize>);
+
+impl Loaded {
+    /// Puts a command into the mailbox. The session stays with this host until the command is executed.
+    pub(super) fn send(&self, command: Command, owned: Owned) -> Result<(), TrySendError<Envelope>> {
+        if let Command::Turn(turn) = &command {
+            turn.end.feed().queued_in(self.suspension.clone());
+        }
+        let _pending = Pending::new(&self.pending);
+        self.mailbox.try_send(Envelope { command, _owned: owned, _pending })
+    }
+}
 
 impl Remembered {
     pub(super) fn new(sum: Arc<AtomicUsize>) -> Self {

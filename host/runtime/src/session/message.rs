@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use skep_engine::Priority;
 use skep_store::{TurnKey, TurnRow, TurnState};
+use std::time::Duration;
 
 /// The message of a turn.
 pub(crate) enum Message {
@@ -74,6 +75,15 @@ impl Message {
     /// Returns whether the turn ends when its caller goes away.
     pub(crate) fn is_attached(&self) -> bool {
         matches!(self, Message::InMemory(Accepted { state: StoredState::Attached, .. }))
+    }
+
+    /// Moves the deadline that the caller has set, if there is one, because the caller's clock stood still.
+    pub(super) fn extend_deadline(&mut self, pause: Duration) {
+        if let Message::InMemory(Accepted { invocation, .. }) = self
+            && let Some(deadline) = &mut invocation.deadline
+        {
+            *deadline += pause;
+        }
     }
 }
 

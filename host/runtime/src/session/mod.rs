@@ -12,6 +12,7 @@
 mod actor;
 mod loaded;
 mod message;
+mod pauses;
 mod settlement;
 mod stored_end;
 mod turn;
@@ -26,7 +27,7 @@ pub(crate) use turn_host::{ResumePermits, TurnHost};
 
 use crate::{RuntimeError, RuntimeOptions, cluster::Owned, feed::SuspensionWatch, name::SessionKey};
 use actor::Actor;
-use loaded::{Envelope, Loaded, Pending, Remembered, idle_longest, remove};
+use loaded::{Envelope, Loaded, Remembered, idle_longest, remove};
 use std::{
     collections::HashMap,
     sync::{
@@ -101,8 +102,7 @@ impl Sessions {
         if let Some(suspension) = session.suspension.current().filter(|_| !command.outlasts_a_suspension()) {
             return Err(RuntimeError::WaitingForApproval { approval: suspension.approval });
         }
-        let envelope = Envelope { command, _owned: owned, _pending: Pending::new(&session.pending) };
-        session.mailbox.try_send(envelope).map_err(|_full| RuntimeError::MailboxFull {
+        session.send(command, owned).map_err(|_full| RuntimeError::MailboxFull {
             message: format!(
                 "{} messages are already waiting in session {}/{}",
                 self.mailbox, key.agent, key.session
@@ -121,10 +121,8 @@ impl Sessions {
             .entry(key.clone())
             .or_insert_with(|| self.load(host, key.clone(), self.mailbox + turns.len()));
         for turn in turns {
-            let _owned = turn.live.session().clone();
-            let command = Command::Turn(Box::new(turn));
-            let envelope = Envelope { command, _owned, _pending: Pending::new(&session.pending) };
-            let sent = session.mailbox.try_send(envelope);
+            let owned = turn.live.session().clone();
+            let sent = session.send(Command::Turn(Box::new(turn)), owned);
             if let Err(TrySendError::Full(envelope) | TrySendError::Closed(envelope)) = sent
                 && let Command::Turn(turn) = envelope.command
             {

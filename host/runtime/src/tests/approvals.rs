@@ -14,7 +14,7 @@ use crate::{
 use serde_json::json;
 use std::time::Duration;
 
-const ASKS: &str = "[tools.find]\napproval = true";
+pub(super) const ASKS: &str = "[tools.find]\napproval = true";
 const HOUR_MS: u64 = 3_600_000;
 const AN_HOUR: &str = "[limits]\napproval_ms = 3600000";
 const TOOL: &str = "agent:orders/find";
@@ -63,11 +63,11 @@ async fn asked(handle: &mut RunHandle) -> String {
     }
 }
 
-async fn pending(host: &Host) -> Vec<Approval> {
+pub(super) async fn pending(host: &Host) -> Vec<Approval> {
     host.agents.approvals(None, 10).await.expect("listed")
 }
 
-async fn decide(host: &Host, id: &str, approve: bool) -> Result<Approval, RuntimeError> {
+pub(super) async fn decide(host: &Host, id: &str, approve: bool) -> Result<Approval, RuntimeError> {
     let reason = if approve { "a good customer" } else { "too dear" };
     host.agents.decide(id, approve, Some(reason.to_owned()), "tester").await
 }
@@ -377,7 +377,7 @@ async fn a_tenant_sees_its_own_approvals_and_the_operator_all_of_them() {
 }
 
 /// Returns the result of a message whose caller waits for it.
-async fn attached(host: &Host, session: &str) -> Result<Outcome, RuntimeError> {
+pub(super) async fn attached(host: &Host, session: &str) -> Result<Outcome, RuntimeError> {
     host.agents.invoke(invocation("desk", session, "")).await?.outcome().await
 }
 

@@ -31,6 +31,7 @@ mod model_changes;
 mod models;
 mod outside;
 mod ownership;
+mod parallel_calls;
 mod reasoning;
 mod receiver;
 mod responses;

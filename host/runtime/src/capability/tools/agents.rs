@@ -2,8 +2,9 @@
 //!
 //! The called turn runs in a session that belongs to the caller's session, has the caller's principal, and must finish by the
 //! caller's deadline. Its idempotency key is derived from the caller's turn and call, so a replayed caller finds it again.
-//! When the caller's turn finishes, the called turns that it no longer waits for are cancelled. While the called turn waits
-//! for a person's decision, the caller waits too, and the time limits of both are paused.
+//! When the caller's turn finishes, the called turns that it no longer waits for are cancelled. While the called turn,
+//! or one ahead of it in its session, waits for a person's decision, the caller waits too, and the time limits of both are
+//! paused.
 
 use crate::{
     Invocation, Json, Origin, Outcome, RunHandle, RuntimeError, ToolOrigin,
@@ -180,8 +181,8 @@ fn stop_until_restart(turn: &Turn) -> Stopped {
     Stopped
 }
 
-/// Waits for the outcome of the called turn. Returns `None` after the timeout. While the called turn waits for a person's
-/// decision, this call waits too, and its timeout is paused.
+/// Waits for the outcome of the called turn. Returns `None` after the timeout. While the called turn, or one ahead of it in
+/// its session, waits for a person's decision, this call waits too, and its timeout is paused.
 async fn wait(
     turn: &Turn,
     call: &Call,
@@ -189,7 +190,8 @@ async fn wait(
     timeout: Option<Duration>,
 ) -> Option<Result<Outcome, RuntimeError>> {
     turn.lets_others_resume();
-    let mut suspension = handle.suspension();
+    // Calls of one turn to the same agent run one after the other in one session.
+    let mut idle = handle.idle_watch();
     let outcome = handle.outcome();
     tokio::pin!(outcome);
     let mut left = timeout;
@@ -198,13 +200,13 @@ async fn wait(
         tokio::select! {
             ended = &mut outcome => return Some(ended),
             () = elapsed(left) => return None,
-            () = suspension.begins() => {}
+            () = idle.begins() => {}
         }
         left = left.map(|left| left.saturating_sub(began.elapsed()));
         // The turn is suspended here, unless something else in it continues.
-        turn.approvals.wait_for_called(call, &suspension);
+        turn.approvals.wait_for_called(call, &idle);
         let _waits = turn.journal.waits();
-        suspension.ends().await;
+        idle.ends().await;
         turn.approvals.called_turn_resumed(call);
     }
 }

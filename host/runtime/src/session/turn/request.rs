@@ -17,6 +17,8 @@ pub(crate) struct TurnRequest {
     pub(crate) end: TurnEnd,
     /// The span of the sender of the message.
     pub(crate) parent: Span,
+    /// When the message was put into the mailbox.
+    pub(crate) queued_at: Instant,
     /// Held until the turn has ended, also in the store, and all its followers have been informed.
     pub(crate) live: Arc<Live>,
     /// Held until the turn has ended, so that a drain waits for it.
@@ -25,8 +27,8 @@ pub(crate) struct TurnRequest {
 
 impl TurnRequest {
     pub(crate) fn new(message: Message, feed: Arc<Feed>, live: Arc<Live>, admitted: Admitted) -> Self {
-        let (end, parent) = (TurnEnd::new(feed), Span::current());
-        TurnRequest { message, end, parent, live, admitted }
+        let (end, parent, queued_at) = (TurnEnd::new(feed), Span::current(), Instant::now());
+        TurnRequest { message, end, parent, queued_at, live, admitted }
     }
 }
 
@@ -35,7 +37,9 @@ impl Actor {
     pub(in crate::session) async fn turn(&mut self, request: TurnRequest) {
         // The fields that are not moved below are dropped in reverse order: `live` is released
         // after the followers have been informed and the turn no longer counts as active.
-        let TurnRequest { message, end, parent, live, admitted } = request;
+        let TurnRequest { mut message, end, parent, queued_at, live, admitted } = request;
+        // A caller of this turn was suspended as long as the turn ahead was.
+        message.extend_deadline(self.pauses.since(queued_at));
         let Admitted { active: _active, held } = admitted;
         let span = span::begin(&parent, &self.key, end.feed().turn_id());
         let started = Instant::now();

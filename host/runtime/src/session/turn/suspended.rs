@@ -27,7 +27,9 @@ impl Suspended {
         let suspension = opened.turn.approvals.suspension();
         run.end.set_suspension(suspension.clone());
         run.actor.suspensions.send_replace(suspension);
+        let began = Instant::now();
         let decided = decided(run, &opened).await;
+        run.actor.pauses.add(began..Instant::now());
         run.end.set_suspension(None);
         run.actor.suspensions.send_replace(None);
         match decided {
