@@ -1,7 +1,7 @@
 //! One connection to an MCP server, from the handshake until it breaks.
 
-use super::{McpForms, McpOptions, McpTransport, catalog, forms, process::Process};
-use crate::{ServedTool, tls::Tls};
+use super::{McpForms, McpOptions, McpTransport, catalog, forms, http::HttpClient, process::Process};
+use crate::ServedTool;
 use rmcp::{
     ClientHandler, ErrorData, Peer, RoleClient, ServiceExt,
     model::{
@@ -85,7 +85,7 @@ impl Connection {
                 let config = StreamableHttpClientTransportConfig::with_uri(url.as_str())
                     .custom_headers(headers.clone())
                     .max_sse_event_size(options.bounds.message_bytes);
-                let transport = StreamableHttpClientTransport::with_client(http_client(options)?, config);
+                let transport = StreamableHttpClientTransport::with_client(HttpClient::new(options)?, config);
                 (listener.serve(transport).await.map_err(explain)?, None)
             }
         };
@@ -116,18 +116,6 @@ impl Connection {
         *listed = Some((changes, tools.clone()));
         Ok(tools)
     }
-}
-
-/// Builds the HTTP client. The operator configured the address, so it is not checked; redirects are not followed,
-/// because they would lead to other addresses.
-fn http_client(options: &McpOptions) -> Result<reqwest::Client, String> {
-    let client = reqwest::Client::builder()
-        .tls_backend_preconfigured(Tls::of_the_machine().config)
-        .user_agent(concat!("skep/", env!("CARGO_PKG_VERSION")))
-        .connect_timeout(options.bounds.connect)
-        .redirect(reqwest::redirect::Policy::none())
-        .no_proxy();
-    client.build().map_err(|error| error.to_string())
 }
 
 fn explain(error: ClientInitializeError) -> String {

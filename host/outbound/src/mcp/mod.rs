@@ -8,6 +8,7 @@
 mod catalog;
 mod connection;
 mod forms;
+mod http;
 mod options;
 mod outcome;
 mod process;
@@ -17,6 +18,7 @@ pub use options::{McpBounds, McpForms, McpOptions, McpTransport};
 use crate::{ServedTool, ToolServer, ToolServerError};
 use connection::Connection;
 use futures::future::BoxFuture;
+use http::HttpError;
 use rmcp::{
     ServiceError, model::CallToolRequestParams, transport::streamable_http_client::StreamableHttpError,
 };
@@ -168,7 +170,7 @@ fn was_never_made(error: &ServiceError) -> bool {
     if let Some(error) = error.error.downcast_ref::<io::Error>() {
         return matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::NotConnected);
     }
-    match error.error.downcast_ref::<StreamableHttpError<reqwest::Error>>() {
+    match error.error.downcast_ref::<HttpError>() {
         Some(StreamableHttpError::Client(error)) => error.is_connect(),
         Some(StreamableHttpError::HttpStatus(error)) => matches!(error.status, 429 | 503),
         Some(

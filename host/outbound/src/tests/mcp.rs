@@ -1,5 +1,6 @@
-//! The MCP client against a real process that behaves well and badly.
+//! The MCP client against real servers that behave well and badly.
 
+use super::server::Server;
 use crate::{
     McpBounds, McpForms, McpOptions, McpServer, McpTransport, ServedTool, ToolHints, ToolServer,
     ToolServerError,
@@ -170,4 +171,38 @@ async fn invalid_output_does_not_break_the_connection() {
     let server = bounded("good", McpBounds { call: limit, ..McpBounds::default() });
     assert_eq!(call(&server, "nonsense").await, Err(ToolServerError::TimedOut(limit)));
     assert_eq!(server.call("add", json!({"a": 1, "b": 2})).await, Ok(json!({"sum": 3})));
+}
+
+/// Answers as a server with one tool, and breaks the connection when the tool is called.
+fn breaking_at_a_call(request: &str) -> String {
+    let (_, body) = request.split_once("\r\n\r\n").expect("a whole request");
+    let message: Value = serde_json::from_str(body).unwrap_or_default();
+    let result = match message["method"].as_str() {
+        Some("initialize") => json!({
+            "protocolVersion": message["params"]["protocolVersion"],
+            "capabilities": {"tools": {}},
+            "serverInfo": {"name": "fixture", "version": "1"},
+        }),
+        Some("tools/list") => json!({"tools": [{"name": "add", "inputSchema": {"type": "object"}}]}),
+        Some("tools/call") => return String::new(),
+        _ => return "HTTP/1.1 202 Accepted\r\ncontent-length: 0\r\nconnection: close\r\n\r\n".to_owned(),
+    };
+    let answer = json!({"jsonrpc": "2.0", "id": message["id"], "result": result}).to_string();
+    let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: ";
+    format!("{head}{}\r\n\r\n{answer}", answer.len())
+}
+
+#[tokio::test]
+async fn errors_of_a_server_over_http_do_not_name_its_url() {
+    let at = |url: &str| {
+        let transport = McpTransport::Http { url: url.parse().expect("a URL"), headers: [].into() };
+        McpServer::new("remote", McpOptions { transport, ..options("good") })
+    };
+    let away = unavailable(&at("http://127.0.0.1:1/s3cret?key=s3cret"), "add").await;
+    let breaking = Server::answering(breaking_at_a_call).await;
+    let broken = interrupted(&at(&breaking.url("/s3cret?key=s3cret")), "add").await;
+    for error in [away, broken] {
+        assert!(error.contains("\"remote\"") && error.contains("error sending request"), "{error}");
+        assert!(!error.contains("s3cret") && !error.contains("127.0.0.1"), "{error}");
+    }
 }
