@@ -158,15 +158,35 @@ impl Client<'_> {
 /// Returns the schema of a type as a form may have it: a field that may be missing has the type of its value.
 fn form<T: JsonSchema>() -> Value {
     let mut schema = input_schema::<T>();
-    if let Some(properties) = schema["properties"].as_object_mut() {
-        for property in properties.values_mut() {
-            let kinds = property["type"].as_array();
-            if let Some(kind) = kinds.and_then(|kinds| kinds.iter().find(|kind| *kind != "null")).cloned() {
-                property["type"] = kind;
-            }
-        }
+    if let Some(fields) = schema["properties"].as_object_mut() {
+        fields.values_mut().filter_map(Value::as_object_mut).for_each(remove_null);
     }
     schema
+}
+
+/// Removes null from the values of a field.
+fn remove_null(field: &mut Map<String, Value>) {
+    if let Some(mut value) = only_alternative(field) {
+        field.remove("anyOf");
+        // The description of the field says more than the description of its type.
+        value.append(field);
+        *field = value;
+    }
+    let kinds = field.get("type").and_then(Value::as_array);
+    if let Some(kind) = kinds.and_then(|kinds| kinds.iter().find(|kind| *kind != "null")).cloned() {
+        field.insert("type".to_owned(), kind);
+    }
+    if let Some(Value::Array(choices)) = field.get_mut("enum") {
+        choices.retain(|choice| !choice.is_null());
+    }
+}
+
+/// Returns the only alternative to null. An optional choice whose variants have doc comments has one.
+fn only_alternative(field: &Map<String, Value>) -> Option<Map<String, Value>> {
+    let alternatives = field.get("anyOf")?.as_array()?;
+    let mut values = alternatives.iter().filter(|alternative| alternative["type"] != "null");
+    let only = values.next()?.as_object()?;
+    values.next().is_none().then(|| only.clone())
 }
 
 #[cfg(test)]
@@ -188,6 +208,39 @@ mod tests {
         assert_eq!(schema["properties"]["name"], json!({"type": "string", "description": "The name."}));
         assert_eq!(schema["properties"]["age"]["type"], "integer");
         assert_eq!(schema["required"], json!(["name"]));
+    }
+
+    #[derive(Deserialize, JsonSchema)]
+    enum Size {
+        Small,
+        Large,
+    }
+
+    /// A color.
+    #[derive(Deserialize, JsonSchema)]
+    enum Color {
+        /// Like fire.
+        Red,
+        /// Like the sea.
+        Blue,
+    }
+
+    #[derive(Deserialize, JsonSchema)]
+    #[allow(dead_code)]
+    struct Shirt {
+        size: Option<Size>,
+        /// The color of the cloth.
+        cloth: Option<Color>,
+        seams: Option<Color>,
+    }
+
+    #[test]
+    fn an_optional_choice_has_no_null() {
+        let fields = form::<Shirt>()["properties"].take();
+        let color = |about: &str| json!({"type": "string", "enum": ["Red", "Blue"], "description": about});
+        assert_eq!(fields["size"], json!({"type": "string", "enum": ["Small", "Large"]}));
+        assert_eq!(fields["cloth"], color("The color of the cloth."));
+        assert_eq!(fields["seams"], color("A color."));
     }
 
     #[test]
