@@ -2,7 +2,8 @@
 //! harness.
 //!
 //! The attribute is on the function that handles a turn, or on a unit struct whose `instructions` say how the
-//! model answers. Both become a function with the item's name that returns the `Agent`.
+//! model answers. Both become a function with the item's name that returns the `Agent`. All other generated names begin
+//! with `__`, because the generated code uses names of the author and must not hide them.
 
 use proc_macro2::TokenStream;
 use quote::quote;
@@ -45,8 +46,8 @@ fn with_function(options: &AgentOptions, mut function: ItemFn) -> Result<TokenSt
     }
     check_signature(&function.sig)?;
     let call = match function.sig.asyncness {
-        Some(_) => quote! { #name(cx, message) },
-        None => quote! { async move { #name(cx, message) } },
+        Some(_) => quote! { #name(__cx, __message) },
+        None => quote! { async move { #name(__cx, __message) } },
     };
     let attributes = std::mem::take(&mut function.attrs);
     let visibility = std::mem::replace(&mut function.vis, Visibility::Inherited);
@@ -57,9 +58,9 @@ fn with_function(options: &AgentOptions, mut function: ItemFn) -> Result<TokenSt
         {
             #function
 
-            fn turn(
-                cx: &mut ::skep_sdk::Context,
-                message: ::skep_sdk::Message,
+            fn __turn(
+                __cx: &mut ::skep_sdk::Context,
+                __message: ::skep_sdk::Message,
             ) -> ::skep_sdk::__private::Task<
                 '_,
                 ::core::result::Result<::skep_sdk::Reply, ::skep_sdk::AgentError>,
@@ -67,7 +68,7 @@ fn with_function(options: &AgentOptions, mut function: ItemFn) -> Result<TokenSt
                 ::std::boxed::Box::pin(#call)
             }
 
-            ::skep_sdk::__private::Turn::Function(turn)
+            ::skep_sdk::__private::Turn::Function(__turn)
         }
     };
     agent(options, &name, &documentation, visibility, &turn)
@@ -139,23 +140,23 @@ fn agent(
         #(#attributes)*
         #[allow(dead_code, non_snake_case)]
         #visibility fn #name() -> ::skep_sdk::Agent {
-            const TOOLS: &[::skep_sdk::__private::Tool] =
+            const __TOOLS: &[::skep_sdk::__private::Tool] =
                 &[#(<#tools as ::skep_sdk::__private::ToolFunction>::TOOL),*];
 
-            ::skep_sdk::Agent::new(#name_text, #description, TOOLS, #turn) #calls
+            ::skep_sdk::Agent::new(#name_text, #description, __TOOLS, #turn) #calls
         }
 
         #[cfg(target_arch = "wasm32")]
         const _: () = {
-            struct Component;
+            struct __Component;
 
-            impl ::skep_sdk::__private::AgentSource for Component {
+            impl ::skep_sdk::__private::AgentSource for __Component {
                 fn agent() -> ::skep_sdk::Agent {
                     #name()
                 }
             }
 
-            ::skep_sdk::__private::export!(Component with_types_in ::skep_sdk::__private::bindings);
+            ::skep_sdk::__private::export!(__Component with_types_in ::skep_sdk::__private::bindings);
         };
     })
 }

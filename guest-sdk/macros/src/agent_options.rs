@@ -91,10 +91,10 @@ impl AgentOptions {
     pub fn calls(&self) -> TokenStream {
         let model = self.model.iter().map(|(_, model)| quote! { .with_model(#model) });
         let on_alarm = self.on_alarm.iter().map(|function| {
-            quote! { .on_alarm(|cx, alarm| ::std::boxed::Box::pin(#function(cx, alarm))) }
+            quote! { .on_alarm(|__cx, __alarm| ::std::boxed::Box::pin(#function(__cx, __alarm))) }
         });
         let on_event = self.on_event.iter().map(|function| {
-            quote! { .on_event(|cx, event| ::std::boxed::Box::pin(#function(cx, event))) }
+            quote! { .on_event(|__cx, __event| ::std::boxed::Box::pin(#function(__cx, __event))) }
         });
         quote! { #(#model)* #(#on_alarm)* #(#on_event)* }
     }

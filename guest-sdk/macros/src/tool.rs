@@ -1,7 +1,8 @@
 //! `#[tool]`: keeps the function, and adds a type with the same name that carries its schema and its call.
 //!
 //! Functions and types live in different namespaces, so `tools = [module::name]` reaches the type wherever
-//! the function is reachable, and the function can still be called.
+//! the function is reachable, and the function can still be called. All other generated names begin with `__`, because
+//! the generated code uses names of the author and must not hide them.
 
 use proc_macro2::{Span, TokenStream};
 use quote::quote;
@@ -43,14 +44,15 @@ pub fn expand(attributes: TokenStream, item: TokenStream) -> Result<TokenStream>
     options.check_examples(expected(&arguments).as_deref())?;
     let fields =
         arguments.iter().map(|Argument { name, ty, attributes }| quote! { #(#attributes)* #name: #ty });
-    let names: Vec<&Ident> = arguments.iter().map(|argument| &argument.name).collect();
-    let context = takes_context.then(|| quote! { cx, });
+    let names = arguments.iter().map(|argument| &argument.name);
+    let context = takes_context.then(|| quote! { __cx, });
     let wait = function.sig.asyncness.map(|_| quote! { .await });
+    let call = quote! { #name(#context #(__arguments.#names),*) #wait };
     let (return_type, result) = match returned(&function.sig.output) {
-        Returned::Result(ty) => (quote! { #ty }, quote! { #name(#context #(#names),*) #wait }),
+        Returned::Result(ty) => (ty, call),
         Returned::Plain(ty) => (
             quote! { ::core::result::Result<#ty, ::skep_sdk::ToolError> },
-            quote! { ::core::result::Result::Ok(#name(#context #(#names),*) #wait) },
+            quote! { ::core::result::Result::Ok(#call) },
         ),
     };
     let visibility = &function.vis;
@@ -65,24 +67,23 @@ pub fn expand(attributes: TokenStream, item: TokenStream) -> Result<TokenStream>
 
         const _: () = {
             #[derive(::skep_sdk::__private::serde::Deserialize, ::skep_sdk::__private::schemars::JsonSchema)]
-            #[serde(crate = "::skep_sdk::__private::serde", deny_unknown_fields)]
+            #[serde(crate = "::skep_sdk::__private::serde", deny_unknown_fields, expecting = "struct Arguments")]
             #[schemars(crate = "::skep_sdk::__private::schemars")]
-            struct Arguments { #(#fields),* }
+            struct __Arguments { #(#fields),* }
 
-            type Returned = #return_type;
+            type __Returned = #return_type;
 
-            fn call(
-                cx: &::skep_sdk::Context,
-                arguments: ::skep_sdk::__private::serde_json::Value,
+            fn __call(
+                __cx: &::skep_sdk::Context,
+                __arguments: ::skep_sdk::__private::serde_json::Value,
             ) -> ::skep_sdk::__private::Task<
                 '_,
                 ::core::result::Result<::skep_sdk::__private::serde_json::Value, ::skep_sdk::ToolError>,
             > {
                 ::std::boxed::Box::pin(async move {
-                    let _ = cx;
-                    let Arguments { #(#names),* } = ::skep_sdk::__private::arguments(#name_text, arguments)?;
-                    let returned: Returned = #result;
-                    ::skep_sdk::__private::ToolReturn::into_json(returned)
+                    let __arguments: __Arguments = ::skep_sdk::__private::arguments(#name_text, __arguments)?;
+                    let __returned: __Returned = #result;
+                    ::skep_sdk::__private::ToolReturn::into_json(__returned)
                 })
             }
 
@@ -90,10 +91,10 @@ pub fn expand(attributes: TokenStream, item: TokenStream) -> Result<TokenStream>
                 const TOOL: ::skep_sdk::__private::Tool = ::skep_sdk::__private::Tool {
                     name: #name_text,
                     description: #description,
-                    input_schema: ::skep_sdk::__private::input_schema::<Arguments>,
-                    output_schema: <Returned as ::skep_sdk::__private::ToolReturn>::schema,
+                    input_schema: ::skep_sdk::__private::input_schema::<__Arguments>,
+                    output_schema: <__Returned as ::skep_sdk::__private::ToolReturn>::schema,
                     #options
-                    call,
+                    call: __call,
                 };
             }
         };

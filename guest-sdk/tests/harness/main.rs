@@ -11,6 +11,8 @@ mod host_tools;
 mod instructions;
 /// Sessions with many messages and much state.
 mod long_sessions;
+/// Names of authors that the macros could use, too.
+mod names;
 /// The reasoning of a model.
 mod reasoning;
 /// Alarms and events.
