@@ -1,13 +1,16 @@
 //! Agents as a person names them for a deployment: a folder with their source, or a finished `.wasm` file.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output};
 
 use anyhow::{Context as _, Result, bail};
 use skep_runtime::{Manifest, RuntimeError};
 
 use crate::guest_build::{self, BuildRequest, GuestTarget};
 use crate::progress::Progress;
+
+/// Maximum number of characters of each output of a failed build command that are shown.
+const SHOWN_CHARS: usize = 8_000;
 
 /// An agent that is ready to be deployed.
 pub struct AgentSource {
@@ -124,11 +127,25 @@ fn run_build_command(dir: &Path, line: &str, progress: &dyn Progress) -> Result<
         .output()
         .with_context(|| format!("cannot run `{line}`"))?;
     if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        bail!("`{line}` in {} failed ({}):\n{}", dir.display(), output.status, said.trim_end());
+        bail!("`{line}` in {} failed ({}):\n{}", dir.display(), output.status, printed(&output));
     }
     step.finish("");
     Ok(())
+}
+
+/// Returns the ends of standard output and standard error, because some compilers write their errors to the former.
+fn printed(output: &Output) -> String {
+    let ends = [&output.stdout, &output.stderr].map(|printed| end(&String::from_utf8_lossy(printed)));
+    ends.into_iter().filter(|end| !end.is_empty()).collect::<Vec<_>>().join("\n")
+}
+
+/// Returns the end of a text, which usually has the reason of a failure.
+fn end(text: &str) -> String {
+    let text = text.trim_end();
+    match text.char_indices().rev().nth(SHOWN_CHARS - 1) {
+        Some((start @ 1.., _)) => format!("…{}", &text[start..]),
+        _ => text.to_owned(),
+    }
 }
 
 #[cfg(test)]
@@ -162,6 +179,20 @@ mod tests {
         std::fs::write(dir.path().join("agent.toml"), failing).expect("file");
         let error = AgentSource::load(dir.path(), None, &Silent).err().expect("cp fails").to_string();
         assert!(error.contains("cp unmade out.wasm"), "{error}");
+    }
+
+    #[test]
+    fn a_failed_build_command_shows_the_end_of_both_outputs() {
+        let dir = tempfile::tempdir().expect("temporary folder");
+        let failure = |line: &str| {
+            let error = run_build_command(dir.path(), line, &Silent).expect_err("it fails").to_string();
+            error.split_once("):\n").expect("what it printed follows").1.to_owned()
+        };
+        assert_eq!(failure("echo a.ts:1: no such type; exit 2"), "a.ts:1: no such type");
+        assert_eq!(failure("echo note; echo wrong >&2; exit 2"), "note\nwrong");
+        let long = failure("i=0; while [ $i -lt 3000 ]; do echo line $i; i=$((i+1)); done; exit 2");
+        assert!(long.starts_with('…') && long.ends_with("line 2999"), "{long}");
+        assert_eq!(long.chars().count(), SHOWN_CHARS + 1);
     }
 
     #[test]
