@@ -1,5 +1,5 @@
-//! A copy of an example under another name: its crate, its agent and the commands of its README are renamed, and it
-//! is a workspace of its own.
+//! A copy of an example under another name: its crate, its agent, the commands of its README and the addresses in its
+//! scripts are renamed, and it is a workspace of its own.
 //!
 //! The paths of the SDK become the placeholder [`SDK`], because only the caller knows where the SDK is.
 
@@ -46,6 +46,9 @@ pub fn files(example: &'static Example, name: &str) -> Result<Vec<(PathBuf, Stri
             Some("agent.toml") => named(text, example.name, name)
                 .replace(&format!("\"/{}/", example.name), &format!("\"/{name}/")),
             Some("README.md") => readme(text, example.name, name),
+            Some(script) if script.ends_with(".py") => {
+                text.replace(&format!("/agents/{}/", example.name), &format!("/agents/{name}/"))
+            }
             _ => (*text).to_owned(),
         };
         let text = match path.ends_with("Cargo.toml") {
@@ -123,6 +126,10 @@ mod tests {
                 [format!("examples/{}", example.name), format!("invoke {}", example.name), "](../".to_owned()]
             {
                 assert!(!text("README.md").contains(&left), "{}: {left}", example.name);
+            }
+            for (path, text) in files.iter().filter(|(path, _)| path.extension() == Some("py".as_ref())) {
+                let address = format!("/agents/{}", example.name);
+                assert!(!text.contains(&address), "{}: {}", example.name, path.display());
             }
             for (path, text) in files.iter().filter(|(path, _)| path.ends_with("Cargo.toml")) {
                 assert!(!text.contains("guest-sdk"), "{}: {}", example.name, path.display());

@@ -1,12 +1,14 @@
 //! `skep new`: creates the crate of an agent.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 use clap::builder::{PossibleValue, PossibleValuesParser};
-use skep_runtime::AgentName;
+use skep_runtime::{AgentName, Manifest};
 
 use super::out;
+use crate::catalog::DEFAULT_MODEL;
 use crate::embedded::{self, EXAMPLES, Example};
 use crate::example_copy::{self, SDK};
 
@@ -94,10 +96,20 @@ fn next_commands(dir: &Path, example: Option<&'static Example>) -> Vec<String> {
     if files.iter().any(|(path, _)| *path == Path::new("skep.toml")) {
         up.push_str(&format!(" --config {}", dir.join("skep.toml").display()));
     }
+    for model in models(&files) {
+        up.push_str(&format!(" --model {model}"));
+    }
     for agent in std::iter::once(dir.to_path_buf()).chain(inner.iter().map(|inner| dir.join(inner))) {
         up.push_str(&format!(" {}", agent.display()));
     }
     vec![test, up]
+}
+
+/// Returns the models that a host needs for the agents of an example, besides the default.
+fn models(files: &[(&Path, &str)]) -> BTreeSet<String> {
+    let manifests = files.iter().filter(|(path, _)| path.ends_with("agent.toml"));
+    let named = manifests.filter_map(|(_, text)| Manifest::from_toml(text).ok()?.model);
+    named.filter(|model| model != DEFAULT_MODEL).collect()
 }
 
 /// Returns the files of the agent with dice.
@@ -181,6 +193,13 @@ mod tests {
     fn manifest_template_is_a_valid_agent_toml() {
         let text = FILES[1].1.replace("{{name}}", "my-agent");
         skep_runtime::Manifest::from_toml(&text).expect("the template is valid");
+    }
+
+    #[test]
+    fn the_command_that_starts_an_example_serves_its_model() {
+        let up = |example| next_commands(Path::new("mine"), Example::named(example)).pop();
+        assert_eq!(up("concierge").as_deref(), Some("skep up --model qwen2.5-0.5b mine"));
+        assert_eq!(up("two-agents").as_deref(), Some("skep up --config mine/skep.toml mine mine/warehouse"));
     }
 
     #[test]
