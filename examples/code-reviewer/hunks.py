@@ -7,14 +7,21 @@ import sys
 def split(path):
     """Prints one request for each hunk: its file and its lines, with file and line as the reference."""
     file, hunks = "", []
-    for line in open(path, encoding="utf-8"):
-        start = re.match(r"@@ -\S+ \+(\d+)", line)
-        if line.startswith("+++ "):
-            file = line[4:].strip().removeprefix("b/")
-        elif start:
-            hunks.append((f"{file}:{start[1]}", [f"{file}\n", line]))
-        elif hunks and line[:1] in " +-" and not line.startswith("--- "):
+    old = new = 0  # lines of the hunk that are still to come, before and after the change
+    for line in open(path, encoding="utf-8", newline="\n"):
+        if line.startswith("\\"):  # "No newline at end of file"
+            continue
+        start = re.match(r"@@ -\d+(?:,(\d+))? \+(\d+)(?:,(\d+))? @@", line)
+        # Only the counts tell a removed line that begins with "-- " from the header of a file.
+        if old > 0 or new > 0:
             hunks[-1][1].append(line)
+            old -= line[0] != "+"
+            new -= line[0] != "-"
+        elif start:
+            old, new = int(start[1] or 1), int(start[3] or 1)
+            hunks.append((f"{file}:{start[2]}", [f"{file}\n", line]))
+        elif line.startswith("+++ "):
+            file = line[4:].strip().removeprefix("b/")
     for reference, lines in hunks:
         print(json.dumps({"prompt": "".join(lines).rstrip(), "external_reference": reference}))
 

@@ -252,6 +252,23 @@ async fn each_hunk_of_a_diff_is_reviewed() {
     }
 }
 
+#[tokio::test]
+async fn lines_of_a_diff_that_look_like_headers_stay_in_their_hunks() {
+    let scratch = tempfile::tempdir().unwrap();
+    let path = scratch.path().join("odd.diff").display().to_string();
+    let hunks = ["@@ -1,2 +1,2 @@\n--- all orders\n+-- orders\n \n", "@@ -9 +9,2 @@ f\n i;\n+++ i;\n"];
+    let first = format!("--- a/a.sql\n+++ b/a.sql\n{}", hunks[0]);
+    let second = format!("--- a/b.c\n+++ b/b.c\n{}\\ No newline at end of file\n", hunks[1]);
+    std::fs::write(&path, first + &second).unwrap();
+    let split = prints("python3", &["hunks.py", "split", &path], &folder("code-reviewer")).await;
+    let requests: Vec<Value> = split.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let request = |file: &str, line: u32, hunk: &str| {
+        let prompt = format!("{file}\n{}", hunk.trim_end());
+        json!({"prompt": prompt, "external_reference": format!("{file}:{line}")})
+    };
+    assert_eq!(requests, [request("a.sql", 1, hunks[0]), request("b.c", 9, hunks[1])]);
+}
+
 /// Copies the examples out of the binary, under other names and away from the checkout, into one workspace, so that their
 /// dependencies are compiled once, and runs the tests of all of them.
 #[tokio::test]
