@@ -298,6 +298,17 @@ fn erased_pages_leave_the_cache() {
 }
 
 #[test]
+fn pages_that_leave_one_host_alone_stay_in_the_cache() {
+    let store = Arc::<Store>::default();
+    let one = Host::new(&store);
+    one.put("s", 4);
+    assert_eq!(one.tier.forget(EraseFilter::AllHere), 4);
+    // Everything before this was done when it is there.
+    one.put("t", 2);
+    assert_eq!((store.len(), one.cache.status().removed_pages), (6, 0));
+}
+
+#[test]
 fn pages_that_are_erased_before_their_turn_are_not_put_or_leave_again() {
     let store = Arc::<Store>::default();
     let one = Host::new(&store);

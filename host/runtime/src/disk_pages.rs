@@ -120,9 +120,9 @@ impl DiskPages {
             }
             None => {
                 tracing::info!(
-                    "erasing all KV pages, because it is not known anymore what other hosts have deleted"
+                    "erasing all KV pages of this host, because it is not known anymore what other hosts have deleted"
                 );
-                vec![EraseScope::Everyone]
+                vec![EraseScope::EveryoneHere]
             }
         };
         let mut failed = None;

@@ -46,8 +46,10 @@ impl Shared {
     /// Tells the listener about pages that were erased. It must not wait.
     pub(super) fn tell_erased(&self, which: EraseFilter, pages: Vec<PageKey>) {
         let Some(listener) = self.erasure_listener.get() else { return };
-        if which == EraseFilter::All {
-            return listener(ErasedPages::All);
+        match which {
+            EraseFilter::All => return listener(ErasedPages::All),
+            EraseFilter::AllHere => return,
+            EraseFilter::Tenant(_) | EraseFilter::Agent(_) | EraseFilter::Session(_) => {}
         }
         let layouts: Vec<Digest> =
             self.state().layouts.iter().map(|layout| layout.files.head.layout).collect();

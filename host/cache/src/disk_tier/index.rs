@@ -35,7 +35,10 @@ pub(super) struct Slot {
 /// The pages to remove.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EraseFilter {
+    /// All pages, and all copies that hosts hold elsewhere under the same names.
     All,
+    /// All pages. Copies elsewhere stay.
+    AllHere,
     Tenant(TenantTag),
     /// The pages that only sessions of this agent have.
     Agent(u64),
@@ -47,7 +50,7 @@ impl EraseFilter {
     /// Returns whether a page that is written for an owner is among these.
     pub(super) fn includes(&self, owner: Owner, tenant: Option<TenantTag>) -> bool {
         match self {
-            EraseFilter::All => true,
+            EraseFilter::All | EraseFilter::AllHere => true,
             EraseFilter::Tenant(of) => tenant == Some(*of),
             EraseFilter::Agent(agent) => owner.agent == *agent,
             EraseFilter::Session(session) => owner == *session,
@@ -284,9 +287,11 @@ impl Index {
     pub fn forget(&mut self, which: EraseFilter, slot_bytes: impl Fn(LayoutId) -> u64) -> Changes {
         let mut changes = Changes::default();
         let owners: Vec<Owner> = match which {
-            EraseFilter::All | EraseFilter::Tenant(_) => {
-                let goes =
-                    |entry: &Entry| which == EraseFilter::All || which == EraseFilter::Tenant(entry.tenant);
+            EraseFilter::All | EraseFilter::AllHere | EraseFilter::Tenant(_) => {
+                let goes = |entry: &Entry| match which {
+                    EraseFilter::Tenant(tenant) => entry.tenant == tenant,
+                    _ => true,
+                };
                 let gone = self.entries.iter().filter(|(_, entry)| goes(entry)).map(|(key, _)| *key);
                 let gone: Vec<PageKey> = gone.collect();
                 gone.into_iter().for_each(|key| self.remove(key, &slot_bytes, &mut changes));

@@ -5,6 +5,8 @@
 //!
 //! Invariant: callers see every fault of the disk as a missing page.
 
+#[cfg(test)]
+mod erasure_tests;
 mod erasures;
 mod eviction;
 #[cfg(any(test, feature = "faults"))]
@@ -340,8 +342,8 @@ impl DiskTier {
         }
     }
 
-    /// Calls `listener` with the pages that are erased from now on, those of evictions and damages not included. A second
-    /// listener is not called. It must not wait.
+    /// Calls `listener` with the pages that are erased from now on, those of evictions, of damages and of
+    /// [`EraseFilter::AllHere`] not included. A second listener is not called. It must not wait.
     pub fn when_erased(&self, listener: impl Fn(ErasedPages) + Send + Sync + 'static) {
         // A tier belongs to one host, which has copies in one place.
         let _ = self.shared.erasure_listener.set(Box::new(listener));

@@ -11,7 +11,10 @@ use crate::kv::PrefixOwner;
 /// The pages to erase, by the names of their owners.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EraseScope {
+    /// All pages, also those in a cache that several hosts share.
     Everyone,
+    /// All pages of this host. Those in a cache that several hosts share stay.
+    EveryoneHere,
     Tenant(String),
     /// Pages that are used only by sessions of this agent.
     Agent(String),
@@ -28,7 +31,7 @@ impl EraseScope {
     /// Returns whether the pages of a client are among these.
     pub(crate) fn includes(&self, owner: &PrefixOwner) -> bool {
         match self {
-            EraseScope::Everyone => true,
+            EraseScope::Everyone | EraseScope::EveryoneHere => true,
             EraseScope::Tenant(tenant) => owner.tenant == *tenant,
             EraseScope::Agent(agent) => owner.agent.as_ref() == Some(agent),
             EraseScope::Session { agent, session } => {
@@ -51,6 +54,7 @@ impl EraseScope {
             |agent: &str, session: &str| EraseFilter::Session(keys.owner(Some(agent), Some(session)));
         tier.erase(match self {
             EraseScope::Everyone => EraseFilter::All,
+            EraseScope::EveryoneHere => EraseFilter::AllHere,
             EraseScope::Tenant(tenant) => EraseFilter::Tenant(keys.tenant(tenant)),
             EraseScope::Agent(agent) => EraseFilter::Agent(keys.owner(Some(agent), None).agent),
             EraseScope::Session { agent, session: name } => session(agent, name),

@@ -6,7 +6,7 @@ use crate::tests::{
     inference::chatter,
     warming::{QUESTION, tier},
 };
-use skep_engine::{DiskTier, ModelSet};
+use skep_engine::{DiskTier, ModelSet, PageWrite};
 use skep_store::Store;
 use std::{sync::Arc, time::Duration};
 
@@ -64,4 +64,31 @@ async fn pages_of_a_session_that_moved_are_erased_where_it_was() {
     turn(&again, "u", &tier_of_other).await;
     third.agents.delete_session("chat", "nobody").await.expect_err("there is none");
     assert!(tier_of_other.status().pages > 0);
+}
+
+/// A cache in the memory of several hosts has the pages of all of them, and one host does not know what they may keep.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_does_not_know_what_others_deleted_erases_its_own_pages_and_no_copies_elsewhere() {
+    let Some(cluster) = Cluster::new().await else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let before = tier(folder.path());
+    let keys = before.keys();
+    let layout = before.layout(keys.layout("weights", "form"), 1_000).expect("a layout");
+    assert!(before.write(PageWrite {
+        layout,
+        prefix: keys.prefixes("t", &[7; 16], 16)[0],
+        parent: None,
+        tenant: keys.tenant("t"),
+        owner: keys.owner(None, None),
+        bytes: vec![1; 1_000],
+    }));
+    before.flush();
+    drop(before);
+    let disk = tier(folder.path());
+    assert_eq!((disk.status().pages, disk.erased_until().expect("readable")), (1, None));
+    let (erased, notices) = std::sync::mpsc::channel();
+    disk.when_erased(move |pages| erased.send(format!("{pages:?}")).expect("the test waits"));
+    let _host = host(&cluster, &disk).await;
+    until(async || (disk.status().pages == 0).then_some(())).await;
+    assert_eq!(notices.try_iter().collect::<Vec<_>>(), Vec::<String>::new());
 }
