@@ -72,13 +72,13 @@ impl DiskPages {
     /// were on disk, which is 0 if the disk failed.
     pub(crate) async fn erase(&self, pages: EraseScope) -> u64 {
         self.try_erase(pages).await.unwrap_or_else(|error| {
-            tracing::error!(%error, "KV pages are not erased from the disk; the next erasure tries it again");
+            tracing::error!(%error, "KV pages are not erased from the disk; the next erasure or start tries it again");
             0
         })
     }
 
     /// Does the same, and reports a disk that failed.
-    async fn try_erase(&self, pages: EraseScope) -> io::Result<u64> {
+    pub(crate) async fn try_erase(&self, pages: EraseScope) -> io::Result<u64> {
         let (begun, was_reading) = (self.begun.load(SeqCst), self.reading.load(SeqCst) > 0);
         self.forget(&pages).await;
         let Some(tier) = self.tier.clone() else { return Ok(0) };

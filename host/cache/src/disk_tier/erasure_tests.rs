@@ -1,6 +1,8 @@
-//! Tests of erasures with real files: who is notified of them.
+//! Tests of erasures with real files: who is notified of them, and disks that do not take them.
 
-use super::tests::{open, tokens, write};
+use std::sync::atomic::Ordering::SeqCst;
+
+use super::tests::{is_on_disk, open, tokens, write};
 use super::*;
 
 #[test]
@@ -14,4 +16,42 @@ fn pages_that_are_erased_here_alone_are_not_reported_to_holders_of_copies() {
     write(&tier, form, "t", "s", &tokens(1, 2));
     assert_eq!((tier.forget(EraseFilter::All), tier.status().pages), (2, 0));
     assert_eq!(notices.try_iter().collect::<Vec<_>>(), [ErasedPages::All]);
+}
+
+#[test]
+fn an_erasure_that_the_disk_does_not_take_is_made_at_the_next_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let (tier, form) = open(folder.path());
+    let shared = write(&tier, form, "t", "stays", &tokens(1, 2));
+    let gone = write(&tier, form, "t", "gone", &tokens(1, 4));
+    let of_agent = write(&tier, form, "u", "other", &tokens(5, 3));
+    let owner = tier.keys().owner(Some("agent"), Some("gone"));
+    tier.faults().erasures_fail.store(true, SeqCst);
+    assert!(tier.erase(EraseFilter::Session(owner)).is_err());
+    assert!(tier.erase(EraseFilter::Tenant(tier.keys().tenant("u"))).is_err());
+    drop(tier);
+    assert!(is_on_disk(folder.path(), gone[3]) && is_on_disk(folder.path(), of_agent[2]));
+    let (tier, form) = open(folder.path());
+    assert_eq!([tier.leading(form, &gone), tier.leading(form, &of_agent)], [2, 0]);
+    assert_eq!(tier.status().pages_at_start, 2);
+    tier.flush();
+    assert_eq!(tier.status().erased_pages, 5);
+    assert!(gone[2..].iter().chain(&of_agent).all(|prefix| !is_on_disk(folder.path(), *prefix)));
+    // The session may come back with the same name.
+    write(&tier, form, "t", "gone", &tokens(1, 4));
+    drop(tier);
+    let (tier, form) = open(folder.path());
+    assert_eq!([tier.leading(form, &shared), tier.leading(form, &gone)], [2, 4]);
+}
+
+#[test]
+fn an_erasure_that_cannot_even_be_noted_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let (tier, form) = open(folder.path());
+    write(&tier, form, "t", "s", &tokens(1, 2));
+    tier.faults().erasures_fail.store(true, SeqCst);
+    // The file of the note cannot be written.
+    std::fs::create_dir(folder.path().join("unerased.new")).unwrap();
+    let error = tier.erase(EraseFilter::All).unwrap_err().to_string();
+    assert!(error.contains("a restart would bring the pages back"), "{error}");
 }

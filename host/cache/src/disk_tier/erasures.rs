@@ -11,13 +11,16 @@ use std::time::{Duration, Instant};
 
 use super::Shared;
 use super::index::{EraseFilter, PageKey};
+use super::unfinished::UnfinishedErasures;
 use crate::{Digest, Owner, TenantTag};
 
-/// The erasures that are requested, and those that commands in the queue still have to respect.
+/// The erasures that are requested, those that commands in the queue still have to respect, and those that the disk did not take.
 #[derive(Default)]
 pub(super) struct Erasures {
     state: Mutex<State>,
     arrived: Condvar,
+    /// The list in the folder. Only the writer locks it, while it waits for the disk.
+    unfinished: Mutex<UnfinishedErasures>,
 }
 
 #[derive(Default)]
@@ -66,6 +69,16 @@ pub(super) struct Erasure {
 }
 
 impl Erasures {
+    /// Creates the erasures of a folder in which earlier ones are unfinished.
+    pub fn after(unfinished: UnfinishedErasures) -> Self {
+        Erasures { unfinished: Mutex::new(unfinished), ..Erasures::default() }
+    }
+
+    /// Locks the erasures that the disk did not take. The caller may wait for the disk.
+    pub fn unfinished(&self) -> MutexGuard<'_, UnfinishedErasures> {
+        self.unfinished.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Queues a command with its ticket. `send` must not wait, and returns whether the command was queued.
     pub fn queue(&self, send: impl FnOnce(u64) -> bool) -> bool {
         let mut state = self.lock();

@@ -25,6 +25,7 @@ mod small_file;
 mod space;
 #[cfg(test)]
 mod tests;
+mod unfinished;
 mod writer;
 mod written_days;
 
@@ -183,7 +184,7 @@ struct State {
     layouts: Vec<Layout>,
     /// Pages that wait to be written.
     queued: HashSet<PageKey>,
-    /// The changes of erasures that the disk did not take. No page has these slots.
+    /// The changes of erasures that the disk did not take, earlier processes included. No page has these slots.
     unerased: Changes,
     used_bytes: u64,
 }
@@ -322,7 +323,8 @@ impl DiskTier {
     }
 
     /// Erases pages from the disk, and those that wait to be written, with the pins of their sessions. Returns the number of
-    /// pages on disk once they are gone. Pages that the disk does not remove are removed by a later call, which fails until then.
+    /// pages on disk once they are gone. Pages that the disk does not remove are not used anymore. They are removed by a later
+    /// call, which fails until then, or at the next start. The error says if the folder cannot keep a note for that.
     pub fn erase(&self, which: EraseFilter) -> io::Result<u64> {
         let no_writer = || io::Error::new(io::ErrorKind::BrokenPipe, "the writer of KV pages has ended");
         self.shared.pins().forget(which, self.folder());

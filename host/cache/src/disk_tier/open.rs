@@ -7,12 +7,13 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
-use super::index::{Index, LayoutId, Slot};
+use super::index::{Changes, Index, LayoutId, Slot};
 use super::layout_files::{LayoutFiles, MAX_SLOTS, slot_bytes};
 use super::record::Head;
+use super::unfinished::UnfinishedErasures;
 use super::{
-    ByteShares, Layout, PageCipher, Pins, Shared, State, TierError, TierOptions, Totals, WrittenDays,
-    sealing, small_file, written_days,
+    ByteShares, Erasures, Layout, PageCipher, Pins, Shared, State, TierError, TierOptions, Totals,
+    WrittenDays, sealing, small_file, written_days,
 };
 use crate::{Digest, PageNamer, TransferRate};
 
@@ -40,7 +41,8 @@ pub(super) fn open(options: TierOptions) -> Result<Shared, TierError> {
     };
     let cipher = options.key.as_ref().map(PageCipher::new);
     remove_unlike(&folder, cipher.as_ref()).map_err(failed)?;
-    let state = read_state(&folder).map_err(failed)?;
+    let unfinished = UnfinishedErasures::read(&folder).map_err(failed)?;
+    let state = read_state(&folder, &unfinished).map_err(failed)?;
     let totals = Totals { pages_at_start: AtomicU64::new(state.index.len() as u64), ..Totals::default() };
     let keys = PageNamer::new(secret);
     let days = WrittenDays::decode(&small_file::read(&folder, written_days::FILE).map_err(failed)?);
@@ -53,7 +55,7 @@ pub(super) fn open(options: TierOptions) -> Result<Shared, TierError> {
         keys,
         state: Mutex::new(state),
         rate: TransferRate::assumed(READ_LATENCY_S, READ_BYTES_PER_S),
-        erasures: super::Erasures::default(),
+        erasures: Erasures::after(unfinished),
         erasure_listener: std::sync::OnceLock::new(),
         queued_write_bytes: AtomicU64::new(0),
         queued_read_bytes: AtomicU64::new(0),
@@ -108,8 +110,9 @@ fn remove_pages(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Reads the indexes of all layouts. Slots whose pages cannot be used are emptied.
-fn read_state(folder: &Path) -> io::Result<State> {
+/// Reads the indexes of all layouts. Slots whose pages cannot be used are emptied. Pages of unfinished erasures are left out, and
+/// left to the writer.
+fn read_state(folder: &Path, unfinished: &UnfinishedErasures) -> io::Result<State> {
     let mut heads = Vec::new();
     for entry in std::fs::read_dir(folder)? {
         let path = entry?.path();
@@ -144,7 +147,13 @@ fn read_state(folder: &Path) -> io::Result<State> {
         all.extend(records.into_iter().map(|(number, record)| (Slot { layout, number }, record)));
         layouts.push(Layout { files, free, slots });
     }
-    let (index, useless) = Index::load(all, State::slot_bytes(&layouts));
+    let (mut index, useless) = Index::load(all, State::slot_bytes(&layouts));
+    let mut unerased = Changes::default();
+    for which in unfinished.list() {
+        let Changes { removed, rewritten, .. } = index.forget(*which, State::slot_bytes(&layouts));
+        unerased.removed.extend(removed);
+        unerased.rewritten.extend(rewritten);
+    }
     for Slot { layout, number } in useless {
         let Layout { files, free, .. } = &mut layouts[layout.0];
         files.clear_record(number)?;
@@ -152,7 +161,7 @@ fn read_state(folder: &Path) -> io::Result<State> {
         free.push(number);
     }
     let used_bytes = index.bytes_by_tenant().map(|(_, bytes)| bytes).sum();
-    Ok(State { index, layouts, queued: Default::default(), unerased: Default::default(), used_bytes })
+    Ok(State { index, layouts, queued: Default::default(), unerased, used_bytes })
 }
 
 impl Shared {

@@ -1,6 +1,6 @@
-//! Small files beside the pages: pins, and the bytes that were written. They are replaced as a whole.
+//! Small files beside the pages, such as the list of pins. They are replaced as a whole.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
@@ -25,5 +25,7 @@ pub(super) fn replace(folder: &Path, name: &str, text: &str) -> io::Result<()> {
     let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
     file.write_all(text.as_bytes())?;
     file.sync_data()?;
-    std::fs::rename(new, folder.join(name))
+    std::fs::rename(new, folder.join(name))?;
+    // The new name is on the disk only with the folder.
+    File::open(folder)?.sync_data()
 }

@@ -64,7 +64,7 @@ pub(super) fn read(tier: &DiskTier, layout: LayoutId, prefixes: &[Digest]) -> Ve
 }
 
 /// Returns whether the contents of a page are anywhere in the files.
-fn is_on_disk(folder: &Path, prefix: Digest) -> bool {
+pub(super) fn is_on_disk(folder: &Path, prefix: Digest) -> bool {
     let files = std::fs::read_dir(folder).unwrap().map(|entry| std::fs::read(entry.unwrap().path()).unwrap());
     files.into_iter().any(|file| file.windows(32).any(|part| part == prefix.0))
 }

@@ -56,6 +56,7 @@ impl From<io::Error> for Refusal {
 
 pub(super) fn run(shared: &Arc<Shared>, commands: &Receiver<Command>) {
     let mut pace = Pace::new(shared.options.write_bytes_per_s);
+    finish_erasures(shared);
     if let Err(error) = make_room(shared, 0, &Eviction::default()) {
         fail(shared, error);
     }
@@ -269,13 +270,40 @@ fn has_free_disk(shared: &Shared, bytes: u64) -> bool {
     writable_bytes(&shared.options.folder, shared.options.min_free_percent) >= bytes
 }
 
+/// Makes the erasures that an earlier process could not finish. What the disk does not take is left to the next erasure.
+fn finish_erasures(shared: &Shared) {
+    if shared.erasures.unfinished().list().is_empty() {
+        return;
+    }
+    if let Err(error) = remove(shared, Changes::default()) {
+        fail(shared, error.into());
+    }
+}
+
 /// Erases pages, and those that earlier erasures could not remove. Returns the number of pages that are gone from the disk.
+/// After an error, the folder has a note of the erasure.
 fn forget(shared: &Shared, which: EraseFilter) -> io::Result<u64> {
     let mut changes = change(shared, |state| {
         let State { index, layouts, .. } = state;
         Some(index.forget(which, State::slot_bytes(layouts)))
     });
     shared.tell_erased(which, std::mem::take(&mut changes.removed_pages));
+    remove(shared, changes).map_err(|error| {
+        match shared.erasures.unfinished().add(which, &shared.options.folder) {
+            Ok(()) => error,
+            Err(unnoted) => {
+                let problem = format!(
+                    "{error}; a restart would bring the pages back, because this cannot be noted: {unnoted}"
+                );
+                io::Error::new(error.kind(), problem)
+            }
+        }
+    })
+}
+
+/// Removes pages from the files durably, with those that earlier erasures could not remove. Returns the number of pages that are
+/// gone.
+fn remove(shared: &Shared, mut changes: Changes) -> io::Result<u64> {
     let earlier = std::mem::take(&mut shared.state().unerased);
     changes.removed.extend(earlier.removed);
     changes.rewritten.extend(earlier.rewritten);
@@ -301,7 +329,11 @@ fn forget(shared: &Shared, which: EraseFilter) -> io::Result<u64> {
     free(shared, emptied);
     shared.totals.erased_pages.fetch_add(erased, Relaxed);
     metrics::counter!(metric::REMOVED_PAGES, "reason" => "erased").increment(erased);
-    undone.keep(shared).map(|()| erased)
+    undone.keep(shared)?;
+    if let Err(error) = shared.erasures.unfinished().clear(&shared.options.folder) {
+        tracing::debug!(%error, "erasures of KV pages that are finished will be repeated at the next start");
+    }
+    Ok(erased)
 }
 
 /// Changes the state, and counts the bytes of removed pages.

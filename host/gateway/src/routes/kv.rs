@@ -125,6 +125,6 @@ pub(crate) async fn purge(
             return Err(ApiError::parameter("session", message));
         }
     };
-    let erased = gateway.host.purge_kv_disk(pages).await;
+    let erased = gateway.host.purge_kv_disk(pages).await?;
     Ok((Extension(Details(details)), Json(KvPurged { object: marker::KvDisk, erased_pages: erased })))
 }

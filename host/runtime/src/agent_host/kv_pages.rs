@@ -10,9 +10,16 @@ impl AgentHost {
         self.host().reach.disk.status()
     }
 
-    /// Erases KV pages from the disk and returns their number.
-    pub async fn purge_kv_disk(&self, pages: EraseScope) -> u64 {
-        self.host().reach.disk.erase(pages).await
+    /// Erases KV pages from the disk and returns their number. After an error pages may be left, which the next erasure or the
+    /// next start removes.
+    pub async fn purge_kv_disk(&self, pages: EraseScope) -> Result<u64, RuntimeError> {
+        let erased = self.host().reach.disk.try_erase(pages).await;
+        erased.map_err(|error| {
+            let message = format!(
+                "KV pages are not erased from the disk; the next erasure or start tries it again: {error}"
+            );
+            RuntimeError::Internal { message }
+        })
     }
 
     /// Reads the pages of a session's conversations from the disk into memory, before its next turn needs them. It takes only

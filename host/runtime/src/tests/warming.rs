@@ -6,9 +6,13 @@ use super::{
     inference::chatter,
 };
 use crate::{Clock, ModelSet, RuntimeOptions, WarmedConversation};
-use skep_engine::{DiskTier, Pin, PinStatus, TierOptions};
+use skep_engine::{DiskTier, EraseScope, Pin, PinStatus, TierOptions};
 use skep_store::Store;
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{
+    path::Path,
+    sync::{Arc, atomic::Ordering::SeqCst},
+    time::Duration,
+};
 
 const START_MS: u64 = 1_800_000_000_000;
 pub(super) const QUESTION: &str =
@@ -139,6 +143,19 @@ async fn the_pages_of_a_session_are_read_shortly_before_its_alarm() {
         let session = host.agents.session("chat", "s").await.expect("the session exists");
         assert_eq!(session.summary.turns, 1, "the alarm is not due yet");
     }
+}
+
+#[tokio::test]
+async fn a_purge_that_the_disk_does_not_take_is_an_error() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let tier = tier(folder.path());
+    let host = restarted(&tier, &Clock::at(START_MS), "", Duration::ZERO).await;
+    let pages = tier.status().pages;
+    tier.faults().erasures_fail.store(true, SeqCst);
+    let error = host.agents.purge_kv_disk(EraseScope::Everyone).await.expect_err("the disk fails");
+    assert_eq!(error.code(), "internal");
+    tier.faults().erasures_fail.store(false, SeqCst);
+    assert_eq!(host.agents.purge_kv_disk(EraseScope::Everyone).await.expect("the disk works"), pages);
 }
 
 #[tokio::test]
