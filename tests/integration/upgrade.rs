@@ -151,10 +151,12 @@ fn a_migration_keeps_the_rows_of_every_version() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn responses_requests_and_pages_of_every_version_are_served() {
+async fn responses_and_requests_of_every_version_are_served_and_pages_under_other_names_are_removed() {
     for version in Version::all().into_iter().filter(|version| version.fixtures.join("response.id").exists())
     {
         version.unpack("data.tar.gz");
+        let files = fs::read_dir(version.at("data/kv")).unwrap().map(|file| file.unwrap().path());
+        let files: Vec<PathBuf> = files.filter(|file| file.extension().is_some()).collect();
         let host = tokio::task::block_in_place(|| version.host("data"));
         let key = version.text("admin.key");
         let get = async |path: &str| -> Value {
@@ -170,7 +172,8 @@ async fn responses_requests_and_pages_of_every_version_are_served() {
         assert_ne!(response["output"][0]["content"][0]["text"], "", "{response}");
         assert!(!get("/v1/requests").await["data"].as_array().unwrap().is_empty());
         let kv = get("/v1/kv").await;
-        assert!(kv["pages_at_start"].as_u64() > Some(0), "{kv}");
+        assert_eq!(kv["pages_at_start"], 0, "{kv}");
+        assert!(!files.is_empty() && !files.iter().any(|file| file.exists()), "{files:?}");
         host.kill();
     }
 }

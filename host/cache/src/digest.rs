@@ -1,10 +1,13 @@
 //! The names of pages: a digest of everything that a page depends on, under a key of the data folder.
 //!
 //! Invariant: two pages have the same name only if they have the same tenant and the same tokens from the first one on.
-//! That rests on SHA-256, because a page on disk has no tokens to compare. The key ensures that the index alone reveals
-//! nothing.
+//! That rests on SHA-256, because a page on disk has no tokens to compare. The key is in each name, not only in the first one of a
+//! prefix: without it, whoever sees names in an index or on their way could test guesses of the tokens between two of them.
 
 use sha2::{Digest as _, Sha256};
+
+/// The version of the names. It is in every layout, so hosts that name pages in another way find none of each other's.
+const NAMES_VERSION: &[u8] = b"2";
 
 /// A SHA-256 digest that names a prefix of tokens or the layout of pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -48,12 +51,12 @@ impl PageNamer {
 
     /// Returns the digest of pages of these weights in this format.
     pub fn layout(&self, weights: &str, form: &str) -> Digest {
-        self.digest("layout", &[weights.as_bytes(), form.as_bytes()])
+        self.digest("layout", &[NAMES_VERSION, weights.as_bytes(), form.as_bytes()])
     }
 
     /// Returns the name of each whole page of `tokens`. A name covers the tenant and all tokens up to the end of the page.
     pub fn prefixes(&self, tenant: &str, tokens: &[u32], page_tokens: usize) -> Vec<Digest> {
-        chained(self.digest("prefix", &[tenant.as_bytes()]), tokens, page_tokens)
+        self.chained(self.digest("prefix", &[tenant.as_bytes()]), tokens, page_tokens)
     }
 
     /// Returns the names of the same pages if the first `public_pages` of them are public. Those have the same names for all
@@ -66,10 +69,10 @@ impl PageNamer {
         public_pages: usize,
     ) -> Vec<Digest> {
         let (public, own) = tokens.split_at(tokens.len().min(public_pages.saturating_mul(page_tokens)));
-        let mut names = chained(self.digest("public prefix", &[]), public, page_tokens);
+        let mut names = self.chained(self.digest("public prefix", &[]), public, page_tokens);
         let Some(last) = names.last() else { return self.prefixes(tenant, tokens, page_tokens) };
         let start = self.digest("prefix after a public one", &[tenant.as_bytes(), &last.0]);
-        names.extend(chained(start, own, page_tokens));
+        names.extend(self.chained(start, own, page_tokens));
         names
     }
 
@@ -92,6 +95,16 @@ impl PageNamer {
         }
     }
 
+    /// Returns the name of each whole page of `tokens`, each of which covers the one before it.
+    fn chained(&self, mut last: Digest, tokens: &[u32], page_tokens: usize) -> Vec<Digest> {
+        let pages = tokens.chunks_exact(page_tokens).map(|page| {
+            let tokens: Vec<u8> = page.iter().flat_map(|token| token.to_le_bytes()).collect();
+            last = self.digest("page", &[&last.0, &tokens]);
+            last
+        });
+        pages.collect()
+    }
+
     fn short(&self, kind: &str, parts: &[&[u8]]) -> u64 {
         let [a, b, c, d, e, f, g, h, ..] = self.digest(kind, parts).0;
         // 0 means that there is none.
@@ -107,17 +120,6 @@ impl PageNamer {
         }
         Digest(hash.finalize().into())
     }
-}
-
-/// Returns the name of each whole page of `tokens`, each of which covers the one before it.
-fn chained(mut last: Digest, tokens: &[u32], page_tokens: usize) -> Vec<Digest> {
-    let pages = tokens.chunks_exact(page_tokens).map(|page| {
-        let mut hash = Sha256::new_with_prefix(last.0);
-        page.iter().for_each(|token| hash.update(token.to_le_bytes()));
-        last = Digest(hash.finalize().into());
-        last
-    });
-    pages.collect()
 }
 
 #[cfg(test)]
@@ -138,6 +140,21 @@ mod tests {
         }
         assert_ne!(keys.prefixes("b", &tokens, 16), names);
         assert_ne!(PageNamer::new([8; 32]).prefixes("a", &tokens, 16), names);
+    }
+
+    /// Somebody who sees the names of pages knows `names[0]`, and guesses the tokens after it.
+    #[test]
+    fn no_name_follows_from_the_one_before_it_without_the_key() {
+        let keys = PageNamer::new([7; 32]);
+        let tokens: Vec<u32> = (0..48).collect();
+        let guessed: Vec<u8> = tokens[16..32].iter().flat_map(|token| token.to_le_bytes()).collect();
+        for names in [keys.prefixes("a", &tokens, 16), keys.prefixes_after_public("a", &tokens, 16, 3)] {
+            let without_key = Sha256::new_with_prefix(names[0].0).chain_update(&guessed).finalize();
+            assert_ne!(names[1], Digest(without_key.into()));
+            let other = PageNamer::new([8; 32]);
+            assert_eq!(keys.chained(names[0], &tokens[16..], 16), names[1..]);
+            assert_ne!(other.chained(names[0], &tokens[16..], 16), names[1..]);
+        }
     }
 
     #[test]

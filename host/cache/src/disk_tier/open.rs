@@ -122,12 +122,16 @@ fn read_state(folder: &Path, unfinished: &UnfinishedErasures) -> io::Result<Stat
         match LayoutFiles::head_of(&path) {
             Some(head) => heads.push(head),
             None => {
-                tracing::warn!(path = %path.display(), "removed an unreadable index of KV pages");
-                std::fs::remove_file(&path)?;
+                tracing::warn!(
+                    path = %path.display(),
+                    "removing KV pages whose index is damaged or of another version"
+                );
+                // Without their index, nobody would find the pages again.
                 let pages = path.with_extension("pages");
                 if pages.exists() {
                     std::fs::remove_file(pages)?;
                 }
+                std::fs::remove_file(&path)?;
             }
         }
     }

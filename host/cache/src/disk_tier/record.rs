@@ -9,7 +9,8 @@ use crate::{Digest, Owner, TenantTag};
 pub(super) const RECORD_BYTES: usize = 256;
 const MAGIC: [u8; 8] = *b"SKEPSLOT";
 const HEAD_MAGIC: [u8; 8] = *b"SKEPKVIX";
-const VERSION: u32 = 1;
+/// The version of records and of the names in them.
+const VERSION: u32 = 2;
 /// Maximum number of owners of one page that are recorded. Further owners are not recorded, so the page may be erased while
 /// such an owner still exists. It is then computed again.
 pub(super) const MAX_OWNERS: usize = 8;
@@ -158,5 +159,13 @@ mod tests {
         let head = Head { layout: Digest([1; 32]), payload_bytes: 77 };
         assert_eq!(Head::decode(&head.encode()), Some(head));
         assert_eq!(Head::decode(&bytes), None);
+    }
+
+    #[test]
+    fn an_index_with_names_of_version_1_is_not_read() {
+        let mut head = Head { layout: Digest([1; 32]), payload_bytes: 77 }.encode();
+        head[8..12].copy_from_slice(&1u32.to_le_bytes());
+        seal(&mut head, u64::MAX);
+        assert_eq!(Head::decode(&head), None);
     }
 }
