@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::index::PageKey;
+use super::index::{LayoutId, PageKey};
 use super::shares::ByteShares;
 use crate::{Owner, TenantTag};
 
@@ -14,6 +14,8 @@ pub(super) struct Eviction<'a> {
     pub keep: Option<PageKey>,
     /// The only tenant whose pages are evicted.
     pub only: Option<TenantTag>,
+    /// The only layout whose pages are evicted.
+    pub layout: Option<LayoutId>,
     /// Owners whose pages are evicted after all others.
     pub last: HashSet<Owner>,
     pub shares: Option<&'a ByteShares>,
@@ -23,6 +25,11 @@ impl Eviction<'_> {
     /// Returns whether pages of a tenant may be chosen.
     pub fn includes(&self, tenant: TenantTag) -> bool {
         self.only.is_none_or(|only| only == tenant)
+    }
+
+    /// Returns whether a page of these tenants may be chosen.
+    pub fn allows(&self, key: &PageKey) -> bool {
+        Some(*key) != self.keep && self.layout.is_none_or(|layout| layout == key.layout)
     }
 
     /// Returns the bytes that a tenant has beyond its share.

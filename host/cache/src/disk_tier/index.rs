@@ -244,7 +244,7 @@ impl Index {
         };
         let evictable = |pages: &TenantPages| {
             let mut leaves = pages.leaves.iter().map(|(_, key)| *key);
-            leaves.find(|key| Some(*key) != rules.keep && !is_spared(key))
+            leaves.find(|key| rules.allows(key) && !is_spared(key))
         };
         let tenants = self.tenants.iter().filter(|(tenant, _)| rules.includes(**tenant));
         let found = tenants.filter_map(|(tenant, pages)| {

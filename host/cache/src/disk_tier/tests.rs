@@ -223,6 +223,23 @@ fn a_full_tier_evicts_and_never_grows_beyond_its_budget() {
 }
 
 #[test]
+fn a_layout_whose_slots_are_all_taken_evicts_its_own_pages() {
+    let folder = tempfile::tempdir().unwrap();
+    let (tier, form) = open(folder.path());
+    let other = layout(&tier, "other form");
+    let of_other = write(&tier, other, "t", "first", &tokens(1, 3));
+    let slots = super::layout_files::MAX_SLOTS as u32;
+    for session in 0..slots / 64 {
+        write(&tier, form, "t", &format!("{session}"), &tokens(10 + session, 64));
+    }
+    assert_eq!((tier.status().pages, tier.status().evicted_pages), (u64::from(slots) + 3, 0));
+    let last = write(&tier, form, "t", "last", &tokens(5, 70));
+    assert_eq!([tier.leading(form, &last), tier.leading(other, &of_other)], [70, 3]);
+    let status = tier.status();
+    assert_eq!((status.pages, status.evicted_pages, status.dropped_pages), (u64::from(slots) + 3, 70, 0));
+}
+
+#[test]
 fn the_largest_tenant_makes_room() {
     let folder = tempfile::tempdir().unwrap();
     let page = DiskTier::page_bytes(BYTES);

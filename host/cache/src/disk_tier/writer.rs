@@ -150,12 +150,7 @@ fn write(shared: &Shared, page: PageWrite) -> Result<u64, Refusal> {
     let keep = parent.map(|prefix| PageKey { layout, prefix });
     make_room_of_tenant(shared, slot_bytes, keep, tenant)?;
     make_room(shared, slot_bytes, &Eviction { keep, ..Eviction::default() })?;
-    let taken = {
-        let mut state = shared.state();
-        let found = state.layouts.get_mut(layout.0);
-        found.and_then(|layout| Some((layout.files.clone(), layout.take_slot()?)))
-    };
-    let (files, slot) = taken.ok_or(Refusal::Dropped)?;
+    let (files, slot) = take_slot(shared, layout, keep)?;
     let header = Header { layout: files.head.layout, prefix, payload_bytes: files.head.payload_bytes };
     if let Err(error) = put(shared, &files, slot, &header, &bytes) {
         // The bytes written so far have no record, and are deallocated.
@@ -241,6 +236,27 @@ fn make_room(shared: &Shared, bytes: u64, rules: &Eviction<'_>) -> Result<(), Re
     }
 }
 
+/// Takes a slot of a layout. If all of them have pages, one of these is evicted.
+fn take_slot(
+    shared: &Shared,
+    layout: LayoutId,
+    keep: Option<PageKey>,
+) -> Result<(Arc<LayoutFiles>, u32), Refusal> {
+    loop {
+        {
+            let mut state = shared.state();
+            let found = state.layouts.get_mut(layout.0).ok_or(Refusal::Dropped)?;
+            if let Some(slot) = found.take_slot() {
+                return Ok((found.files.clone(), slot));
+            }
+        }
+        let of_layout = Eviction { keep, layout: Some(layout), ..Eviction::default() };
+        if !evict_page(shared, &of_layout)? {
+            return Err(Refusal::Dropped);
+        }
+    }
+}
+
 /// Evicts one page, those of pinned sessions last. Returns false if there is none that may go.
 fn evict_page(shared: &Shared, rules: &Eviction<'_>) -> Result<bool, Refusal> {
     let owners = shared.pins().owners();
@@ -248,8 +264,8 @@ fn evict_page(shared: &Shared, rules: &Eviction<'_>) -> Result<bool, Refusal> {
         let State { index, layouts, .. } = state;
         let slot_bytes = State::slot_bytes(layouts);
         let last = pins::protected(&owners, index, shared.shares.pinned, &slot_bytes);
-        let Eviction { keep, only, .. } = *rules;
-        index.evict(&Eviction { keep, only, last, shares: Some(&shared.shares) }, slot_bytes)
+        let Eviction { keep, only, layout, .. } = *rules;
+        index.evict(&Eviction { keep, only, layout, last, shares: Some(&shared.shares) }, slot_bytes)
     });
     if evicted.removed.is_empty() {
         return Ok(false);
