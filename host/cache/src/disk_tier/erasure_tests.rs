@@ -1,8 +1,10 @@
-//! Tests of erasures with real files: who is notified of them, and disks that do not take them.
+//! Tests of erasures with real files: who is notified of them, disks that do not take them, and what a power cut leaves.
 
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering::SeqCst;
 
-use super::tests::{is_on_disk, open, tokens, write};
+use super::record::{EMPTY, RECORD_BYTES};
+use super::tests::{is_on_disk, open, pages_file, read, tokens, write};
 use super::*;
 
 #[test]
@@ -54,4 +56,25 @@ fn an_erasure_that_cannot_even_be_noted_says_so() {
     std::fs::create_dir(folder.path().join("unerased.new")).unwrap();
     let error = tier.erase(EraseFilter::All).unwrap_err().to_string();
     assert!(error.contains("a restart would bring the pages back"), "{error}");
+}
+
+#[test]
+fn pages_without_a_record_are_erased_at_the_next_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let (tier, form) = open(folder.path());
+    let [first, second, third] =
+        [1, 2, 3].map(|session| write(&tier, form, "t", &format!("{session}"), &tokens(session, 2)));
+    drop(tier);
+    // The record of the fourth page is empty, and that of the sixth was not written.
+    let index = pages_file(folder.path()).with_extension("index");
+    let index = std::fs::OpenOptions::new().write(true).open(index).unwrap();
+    index.write_all_at(&EMPTY, 4 * RECORD_BYTES as u64).unwrap();
+    index.set_len(6 * RECORD_BYTES as u64).unwrap();
+    let (tier, form) = open(folder.path());
+    tier.flush();
+    assert!(![second[1], third[1]].iter().any(|prefix| is_on_disk(folder.path(), *prefix)));
+    assert_eq!([&first, &second, &third].map(|names| read(&tier, form, names).len()), [2, 1, 1]);
+    // Their slots are used again.
+    let more = write(&tier, form, "t", "4", &tokens(4, 2));
+    assert_eq!(read(&tier, form, &more).len(), 2);
 }

@@ -1,16 +1,18 @@
 //! The two files of one layout: a slot for each page, and a record for each slot.
 //!
 //! Invariant: a slot's record is written after its page and emptied before its page changes, so a process that is killed
-//! leaves either a record with its whole page or no record. Torn writes after a power cut are detected by checksum. The files can
-//! be read by their user alone.
+//! leaves either a record with its whole page or no record. Torn writes after a power cut are detected by checksum, and what one
+//! leaves in slots without a record is deallocated at the next start. The files can be read by their user alone.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind};
 use std::num::NonZeroU64;
+use std::ops::Range;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Advice, FallocateFlags, fadvise, fallocate};
+use rustix::fs::{Advice, FallocateFlags, SeekFrom, fadvise, fallocate, seek};
+use rustix::io::Errno;
 
 use super::record::{EMPTY, Head, RECORD_BYTES, Record};
 use crate::image::HEADER_BYTES;
@@ -123,7 +125,27 @@ impl LayoutFiles {
 
     /// Deallocates the bytes of a slot in the file system, or overwrites them if that is not supported.
     pub fn erase_page(&self, slot: u32) -> io::Result<()> {
-        let (at, bytes) = (u64::from(slot) * self.slot_bytes(), self.slot_bytes());
+        self.deallocate(u64::from(slot) * self.slot_bytes(), self.slot_bytes())
+    }
+
+    /// Deallocates what slots without a page have, as far as the file system has anything there.
+    pub fn erase_leftovers(&self, slots: Range<u32>) -> io::Result<()> {
+        let [mut at, end] = [slots.start, slots.end].map(|slot| u64::from(slot) * self.slot_bytes());
+        while at < end {
+            at = match seek(&self.pages, SeekFrom::Data(at)) {
+                Ok(data) if data < end => data,
+                // Only a hole follows, or the end of the file.
+                Ok(_) | Err(Errno::NXIO) => return Ok(()),
+                Err(error) => return Err(error.into()),
+            };
+            let hole = seek(&self.pages, SeekFrom::Hole(at))?.next_multiple_of(SLOT_ALIGN).min(end);
+            self.deallocate(at, hole - at)?;
+            at = hole;
+        }
+        Ok(())
+    }
+
+    fn deallocate(&self, at: u64, bytes: u64) -> io::Result<()> {
         let end = self.pages.metadata()?.len().min(at + bytes);
         if at >= end {
             return Ok(());
@@ -132,19 +154,24 @@ impl LayoutFiles {
         if fallocate(&self.pages, flags, at, bytes).is_ok() {
             return Ok(());
         }
-        let mut offset = at;
+        let (mut offset, mut found) = (at, vec![0; ZEROS.len()]);
         while offset < end {
             let length = (end - offset).min(ZEROS.len() as u64);
-            self.pages.write_all_at(&ZEROS[..length as usize], offset)?;
+            let (found, zeros) = (&mut found[..length as usize], &ZEROS[..length as usize]);
+            // Slots that were emptied earlier are not written once more.
+            if self.pages.read_exact_at(found, offset).is_err() || found != zeros {
+                self.pages.write_all_at(zeros, offset)?;
+            }
             offset += length;
         }
         Ok(())
     }
 
-    /// Waits until erasures are on the disk.
+    /// Waits until erasures are on the disk. The pages come first: a record without a page is found to be damaged, and a page
+    /// without a record would only be found at the next start.
     pub fn sync(&self) -> io::Result<()> {
-        self.index.sync_data()?;
-        self.pages.sync_data()
+        self.pages.sync_data()?;
+        self.index.sync_data()
     }
 
     /// Removes both files.

@@ -13,6 +13,7 @@ mod eviction;
 mod faults;
 mod index;
 mod layout_files;
+mod leftovers;
 mod open;
 mod pins;
 mod reader;

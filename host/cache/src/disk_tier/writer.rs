@@ -14,7 +14,7 @@ use super::index::{Changes, EraseFilter, LayoutId, PageKey, Slot};
 use super::layout_files::LayoutFiles;
 use super::record::Record;
 use super::space::{Pace, writable_bytes};
-use super::{PageWrite, Shared, State, pins, small_file, written_days};
+use super::{PageWrite, Shared, State, leftovers, pins, small_file, written_days};
 use crate::image::Header;
 use crate::{Owner, TenantTag, metric};
 
@@ -61,6 +61,7 @@ pub(super) fn run(shared: &Arc<Shared>, commands: &Receiver<Command>) {
         fail(shared, error);
     }
     show(shared);
+    leftovers::erase(shared, || erase_wanted(shared));
     for command in commands {
         erase_wanted(shared);
         match command {
