@@ -72,7 +72,7 @@ impl DiskPages {
     /// were on disk, which is 0 if the disk failed.
     pub(crate) async fn erase(&self, pages: EraseScope) -> u64 {
         self.try_erase(pages).await.unwrap_or_else(|error| {
-            tracing::error!(%error, "KV pages are not erased from the disk; the next erasure or start tries it again");
+            tracing::error!(%error, "KV pages are not erased from the disk");
             0
         })
     }

@@ -78,3 +78,19 @@ fn pages_without_a_record_are_erased_at_the_next_start() {
     let more = write(&tier, form, "t", "4", &tokens(4, 2));
     assert_eq!(read(&tier, form, &more).len(), 2);
 }
+
+#[test]
+fn an_erasure_waits_for_a_disk_that_hangs_no_longer_than_it_may() {
+    let folder = tempfile::tempdir().unwrap();
+    let (tier, form) = open(folder.path());
+    let gone = write(&tier, form, "t", "s", &tokens(1, 1));
+    tier.faults().erase_delay_ms.store(3_000, SeqCst);
+    let begun = Instant::now();
+    let error = tier.erase_within(EraseFilter::All, Duration::from_millis(50)).unwrap_err();
+    assert!(begun.elapsed() < Duration::from_secs(2), "it waited for the disk");
+    assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+    // The disk answers in the end.
+    tier.faults().erase_delay_ms.store(0, SeqCst);
+    assert_eq!(tier.erase(EraseFilter::All).unwrap(), 0);
+    assert!(!is_on_disk(folder.path(), gone[0]));
+}

@@ -39,6 +39,8 @@ pub struct Faults {
     pub disk_is_full: AtomicBool,
     /// Whether each erasure fails.
     pub erasures_fail: AtomicBool,
+    /// Time by which the erasure of each page is delayed, in milliseconds.
+    pub erase_delay_ms: AtomicU64,
     /// Time by which each read is delayed, in milliseconds.
     pub read_delay_ms: AtomicU64,
     /// Time by which each write is delayed, in milliseconds.
@@ -55,6 +57,7 @@ impl Faults {
     }
 
     pub(super) fn erase(&self) -> io::Result<()> {
+        std::thread::sleep(Duration::from_millis(self.erase_delay_ms.load(SeqCst)));
         match self.erasures_fail.load(SeqCst) {
             true => Err(io::Error::other("the disk does not take the erasure")),
             false => Ok(()),

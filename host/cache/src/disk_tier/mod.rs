@@ -66,6 +66,8 @@ const WRITE_QUEUE: usize = 1 << 14;
 const AFTER_FAILURE: Duration = Duration::from_secs(10);
 /// Interval at which a caller that waits for an erasure looks whether the writer is still there.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// Time that a caller waits for an erasure.
+const ERASE_TIME: Duration = Duration::from_secs(30);
 /// Time that a tier that is closed gives its threads. A disk that hangs does not keep the process from ending.
 const CLOSE_TIME: Duration = if cfg!(test) { Duration::from_millis(500) } else { Duration::from_secs(10) };
 
@@ -325,8 +327,13 @@ impl DiskTier {
 
     /// Erases pages from the disk, and those that wait to be written, with the pins of their sessions. Returns the number of
     /// pages on disk once they are gone. Pages that the disk does not remove are not used anymore. They are removed by a later
-    /// call, which fails until then, or at the next start. The error says if the folder cannot keep a note for that.
+    /// call, which fails until then, or at the next start. The error says if the folder cannot keep a note for that. A disk that
+    /// does not answer in time is an error, too, and erases the pages once it does.
     pub fn erase(&self, which: EraseFilter) -> io::Result<u64> {
+        self.erase_within(which, ERASE_TIME)
+    }
+
+    fn erase_within(&self, which: EraseFilter, time: Duration) -> io::Result<u64> {
         let no_writer = || io::Error::new(io::ErrorKind::BrokenPipe, "the writer of KV pages has ended");
         self.shared.pins().forget(which, self.folder());
         let Some(writes) = &self.writes else { return Err(no_writer()) };
@@ -336,11 +343,18 @@ impl DiskTier {
         if matches!(writes.try_send(Command::Erase), Err(TrySendError::Disconnected(_))) {
             return Err(no_writer());
         }
+        let until = Instant::now() + time;
         loop {
-            match gone.recv_timeout(LOOK_INTERVAL) {
+            let left = until.saturating_duration_since(Instant::now());
+            match gone.recv_timeout(left.min(LOOK_INTERVAL)) {
                 Ok(erased) => return erased,
                 Err(RecvTimeoutError::Timeout) if !self.threads.iter().any(JoinHandle::is_finished) => {}
                 Err(_) => return Err(no_writer()),
+            }
+            if left.is_zero() {
+                let problem =
+                    format!("the disk has not answered for {time:?}; the pages are erased once it does");
+                return Err(io::Error::new(io::ErrorKind::TimedOut, problem));
             }
         }
     }

@@ -306,15 +306,15 @@ fn forget(shared: &Shared, which: EraseFilter) -> io::Result<u64> {
     });
     shared.tell_erased(which, std::mem::take(&mut changes.removed_pages));
     remove(shared, changes).map_err(|error| {
-        match shared.erasures.unfinished().add(which, &shared.options.folder) {
-            Ok(()) => error,
+        let problem = match shared.erasures.unfinished().add(which, &shared.options.folder) {
+            Ok(()) => format!("{error}; the next erasure or the next start tries it again"),
             Err(unnoted) => {
-                let problem = format!(
+                format!(
                     "{error}; a restart would bring the pages back, because this cannot be noted: {unnoted}"
-                );
-                io::Error::new(error.kind(), problem)
+                )
             }
-        }
+        };
+        io::Error::new(error.kind(), problem)
     })
 }
 

@@ -51,11 +51,16 @@ mod usage;
 mod webhook;
 mod wit;
 
+use std::time::Duration;
+
 use anyhow::{Context as _, Result};
 use clap::{Parser, Subcommand};
 
 use crate::config::Config;
 use crate::logging::{self, LogFormat};
+
+/// Time that calls which still wait for a disk or for another program have at the end of a command.
+const BLOCKED_TIME: Duration = Duration::from_secs(10);
 
 /// Serve language models and run sandboxed WebAssembly agents beside them, in one process
 #[derive(Debug, Parser)]
@@ -219,8 +224,8 @@ impl Cli {
             .build()
             .context("cannot start the asynchronous runtime")?;
         let result = runtime.block_on(self.command.run(config));
-        // The last spans end when the runtime is dropped.
-        drop(runtime);
+        // The last spans end with the runtime. A disk that does not answer does not keep the process from ending.
+        runtime.shutdown_timeout(BLOCKED_TIME);
         if let Some(traces) = traces {
             traces.shutdown();
         }

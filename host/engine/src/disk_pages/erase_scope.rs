@@ -60,10 +60,17 @@ impl EraseScope {
             EraseScope::Session { agent, session: name } => session(agent, name),
             EraseScope::Sessions(all) => {
                 let names = all.iter().flat_map(|(agent, names)| names.iter().map(move |name| (agent, name)));
-                // One that fails does not keep the others from being erased.
-                let erased: Vec<io::Result<u64>> =
-                    names.map(|(agent, name)| tier.erase(session(agent, name))).collect();
-                return erased.into_iter().sum();
+                let mut erased = Ok(0);
+                for (agent, name) in names {
+                    match tier.erase(session(agent, name)) {
+                        // The next one would wait as long.
+                        Err(error) if error.kind() == io::ErrorKind::TimedOut => return Err(error),
+                        // One that fails does not keep the others from being erased.
+                        Err(error) => erased = erased.and(Err(error)),
+                        Ok(pages) => erased = erased.map(|before| before + pages),
+                    }
+                }
+                return erased;
             }
         })
     }

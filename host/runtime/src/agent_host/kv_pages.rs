@@ -10,15 +10,12 @@ impl AgentHost {
         self.host().reach.disk.status()
     }
 
-    /// Erases KV pages from the disk and returns their number. After an error pages may be left, which the next erasure or the
-    /// next start removes.
+    /// Erases KV pages from the disk and returns their number. After an error pages may be left, which the disk tier tries to
+    /// remove later.
     pub async fn purge_kv_disk(&self, pages: EraseScope) -> Result<u64, RuntimeError> {
         let erased = self.host().reach.disk.try_erase(pages).await;
-        erased.map_err(|error| {
-            let message = format!(
-                "KV pages are not erased from the disk; the next erasure or start tries it again: {error}"
-            );
-            RuntimeError::Internal { message }
+        erased.map_err(|error| RuntimeError::Internal {
+            message: format!("KV pages are not erased from the disk: {error}"),
         })
     }
 
