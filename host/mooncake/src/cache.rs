@@ -34,7 +34,7 @@ const LATENCY_S: f64 = 0.002;
 const BYTES_PER_S: f64 = 100e6;
 /// Time that the threads have to end when the cache is closed, and that the library then has to leave the store. A call that
 /// hangs does not keep the process from ending.
-const CLOSE_TIME: Duration = Duration::from_millis(if cfg!(test) { 500 } else { 5_000 });
+const CLOSE_TIME: Duration = Duration::from_millis(if cfg!(test) { 2_000 } else { 5_000 });
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The pages that the hosts of a cluster keep in their memory together.
@@ -149,7 +149,7 @@ impl ClusterCache {
     }
 
     /// Ends the threads and leaves the store, which then forgets the pages in this host's memory. Pages that wait are not
-    /// put. It waits for calls, for a while.
+    /// put. Those that wait to be removed are removed, as far as there is time. It waits for calls, for a while.
     pub fn close(&self) {
         self.shared.is_closing.store(true, Relaxed);
         *self.fetches.lock().unwrap_or_else(PoisonError::into_inner) = None;
@@ -161,6 +161,7 @@ impl ClusterCache {
                 tracing::warn!("the cluster cache does not answer; pages that wait to be put are not put");
             }
         }
+        self.shared.work.abandon();
         let Some(objects) = self.shared.connection.leave() else { return };
         let leaving = std::thread::Builder::new().name("cache-leave".to_owned()).spawn(move || drop(objects));
         match leaving {

@@ -24,10 +24,12 @@ const WRITE_INTERVAL: Duration = Duration::from_millis(10);
 const READ_TIME: Duration = Duration::from_secs(5);
 /// Time for which nothing is put after the store has refused a batch, for example because it is full.
 const REFUSED_FOR: Duration = Duration::from_secs(5);
+/// Time that waiting removals have when the cache is closed, which is less than its threads have.
+const REST_TIME: Duration = Duration::from_millis(if cfg!(test) { 1_500 } else { 4_000 });
 /// Maximum rate at which pages are put.
 const PUT_BYTES_PER_S: f64 = 500e6;
 
-/// Puts and removes pages until the cache is closed.
+/// Puts and removes pages until the cache is closed, and then makes the removals that wait.
 pub(crate) fn run(shared: &Shared, mut lane: Lane) {
     let mut refused: Option<Instant> = None;
     while !shared.is_closing.load(Relaxed) {
@@ -55,6 +57,20 @@ pub(crate) fn run(shared: &Shared, mut lane: Lane) {
                 }
             }
             removal => remove(shared, &*objects, removal),
+        }
+    }
+    remove_rest(shared);
+}
+
+/// Makes the removals that wait when the cache is closed, as long as the store answers and there is time.
+fn remove_rest(shared: &Shared) {
+    let until = Instant::now() + REST_TIME;
+    while shared.work.has_removals() && Instant::now() < until {
+        let Some(objects) = shared.connection.objects() else { return };
+        match shared.work.next(LOOK_INTERVAL) {
+            // Pages that wait are not put.
+            Some(Task::Put(_)) | None => {}
+            Some(removal) => remove(shared, &*objects, removal),
         }
     }
 }

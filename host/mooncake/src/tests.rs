@@ -342,6 +342,21 @@ fn a_page_that_somebody_uses_is_removed_later_and_holds_up_nothing() {
 }
 
 #[test]
+fn pages_that_wait_to_be_removed_are_removed_when_the_cache_is_closed() {
+    let store = Arc::<Store>::default();
+    let one = Host::new(&store);
+    one.put("deleted", 3);
+    store.is_in_use.store(true, SeqCst);
+    let session = EraseFilter::Session(one.tier.keys().owner(Some("agent"), Some("deleted")));
+    assert_eq!(one.tier.forget(session), 3);
+    // Once the next page is there, the removals have been tried.
+    one.put("kept", 1);
+    store.is_in_use.store(false, SeqCst);
+    one.cache.close();
+    assert_eq!((store.len(), one.cache.status().removed_pages), (1, 3));
+}
+
+#[test]
 fn a_master_that_does_not_answer_does_not_keep_a_host_from_ending() {
     let store = Arc::<Store>::default();
     let one = Host::new(&store);

@@ -109,6 +109,25 @@ impl Work {
         Some(Task::Put(pages))
     }
 
+    /// Returns whether pages wait to be removed.
+    pub fn has_removals(&self) -> bool {
+        let waiting = self.lock();
+        waiting.removes_all || !waiting.removals.is_empty() || !waiting.in_use.is_empty()
+    }
+
+    /// Forgets what waits, and logs which removals are not made.
+    pub fn abandon(&self) {
+        let Waiting { removals, in_use, removes_all, .. } = std::mem::take(&mut *self.lock());
+        let pages = removals.len() + in_use.len();
+        if removes_all {
+            tracing::warn!(
+                "a purge does not reach the cluster cache, which keeps its pages, sealed, until it evicts them"
+            );
+        } else if pages > 0 {
+            tracing::warn!(pages, "erased KV pages stay sealed in the cluster cache until it evicts them");
+        }
+    }
+
     /// Puts a removal back that could not be made.
     pub fn remove_later(&self, task: Task) {
         let mut waiting = self.lock();
