@@ -59,7 +59,7 @@ pub struct KvClusterCache {
     /// Pages that this host put into it.
     pub put_pages: u64,
     pub put_bytes: u64,
-    /// Pages that were not put, because it was away, full or slow.
+    /// Pages that it lacks and that were not put, because it was away, full or slow, or the disk was slow.
     pub dropped_pages: u64,
     /// Pages that left it because this host erased them, or because they were damaged.
     pub removed_pages: u64,

@@ -34,7 +34,7 @@ pub const CLUSTER_FETCHED_BYTES: &str = "skep_kv_cluster_fetched_bytes_total";
 pub const CLUSTER_PUT_PAGES: &str = "skep_kv_cluster_put_pages_total";
 /// Counter of the bytes of these pages.
 pub const CLUSTER_PUT_BYTES: &str = "skep_kv_cluster_put_bytes_total";
-/// Counter of the pages that were not put, because the cluster cache was away, full or slow.
+/// Counter of the pages that the cluster cache lacks and that were not put, because it was away, full or slow, or the disk was slow.
 pub const CLUSTER_DROPPED_PAGES: &str = "skep_kv_cluster_dropped_pages_total";
 /// Counter of the pages that left the cluster cache because this host erased them, or because they were damaged.
 pub const CLUSTER_REMOVED_PAGES: &str = "skep_kv_cluster_removed_pages_total";

@@ -121,7 +121,7 @@ pub const METRICS: &[MetricSpec] = &[
     counter(disk::CLUSTER_PUT_BYTES, "Bytes of KV pages that this host put into the cluster cache"),
     counter(
         disk::CLUSTER_DROPPED_PAGES,
-        "KV pages that were not put, because the cluster cache was away, full or slow",
+        "KV pages that the cluster cache lacks and that were not put, because it was away, full or slow, or the disk was slow",
     ),
     counter(
         disk::CLUSTER_REMOVED_PAGES,

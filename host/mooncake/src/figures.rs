@@ -20,7 +20,7 @@ pub struct CacheStatus {
     pub fetched_bytes: u64,
     pub put_pages: u64,
     pub put_bytes: u64,
-    /// Pages that were not put.
+    /// Pages that the cache lacks, or may lack, and that were not put.
     pub dropped_pages: u64,
     /// Pages that were removed because this host erased them, or because they were damaged.
     pub removed_pages: u64,

@@ -48,12 +48,9 @@ pub(crate) fn run(shared: &Shared, mut lane: Lane) {
         };
         match task {
             Task::Put(pages) => {
-                let count = pages.names.len();
                 let rests = refused.is_some_and(|at| at.elapsed() < REFUSED_FOR);
-                let put = if rests { None } else { put(shared, &*objects, pages, &mut lane) };
-                if put.is_none() {
-                    shared.figures.record_dropped(count as u64);
-                    refused = if rests { refused } else { Some(Instant::now()) };
+                if !put(shared, &*objects, &pages, (&mut lane, rests)) {
+                    refused = Some(Instant::now());
                 }
             }
             removal => remove(shared, &*objects, removal),
@@ -75,54 +72,93 @@ fn remove_rest(shared: &Shared) {
     }
 }
 
-/// Puts the pages that the cache lacks, as far as they are on the disk. Returns `None` if the cache did not take them.
-fn put(shared: &Shared, objects: &dyn Objects, pages: KeptPages, lane: &mut Lane) -> Option<()> {
-    let KeptPages { layout: layout_name, payload_bytes, names, asked } = pages;
-    let Some(layout) = shared.tier.find_layout(layout_name, payload_bytes) else { return Some(()) };
-    let names = on_disk(shared, layout, &names, asked);
-    let mut missing = Vec::new();
-    for chunk in names.chunks(NAMES_AT_ONCE) {
-        let exist = shared.timed(|| objects.exist(&shared.names.all(layout_name, chunk))).ok()?;
-        missing.extend(chunk.iter().zip(exist).filter(|(_, exists)| !exists).map(|(name, _)| *name));
-    }
+/// Puts the pages that the cache lacks, as far as they are on the disk, and counts those that it does not get. Nothing is put while
+/// it rests. Returns false if it has refused some.
+fn put(shared: &Shared, objects: &dyn Objects, pages: &KeptPages, (lane, rests): (&mut Lane, bool)) -> bool {
+    let Some(layout) = shared.tier.find_layout(pages.layout, pages.payload_bytes) else { return true };
+    let missing = match missing(shared, objects, pages, layout) {
+        Ok(missing) => missing,
+        Err(unknown) => {
+            shared.figures.record_dropped(unknown as u64);
+            return true;
+        }
+    };
     if missing.is_empty() {
-        return Some(());
+        return true;
     }
-    let at_once = batch_len(lane, PageQuestion::image_bytes_of(payload_bytes));
+    let (put, is_refused) = match rests {
+        true => (0, false),
+        false => put_missing(shared, objects, (pages, layout), &missing, lane),
+    };
+    shared.figures.record_dropped((missing.len() - put) as u64);
+    !is_refused
+}
+
+/// Returns the pages that are on the disk and not in the cache. If the cache does not answer, returns the number of pages that it
+/// may lack.
+fn missing(
+    shared: &Shared,
+    objects: &dyn Objects,
+    pages: &KeptPages,
+    layout: LayoutId,
+) -> Result<Vec<Digest>, usize> {
+    let names = on_disk(shared, layout, &pages.names, pages.asked);
+    let (mut missing, mut asked) = (Vec::new(), 0);
+    for chunk in names.chunks(NAMES_AT_ONCE) {
+        let answer = shared.timed(|| objects.exist(&shared.names.all(pages.layout, chunk)));
+        let exist = answer.map_err(|_| missing.len() + names.len() - asked)?;
+        missing.extend(chunk.iter().zip(exist).filter(|(_, exists)| !exists).map(|(name, _)| *name));
+        asked += chunk.len();
+    }
+    Ok(missing)
+}
+
+/// Puts pages from the disk in batches. Returns how many the cache has taken, and whether it has refused some.
+fn put_missing(
+    shared: &Shared,
+    objects: &dyn Objects,
+    (pages, layout): (&KeptPages, LayoutId),
+    missing: &[Digest],
+    lane: &mut Lane,
+) -> (usize, bool) {
+    let at_once = batch_len(lane, PageQuestion::image_bytes_of(pages.payload_bytes));
     if at_once == 0 {
         tracing::warn!(
-            payload_bytes,
+            payload_bytes = pages.payload_bytes,
             "KV pages are larger than buffer_mb under [kv.cluster] allows; they are not put"
         );
-        return None;
+        return (0, true);
     }
-    let mut reading = shared.tier.read(layout, missing.clone())?;
+    let Some(mut reading) = shared.tier.read(layout, missing.to_vec()) else { return (0, false) };
+    let mut put = 0;
     for batch in missing.chunks(at_once) {
         let (began, mut images) = (Instant::now(), Vec::with_capacity(batch.len()));
         for name in batch {
             let PageRead::Page(page) = reading.next_within(READ_TIME) else { break };
-            images.push(shared.seal.seal(layout_name, *name, &page).ok()?);
+            let Ok(image) = shared.seal.seal(pages.layout, *name, &page) else { break };
+            images.push(image);
         }
         if images.is_empty() || shared.is_closing.load(Relaxed) {
-            return Some(());
+            break;
         }
         let bytes: u64 = images.iter().map(|image| image.len() as u64).sum();
-        let object_names = shared.names.all(layout_name, &batch[..images.len()]);
-        let stored = match objects.put(lane, &object_names, &images) {
-            Ok(stored) => stored as u64,
-            Err(error) => {
-                tracing::debug!(%error, "the cluster cache takes no pages");
-                return None;
-            }
-        };
-        shared.figures.record_put(stored, bytes / images.len() as u64 * stored);
-        if images.len() < batch.len() || stored < images.len() as u64 {
-            return Some(());
+        let object_names = shared.names.all(pages.layout, &batch[..images.len()]);
+        let stored = objects.put(lane, &object_names, &images).unwrap_or_else(|error| {
+            tracing::debug!(%error, "the cluster cache takes no pages");
+            0
+        });
+        shared.figures.record_put(stored as u64, bytes / images.len() as u64 * stored as u64);
+        put += stored;
+        if stored < images.len() {
+            return (put, true);
+        }
+        if images.len() < batch.len() {
+            break;
         }
         let least = Duration::from_secs_f64(bytes as f64 / PUT_BYTES_PER_S);
         std::thread::sleep(least.saturating_sub(began.elapsed()));
     }
-    Some(())
+    (put, false)
 }
 
 /// Waits until pages that are queued for the disk are written. Returns those that are there, from the first on.

@@ -27,6 +27,8 @@ struct Store {
     objects: Mutex<HashMap<CString, Vec<u8>>>,
     is_away: AtomicBool,
     is_full: AtomicBool,
+    /// Maximum number of objects; 0 for any number.
+    room: AtomicUsize,
     /// Whether the host that has the bytes of objects has stopped.
     hangs: AtomicBool,
     /// Whether somebody uses all objects, so that none can be removed.
@@ -86,8 +88,16 @@ impl Objects for Client {
             .iter()
             .enumerate()
             .map(|(at, object)| lane.copy(at, object.len()).expect("the objects have the same size and fit"));
-        self.0.objects.lock().unwrap().extend(names.iter().cloned().zip(copies));
-        Ok(names.len())
+        let mut stored = self.0.objects.lock().unwrap();
+        let taken = match self.0.room.load(SeqCst) {
+            0 => names.len(),
+            room => room.saturating_sub(stored.len()).min(names.len()),
+        };
+        stored.extend(names.iter().cloned().zip(copies).take(taken));
+        match taken {
+            0 => Err(Failure::Transfer { code: -200 }),
+            _ => Ok(taken),
+        }
     }
 
     fn get(&self, lane: &mut Lane, names: &[CString], bytes: usize) -> Result<Vec<Option<Vec<u8>>>, Failure> {
@@ -425,6 +435,20 @@ fn pages_of_an_owner_that_is_gone_and_a_full_store_are_misses() {
     one.keep("t", 5);
     one.until(|status| status.dropped_pages == 5);
     assert_eq!((one.cache.is_up(), store.len()), (true, 4), "pages can still be got");
+}
+
+#[test]
+fn pages_that_a_full_store_does_not_take_are_counted_without_those_that_it_has() {
+    let store = Arc::<Store>::default();
+    let one = Host::new(&store);
+    one.put("s", 4);
+    store.room.store(6, SeqCst);
+    one.keep("t", 5);
+    one.until(|status| status.dropped_pages == 3);
+    assert_eq!((one.cache.status().put_pages, store.len()), (6, 6));
+    // Nothing is put for a while, and four of these six pages are there.
+    one.keep("s", 6);
+    one.until(|status| status.dropped_pages == 5);
 }
 
 #[test]
