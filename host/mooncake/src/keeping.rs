@@ -26,6 +26,8 @@ const READ_TIME: Duration = Duration::from_secs(5);
 const REFUSED_FOR: Duration = Duration::from_secs(5);
 /// Time that waiting removals have when the cache is closed, which is less than its threads have.
 const REST_TIME: Duration = Duration::from_millis(if cfg!(test) { 1_500 } else { 4_000 });
+/// Time after which no further page of a batch is removed. A batch counts as one call, which must not be taken for a slow one.
+const REMOVE_TIME: Duration = Duration::from_millis(500);
 /// Maximum rate at which pages are put.
 const PUT_BYTES_PER_S: f64 = 500e6;
 
@@ -173,9 +175,10 @@ fn on_disk<'n>(shared: &Shared, layout: LayoutId, names: &'n [Digest], asked: In
     }
 }
 
-/// Removes pages. Those that a failure has left are put back, and so are those that somebody uses at this moment.
+/// Removes pages. Those that a failure or too little time has left are put back, and so are those that somebody uses at this moment.
 fn remove(shared: &Shared, objects: &dyn Objects, removal: Task) {
     let (mut reached, mut removed, mut in_use) = (0, 0, Vec::new());
+    let began = Instant::now();
     // A call that took too long is a failure for others, but has removed its pages. To repeat it would take as long.
     let _ = shared.timed(|| {
         match &removal {
@@ -185,6 +188,9 @@ fn remove(shared: &Shared, objects: &dyn Objects, removal: Task) {
             }
             Task::Remove(pages) => {
                 for page in pages {
+                    if began.elapsed() >= REMOVE_TIME {
+                        break;
+                    }
                     let (layout, name) = page;
                     match objects.remove(&shared.names.of(*layout, *name))? {
                         true => removed += 1,
