@@ -52,6 +52,13 @@ impl Connection {
         state.objects.clone().filter(|_| !state.rests(Instant::now()))
     }
 
+    /// Returns whether the store can be used now. The caller may be an engine: it never holds the client, whose last owner takes
+    /// leave of a master that may not answer.
+    pub fn is_usable(&self) -> bool {
+        let state = self.state();
+        state.objects.is_some() && !state.rests(Instant::now())
+    }
+
     /// Returns why the store cannot be used, if it cannot and that is known.
     pub fn problem(&self) -> Option<String> {
         self.state().problem.clone()

@@ -70,7 +70,7 @@ impl Shared {
     /// Returns whether the cache can be used now. A host that has stopped holds up a call for a minute, and the cache is not
     /// used meanwhile.
     pub fn is_up(&self) -> bool {
-        self.connection.objects().is_some() && !self.calls.has_slow_one()
+        self.connection.is_usable() && !self.calls.has_slow_one()
     }
 
     /// Makes a call, and pauses the cache if it fails or takes too long.
