@@ -1,26 +1,24 @@
 //! The cluster cache of a host: its settings, and the threads that get and put pages.
 
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use skep_cache::{
-    Digest, DiskTier, FetchEnding, PageQuestion, PageStream, SealingSecret, TransferRate, TransitSeal,
-};
+use skep_cache::{Digest, DiskTier, FetchEnding, PageQuestion, PageStream, SealingSecret};
 
 use crate::arena::Lane;
 use crate::client::Client;
-use crate::connection::{Connect, Connection};
+use crate::connection::Connect;
 use crate::fetching::{self, FetchJob};
-use crate::figures::{self, CacheStatus, Figures};
+use crate::figures::{self, CacheStatus};
 use crate::keeping;
 use crate::library::{Library, LibraryError};
-use crate::objects::{ObjectNames, Objects};
+use crate::objects::Objects;
 use crate::settings::Settings;
-use crate::state::{Calls, Shared};
-use crate::work::{KeptPages, Work};
+use crate::state::Shared;
+use crate::work::KeptPages;
 
 /// Number of threads that get pages.
 const FETCHERS: usize = 2;
@@ -28,10 +26,6 @@ const FETCHERS: usize = 2;
 const WAITING_FETCHES: usize = 8;
 /// Number of pages that wait until the engine takes them, for each fetch.
 const READ_AHEAD: usize = 16;
-/// Assumed time until the first page is here.
-const LATENCY_S: f64 = 0.002;
-/// Assumed rate, until it has been measured: that of a network with a gigabit per second.
-const BYTES_PER_S: f64 = 100e6;
 /// Time that the threads have to end when the cache is closed, and that the library then has to leave the store. A call that
 /// hangs does not keep the process from ending.
 const CLOSE_TIME: Duration = Duration::from_millis(if cfg!(test) { 2_000 } else { 5_000 });
@@ -68,21 +62,11 @@ impl ClusterCache {
     pub(crate) fn start(
         connect: Connect,
         lanes: Vec<Lane>,
-        (secret, namespace): (&SealingSecret, u64),
+        named: (&SealingSecret, u64),
         tier: Arc<DiskTier>,
     ) -> ClusterCache {
         figures::begin();
-        let shared = Arc::new(Shared {
-            tier,
-            seal: TransitSeal::new(secret),
-            names: ObjectNames::new(namespace),
-            connection: Connection::new(connect),
-            calls: Calls::default(),
-            rate: TransferRate::assumed(LATENCY_S, BYTES_PER_S),
-            figures: Figures::default(),
-            work: Work::default(),
-            is_closing: AtomicBool::new(false),
-        });
+        let shared = Arc::new(Shared::new(connect, named, tier));
         let erasing = Arc::downgrade(&shared);
         shared.tier.when_erased(move |erased| {
             if let Some(shared) = erasing.upgrade() {

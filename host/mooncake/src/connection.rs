@@ -5,8 +5,6 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use skep_cache::metric;
-
 use crate::objects::{Failure, Objects};
 
 /// The first pause after a failure. Each further one in a row doubles it.
@@ -79,7 +77,6 @@ impl Connection {
                     tracing::info!("the cluster cache can be used");
                 }
                 *state = State { objects: Some(objects), ..State::default() };
-                metrics::gauge!(metric::CLUSTER_UP).set(1.0);
             }
             Err(failure) => self.failed(&failure),
         }
@@ -90,7 +87,6 @@ impl Connection {
         let mut state = self.state();
         if state.failures > 0 && state.objects.is_some() {
             (state.failures, state.master_failures, state.rests_until, state.problem) = (0, 0, None, None);
-            metrics::gauge!(metric::CLUSTER_UP).set(1.0);
         }
     }
 
@@ -112,7 +108,6 @@ impl Connection {
             let is_lost = state.master_failures >= MAX_MASTER_FAILURES;
             state.objects.take_if(|_| is_lost)
         };
-        metrics::gauge!(metric::CLUSTER_UP).set(0.0);
         // The client says goodbye to a master that may not answer, outside of the lock.
         drop(gone);
     }

@@ -8,7 +8,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use skep_cache::{Digest, LayoutId, PageQuestion, PageRead};
+use skep_cache::{Digest, LayoutId, PageQuestion, PageRead, metric};
 
 use crate::arena::Lane;
 use crate::objects::Objects;
@@ -36,6 +36,7 @@ pub(crate) fn run(shared: &Shared, mut lane: Lane) {
     let mut refused: Option<Instant> = None;
     while !shared.is_closing.load(Relaxed) {
         shared.connection.connect_if_due();
+        shared.show();
         let Some(task) = shared.work.next(LOOK_INTERVAL) else { continue };
         let Some(objects) = shared.connection.objects() else {
             match task {
@@ -59,6 +60,7 @@ pub(crate) fn run(shared: &Shared, mut lane: Lane) {
         }
     }
     remove_rest(shared);
+    metrics::gauge!(metric::CLUSTER_UP).set(0.0);
 }
 
 /// Makes the removals that wait when the cache is closed, as long as the store answers and there is time.

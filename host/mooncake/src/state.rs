@@ -4,10 +4,10 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use skep_cache::{DiskTier, FetchEnding, TransferRate, TransitSeal};
+use skep_cache::{DiskTier, FetchEnding, SealingSecret, TransferRate, TransitSeal, metric};
 
 use crate::arena::Lane;
-use crate::connection::Connection;
+use crate::connection::{Connect, Connection};
 use crate::figures::Figures;
 use crate::objects::{Failure, ObjectNames};
 use crate::work::Work;
@@ -18,6 +18,10 @@ pub(crate) const NAMES_AT_ONCE: usize = 256;
 const PAGES_AT_ONCE: usize = 32;
 /// A call that takes longer counts as a failure: the next requests would wait as long.
 const SLOW_CALL: Duration = Duration::from_secs(2);
+/// Assumed time until the first page is here.
+const LATENCY_S: f64 = 0.002;
+/// Assumed rate, until it has been measured: that of a network with a gigabit per second.
+const BYTES_PER_S: f64 = 100e6;
 
 /// The state that callers and threads share.
 pub(crate) struct Shared {
@@ -67,6 +71,26 @@ impl Calls {
 }
 
 impl Shared {
+    /// Creates the state of a cache that is not connected yet.
+    pub fn new(connect: Connect, (secret, namespace): (&SealingSecret, u64), tier: Arc<DiskTier>) -> Shared {
+        Shared {
+            tier,
+            seal: TransitSeal::new(secret),
+            names: ObjectNames::new(namespace),
+            connection: Connection::new(connect),
+            calls: Calls::default(),
+            rate: TransferRate::assumed(LATENCY_S, BYTES_PER_S),
+            figures: Figures::default(),
+            work: Work::default(),
+            is_closing: AtomicBool::new(false),
+        }
+    }
+
+    /// Shows in the metrics whether the cache can be used now.
+    pub fn show(&self) {
+        metrics::gauge!(metric::CLUSTER_UP).set(f64::from(u8::from(self.is_up())));
+    }
+
     /// Returns whether the cache can be used now. A host that has stopped holds up a call for a minute, and the cache is not
     /// used meanwhile.
     pub fn is_up(&self) -> bool {

@@ -1,6 +1,7 @@
 //! Tests of the cluster cache over a store in this process: what goes into it, what comes out of it, and what happens when the
 //! store changes pages, loses them, hangs or is away. Tests with a real store are among the integration tests.
 
+mod gauges;
 mod removals;
 
 use std::collections::HashMap;
@@ -158,21 +159,25 @@ fn tier(folder: &Path) -> Arc<DiskTier> {
     Arc::new(DiskTier::open(options).unwrap())
 }
 
+/// Returns the way to connect to the store.
+fn connect(store: &Arc<Store>) -> Connect {
+    let store = store.clone();
+    Box::new(move || {
+        store.connects.fetch_add(1, SeqCst);
+        store.answer()?;
+        let client: Arc<dyn Objects> = Arc::new(Client(store.clone()));
+        Ok(client)
+    })
+}
+
 impl Host {
     fn with(store: &Arc<Store>, (secret, namespace): (u8, u64)) -> Host {
         let folder = tempfile::tempdir().unwrap();
         let tier = tier(folder.path());
-        let store = store.clone();
-        let connect: Connect = Box::new(move || {
-            store.connects.fetch_add(1, SeqCst);
-            store.answer()?;
-            let client: Arc<dyn Objects> = Arc::new(Client(store.clone()));
-            Ok(client)
-        });
         // Ten images have room in each lane.
         let lanes = (0..3).map(|_| Lane::new(10 * PageQuestion::image_bytes_of(PAGE_BYTES))).collect();
         let key = SealingSecret([secret; 32]);
-        let cache = ClusterCache::start(connect, lanes, (&key, namespace), tier.clone());
+        let cache = ClusterCache::start(connect(store), lanes, (&key, namespace), tier.clone());
         Host { cache, tier, _folder: folder }
     }
 
