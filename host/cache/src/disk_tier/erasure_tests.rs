@@ -31,6 +31,7 @@ fn an_erasure_that_the_disk_does_not_take_is_made_at_the_next_start() {
     tier.faults().erasures_fail.store(true, SeqCst);
     assert!(tier.erase(EraseFilter::Session(owner)).is_err());
     assert!(tier.erase(EraseFilter::Tenant(tier.keys().tenant("u"))).is_err());
+    assert_eq!(tier.status().dropped_pages, 0, "all pages were written");
     drop(tier);
     assert!(is_on_disk(folder.path(), gone[3]) && is_on_disk(folder.path(), of_agent[2]));
     let (tier, form) = open(folder.path());

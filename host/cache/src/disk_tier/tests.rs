@@ -136,6 +136,30 @@ fn a_damaged_page_is_a_miss_and_is_removed_with_those_after_it() {
 }
 
 #[test]
+fn a_damaged_page_that_two_readers_find_counts_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let (tier, form) = open(folder.path());
+    let prefixes = write(&tier, form, "t", "s", &tokens(1, 6));
+    let file = std::fs::OpenOptions::new().write(true).open(pages_file(folder.path())).unwrap();
+    file.write_all_at(b"x", 3 * DiskTier::page_bytes(BYTES) + 5000).unwrap();
+    // The writer is busy while both read.
+    tier.faults().write_delay_ms.store(500, SeqCst);
+    let other = tier.keys().prefixes("t", &tokens(9, 1), 16)[0];
+    assert!(tier.write(PageWrite {
+        layout: form,
+        prefix: other,
+        parent: None,
+        tenant: tier.keys().tenant("t"),
+        owner: Owner::default(),
+        bytes: contents(other),
+    }));
+    assert_eq!([(); 2].map(|()| read(&tier, form, &prefixes).len()), [3, 3]);
+    tier.flush();
+    let status = tier.status();
+    assert_eq!((status.pages, status.damaged_pages, status.dropped_pages), (4, 1, 0));
+}
+
+#[test]
 fn pages_of_a_lost_key_are_removed() {
     let folder = tempfile::tempdir().unwrap();
     let (tier, form) = open(folder.path());

@@ -57,8 +57,8 @@ impl From<io::Error> for Refusal {
 pub(super) fn run(shared: &Arc<Shared>, commands: &Receiver<Command>) {
     let mut pace = Pace::new(shared.options.write_bytes_per_s);
     finish_erasures(shared);
-    if let Err(error) = make_room(shared, 0, &Eviction::default()) {
-        fail(shared, error);
+    if let Err(Refusal::Failed(error)) = make_room(shared, 0, &Eviction::default()) {
+        pause(shared, error);
     }
     show(shared);
     leftovers::erase(shared, || erase_wanted(shared));
@@ -77,7 +77,7 @@ pub(super) fn run(shared: &Arc<Shared>, commands: &Receiver<Command>) {
                 match written {
                     Ok(0) => {}
                     Ok(written) => keep_pace(shared, pace.wait(written, Instant::now())),
-                    Err(refusal) => fail(shared, refusal),
+                    Err(refusal) => refuse(shared, refusal),
                 }
             }
             Command::Mark { key, owner, ticket } => {
@@ -85,16 +85,18 @@ pub(super) fn run(shared: &Arc<Shared>, commands: &Receiver<Command>) {
                     continue;
                 }
                 let changes = shared.state().index.mark(key, owner);
-                follow(shared, changes).unwrap_or_else(|error| fail(shared, error.into()));
+                follow(shared, changes).unwrap_or_else(|error| pause(shared, error));
             }
             Command::Damaged { key } => {
                 let changes = change(shared, |state| {
                     let State { index, layouts, .. } = state;
                     Some(index.remove_tree(key, State::slot_bytes(layouts)))
                 });
-                shared.totals.damaged_pages.fetch_add(1, Relaxed);
-                metrics::counter!(metric::REMOVED_PAGES, "reason" => "damaged").increment(1);
-                erase(shared, changes).map(drop).unwrap_or_else(|error| fail(shared, error.into()));
+                // Several readers may have found it, and the pages after it go with it.
+                let pages = changes.removed.len() as u64;
+                shared.totals.damaged_pages.fetch_add(u64::from(pages > 0), Relaxed);
+                metrics::counter!(metric::REMOVED_PAGES, "reason" => "damaged").increment(pages);
+                erase(shared, changes).map(drop).unwrap_or_else(|error| pause(shared, error));
             }
             Command::Erase => {}
             Command::Flush { done } => drop(done.send(())),
@@ -122,7 +124,7 @@ fn erase_wanted(shared: &Shared) {
     while let Some(erasure) = shared.erasures.take() {
         let erased = forget(shared, erasure.which).map_err(|error| {
             let reported = io::Error::new(error.kind(), error.to_string());
-            fail(shared, error.into());
+            pause(shared, error);
             reported
         });
         // A caller that no longer waits does not need the answer.
@@ -293,7 +295,7 @@ fn finish_erasures(shared: &Shared) {
         return;
     }
     if let Err(error) = remove(shared, Changes::default()) {
-        fail(shared, error.into());
+        pause(shared, error);
     }
 }
 
@@ -446,19 +448,25 @@ fn rewrite(shared: &Shared, keys: &[PageKey], undone: &mut Undone) {
     }
 }
 
-fn fail(shared: &Shared, refusal: Refusal) {
+/// Counts a page that is not written.
+fn refuse(shared: &Shared, refusal: Refusal) {
     shared.drop_page();
     if let Refusal::Failed(error) = refusal {
-        let mut failed = shared.failed.lock().unwrap_or_else(PoisonError::into_inner);
-        if failed.is_none_or(|at| at.elapsed() >= super::AFTER_FAILURE) {
-            tracing::warn!(
-                folder = %shared.options.folder.display(),
-                "cannot write KV pages: {error}; pausing writes for {} s",
-                super::AFTER_FAILURE.as_secs()
-            );
-        }
-        *failed = Some(Instant::now());
+        pause(shared, error);
     }
+}
+
+/// Writes nothing for a while, because the disk has failed.
+fn pause(shared: &Shared, error: io::Error) {
+    let mut failed = shared.failed.lock().unwrap_or_else(PoisonError::into_inner);
+    if failed.is_none_or(|at| at.elapsed() >= super::AFTER_FAILURE) {
+        tracing::warn!(
+            folder = %shared.options.folder.display(),
+            "cannot write KV pages: {error}; pausing writes for {} s",
+            super::AFTER_FAILURE.as_secs()
+        );
+    }
+    *failed = Some(Instant::now());
 }
 
 /// Shows what is on disk.

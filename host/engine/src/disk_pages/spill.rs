@@ -94,7 +94,8 @@ impl Spill {
         self.next += 1;
         match tier.write(PageWrite { layout, prefix: name, parent, tenant, owner, bytes }) {
             true => Copied::Page,
-            false => Copied::Done,
+            // The tier has counted this page.
+            false => self.give_up(tier),
         }
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
-use skep_cache::{DiskTier, TierOptions};
+use skep_cache::{DiskTier, PageWrite, TierOptions};
 use skep_model::{ExecutorOptions, KvDtype};
 
 use super::fixture::{
@@ -156,6 +156,27 @@ async fn a_slow_disk_and_a_full_one_change_no_answer() {
     engine.drain(Duration::from_secs(60)).await;
     let stats = engine.stats();
     assert_eq!(stats.pages_free, stats.pages_total);
+}
+
+#[tokio::test]
+async fn each_page_that_a_full_queue_refuses_is_counted() {
+    let folder = tempfile::tempdir().unwrap();
+    let tier = open(folder.path());
+    let engine = engine(&tier);
+    // The writer is busy with a page, and its queue is full.
+    tier.faults().write_delay_ms.store(3_000, SeqCst);
+    let (keys, bytes) = (tier.keys(), vec![1; 100]);
+    let layout = tier.layout(keys.layout("weights", "form"), bytes.len()).unwrap();
+    let names = keys.prefixes("t", &[7; 32], 16);
+    let (tenant, owner) = (keys.tenant("t"), keys.owner(None, None));
+    assert!(tier.write(PageWrite { layout, prefix: names[0], parent: None, tenant, owner, bytes }));
+    (0..=1 << 14).for_each(|_| tier.mark(layout, names[1], owner));
+    let first = generate(&engine, greedy(&prompt("a"), 8)).await.unwrap();
+    engine.drain(Duration::from_secs(60)).await;
+    tier.faults().write_delay_ms.store(0, SeqCst);
+    tier.flush();
+    let (status, pages) = (tier.status(), (first_tokens(&first) / 16) as u64);
+    assert_eq!(status.written_pages + status.dropped_pages, 1 + pages, "{status:?}");
 }
 
 #[tokio::test]
