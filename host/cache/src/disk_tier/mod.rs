@@ -175,7 +175,7 @@ struct Shared {
     is_closing: AtomicBool,
     totals: Totals,
     shares: ByteShares,
-    pins: Mutex<Pins>,
+    pins: Pins,
     days: Mutex<WrittenDays>,
     cipher: Option<PageCipher>,
     #[cfg(any(test, feature = "faults"))]
@@ -335,7 +335,6 @@ impl DiskTier {
 
     fn erase_within(&self, which: EraseFilter, time: Duration) -> io::Result<u64> {
         let no_writer = || io::Error::new(io::ErrorKind::BrokenPipe, "the writer of KV pages has ended");
-        self.shared.pins().forget(which, self.folder());
         let Some(writes) = &self.writes else { return Err(no_writer()) };
         let (answer, gone) = channel();
         self.shared.erasures.want(which, answer);
@@ -401,20 +400,19 @@ impl DiskTier {
     /// Makes the pages of a session the last to be evicted, as far as the share of pins allows. Returns whether the session
     /// was not pinned before. It waits for the disk.
     pub fn pin(&self, pin: Pin) -> Result<bool, PinError> {
-        self.shared.pins().add(pin, &self.shared.keys, self.folder())
+        self.shared.pins.add(pin, &self.shared.keys, self.folder())
     }
 
     /// Undoes a pin. Returns whether the session was pinned. It waits for the disk.
     pub fn unpin(&self, pin: &Pin) -> Result<bool, PinError> {
-        self.shared.pins().remove(pin, self.folder())
+        self.shared.pins.remove(pin, self.folder())
     }
 
     /// Returns the pinned sessions in the order in which they were pinned.
     pub fn pins(&self) -> Vec<PinStatus> {
-        let pins = self.shared.pins();
         let state = self.shared.state();
         let State { index, layouts, .. } = &*state;
-        pins.status(index, self.shared.shares.pinned, &State::slot_bytes(layouts))
+        self.shared.pins.status(index, self.shared.shares.pinned, &State::slot_bytes(layouts))
     }
 
     /// Returns the faults that a test switches on.
@@ -474,11 +472,6 @@ impl std::fmt::Debug for DiskTier {
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Locks the pins. Whoever needs the state as well locks it afterwards.
-    fn pins(&self) -> MutexGuard<'_, Pins> {
-        self.pins.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn days(&self) -> MutexGuard<'_, WrittenDays> {

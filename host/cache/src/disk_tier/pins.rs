@@ -6,6 +6,7 @@
 use std::collections::HashSet;
 use std::io;
 use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::index::{EraseFilter, Index, LayoutId};
 use super::small_file;
@@ -45,11 +46,16 @@ pub enum PinError {
     Disk(#[from] io::Error),
 }
 
-/// The pins in the order in which they were made.
+/// The pins. Whoever reads them does not wait for the disk.
 #[derive(Debug, Default)]
 pub(super) struct Pins {
-    pins: Vec<(Pin, Owner, TenantTag)>,
+    list: Mutex<PinList>,
+    /// The lock of a change, which is held while the list is written.
+    changing: Mutex<()>,
 }
+
+/// The pins in the order in which they were made.
+type PinList = Vec<(Pin, Owner, TenantTag)>;
 
 impl Pins {
     /// Reads the list of a folder. Lines that are not pins are left out.
@@ -60,58 +66,60 @@ impl Pins {
             let pin = Pin { tenant: words.next()?, agent: words.next()?, session: words.next()? };
             words.next().is_none().then(|| entry(pin, keys))
         });
-        Ok(Pins { pins: pins.take(MAX_PINS).collect() })
+        Ok(Pins { list: Mutex::new(pins.take(MAX_PINS).collect()), changing: Mutex::default() })
     }
 
-    /// Adds a pin. Returns whether the session was not pinned before.
-    pub fn add(&mut self, pin: Pin, keys: &PageNamer, folder: &Path) -> Result<bool, PinError> {
+    /// Adds a pin. Returns whether the session was not pinned before. It waits for the disk.
+    pub fn add(&self, pin: Pin, keys: &PageNamer, folder: &Path) -> Result<bool, PinError> {
         for name in [&pin.tenant, &pin.agent, &pin.session] {
             if name.is_empty() || name.contains(char::is_whitespace) {
                 return Err(PinError::Name(name.clone()));
             }
         }
-        if self.pins.iter().any(|(known, ..)| *known == pin) {
+        let _one = self.changing();
+        let mut list = self.list().clone();
+        if list.iter().any(|(known, ..)| *known == pin) {
             return Ok(false);
         }
-        if self.pins.len() >= MAX_PINS {
+        if list.len() >= MAX_PINS {
             return Err(PinError::TooMany);
         }
-        self.pins.push(entry(pin, keys));
-        match self.save(folder) {
-            Ok(()) => Ok(true),
-            Err(error) => {
-                // A pin that is gone after a restart would be a surprise.
-                self.pins.pop();
-                Err(error.into())
-            }
-        }
-    }
-
-    /// Removes a pin. Returns whether the session was pinned.
-    pub fn remove(&mut self, pin: &Pin, folder: &Path) -> Result<bool, PinError> {
-        let Some(at) = self.pins.iter().position(|(known, ..)| known == pin) else { return Ok(false) };
-        let removed = self.pins.remove(at);
-        if let Err(error) = self.save(folder) {
-            self.pins.insert(at, removed);
-            return Err(error.into());
-        }
+        list.push(entry(pin, keys));
+        // A pin that is gone after a restart would be a surprise.
+        save(&list, folder)?;
+        *self.list() = list;
         Ok(true)
     }
 
-    /// Removes the pins of sessions whose pages are erased.
-    pub fn forget(&mut self, which: EraseFilter, folder: &Path) {
-        let before = self.pins.len();
-        self.pins.retain(|(_, owner, tenant)| !which.includes(*owner, Some(*tenant)));
-        if self.pins.len() < before
-            && let Err(error) = self.save(folder)
-        {
+    /// Removes a pin. Returns whether the session was pinned. It waits for the disk.
+    pub fn remove(&self, pin: &Pin, folder: &Path) -> Result<bool, PinError> {
+        let _one = self.changing();
+        let mut list = self.list().clone();
+        let Some(at) = list.iter().position(|(known, ..)| known == pin) else { return Ok(false) };
+        list.remove(at);
+        save(&list, folder)?;
+        *self.list() = list;
+        Ok(true)
+    }
+
+    /// Removes the pins of sessions whose pages are erased. It waits for the disk.
+    pub fn forget(&self, which: EraseFilter, folder: &Path) {
+        let _one = self.changing();
+        let mut list = self.list().clone();
+        let before = list.len();
+        list.retain(|(_, owner, tenant)| !which.includes(*owner, Some(*tenant)));
+        if list.len() == before {
+            return;
+        }
+        *self.list() = list.clone();
+        if let Err(error) = save(&list, folder) {
             tracing::warn!(%error, "cannot remove pins of erased sessions from the list on disk");
         }
     }
 
     /// Returns the owners of the pins.
     pub fn owners(&self) -> Vec<Owner> {
-        self.pins.iter().map(|(_, owner, _)| *owner).collect()
+        self.list().iter().map(|(_, owner, _)| *owner).collect()
     }
 
     /// Returns the pins with what they hold.
@@ -122,21 +130,27 @@ impl Pins {
         slot_bytes: &impl Fn(LayoutId) -> u64,
     ) -> Vec<PinStatus> {
         let protected = protected(&self.owners(), index, max_bytes, slot_bytes);
-        let status = self.pins.iter().map(|(pin, owner, _)| PinStatus {
+        let status = |(pin, owner, _): &(Pin, Owner, TenantTag)| PinStatus {
             pin: pin.clone(),
             bytes: index.path_bytes(*owner, slot_bytes),
             is_protected: protected.contains(owner),
-        });
-        status.collect()
+        };
+        self.list().iter().map(status).collect()
     }
 
-    fn save(&self, folder: &Path) -> io::Result<()> {
-        let lines = self
-            .pins
-            .iter()
-            .map(|(Pin { tenant, agent, session }, ..)| format!("{tenant}\t{agent}\t{session}\n"));
-        small_file::replace(folder, FILE, &lines.collect::<String>())
+    fn list(&self) -> MutexGuard<'_, PinList> {
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn changing(&self) -> MutexGuard<'_, ()> {
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn save(list: &PinList, folder: &Path) -> io::Result<()> {
+    let lines =
+        list.iter().map(|(Pin { tenant, agent, session }, ..)| format!("{tenant}\t{agent}\t{session}\n"));
+    small_file::replace(folder, FILE, &lines.collect::<String>())
 }
 
 /// Returns the pinned owners whose pages are evicted last: as many as fit into `max_bytes`, in order.

@@ -93,6 +93,32 @@ fn pins_have_a_maximum_and_names_without_white_space() {
 }
 
 #[test]
+fn pins_are_read_while_the_disk_does_not_take_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let (tier, _) = tests::open(folder.path());
+    // Whoever opens this pipe to write the list waits until somebody reads from it.
+    let pipe = folder.path().join("pins.new");
+    let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    let pin = Pin { tenant: "t".into(), agent: "a".into(), session: "s".into() };
+    let (done, read) = channel();
+    std::thread::scope(|scope| {
+        let pinning = scope.spawn(|| tier.pin(pin));
+        scope.spawn(|| {
+            let begun = Instant::now();
+            while begun.elapsed() < Duration::from_millis(300) {
+                assert!(tier.pins().is_empty());
+            }
+            done.send(()).unwrap();
+        });
+        let was_read = read.recv_timeout(Duration::from_secs(20)).is_ok();
+        let _reader = std::fs::File::open(&pipe).unwrap();
+        assert!(pinning.join().unwrap().is_err(), "a pipe cannot be synced");
+        assert!(was_read, "it waited for the disk");
+    });
+}
+
+#[test]
 fn the_bytes_of_a_day_outlive_a_restart() {
     let folder = tempfile::tempdir().unwrap();
     let (tier, form) = tests::open(folder.path());

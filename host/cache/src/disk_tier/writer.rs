@@ -262,7 +262,7 @@ fn take_slot(
 
 /// Evicts one page, those of pinned sessions last. Returns false if there is none that may go.
 fn evict_page(shared: &Shared, rules: &Eviction<'_>) -> Result<bool, Refusal> {
-    let owners = shared.pins().owners();
+    let owners = shared.pins.owners();
     let evicted = change(shared, |state| {
         let State { index, layouts, .. } = state;
         let slot_bytes = State::slot_bytes(layouts);
@@ -299,9 +299,10 @@ fn finish_erasures(shared: &Shared) {
     }
 }
 
-/// Erases pages, and those that earlier erasures could not remove. Returns the number of pages that are gone from the disk.
+/// Erases pages and pins, and pages that earlier erasures could not remove. Returns the number of pages that are gone from the disk.
 /// After an error, the folder has a note of the erasure.
 fn forget(shared: &Shared, which: EraseFilter) -> io::Result<u64> {
+    shared.pins.forget(which, &shared.options.folder);
     let mut changes = change(shared, |state| {
         let State { index, layouts, .. } = state;
         Some(index.forget(which, State::slot_bytes(layouts)))
