@@ -378,7 +378,7 @@ fn pages_that_a_full_store_does_not_take_are_counted_without_those_that_it_has()
     one.keep("t", 5);
     one.until(|status| status.dropped_pages == 3);
     assert_eq!((one.cache.status().put_pages, store.len()), (6, 6));
-    // Nothing is put for a while, and four of these six pages are there.
+    // The store rests from puts for a while, and has four of these six pages.
     one.keep("s", 6);
     one.until(|status| status.dropped_pages == 5);
 }
