@@ -52,7 +52,8 @@ pub struct ResourceToml {
     pub mime_type: Option<String>,
 }
 
-/// A URI in which each `{variable}` stands for one segment: one or more characters other than `/`.
+/// A URI in which each `{variable}` stands for one segment: one or more characters other than `/`, of which those that a URI
+/// cannot have are percent-encoded.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct UriTemplate {
@@ -208,8 +209,8 @@ impl UriTemplate {
         self.parts.iter().any(|part| matches!(part, Part::Variable(_)))
     }
 
-    /// Returns the variables if `uri` is one of this template's. Each variable ends where the fixed part after it begins
-    /// first.
+    /// Returns the variables, percent-decoded, if `uri` is one of this template's. Each variable ends where the fixed part
+    /// after it begins first.
     pub fn variables_of(&self, uri: &str) -> Option<BTreeMap<String, String>> {
         if uri.len() > MAX_URI_BYTES {
             return None;
@@ -229,13 +230,33 @@ impl UriTemplate {
                     if value.is_empty() || value.contains('/') {
                         return None;
                     }
-                    variables.insert(name.clone(), value.to_owned());
+                    variables.insert(name.clone(), percent_decoded(value)?);
                     rest = after;
                 }
             }
         }
         rest.is_empty().then_some(variables)
     }
+}
+
+/// Decodes `%` and two hexadecimal digits as one byte. Returns `None` if the bytes are not UTF-8. A `%` without digits stays.
+fn percent_decoded(text: &str) -> Option<String> {
+    let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, after @ ..] = rest {
+        let encoded = match after {
+            [high, low, after @ ..] if *first == b'%' => digit(*high).zip(digit(*low)).zip(Some(after)),
+            _ => None,
+        };
+        let (byte, after) = match encoded {
+            Some(((high, low), after)) => ((high << 4) | low, after),
+            None => (*first, after),
+        };
+        bytes.push(byte);
+        rest = after;
+    }
+    String::from_utf8(bytes).ok()
 }
 
 impl fmt::Display for UriTemplate {
@@ -283,6 +304,23 @@ mod tests {
         assert!(template.is_template() && !plain.is_template());
         assert_eq!(plain.variables_of("notes://all"), Some(BTreeMap::new()));
         assert_eq!(plain.variables_of("notes://all/"), None);
+    }
+
+    #[test]
+    fn variables_are_percent_decoded_after_they_are_found() {
+        let template = UriTemplate::parse("notes://{user}/by-{day}").expect("valid");
+        for (user, decoded) in [
+            ("J%C3%BCrgen%20M%c3%bcller", "Jürgen Müller"),
+            ("a%2Fb%2F", "a/b/"),
+            ("%2525", "%25"),
+            ("100%-%4", "100%-%4"),
+            ("%+1+1", "%+1+1"),
+        ] {
+            let found = template.variables_of(&format!("notes://{user}/by-mon")).expect(user);
+            assert_eq!(found["user"], decoded, "{user}");
+        }
+        assert_eq!(template.variables_of("notes://%FF/by-mon"), None, "it is not UTF-8");
+        assert_eq!(template.variables_of("notes://ann%2Fby-mon"), None, "the slash is part of a variable");
     }
 
     #[test]
