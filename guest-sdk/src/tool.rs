@@ -20,7 +20,7 @@ pub struct ToolDefinition {
     pub hints: ToolHints,
     /// Timeout of one call, in milliseconds.
     pub timeout_ms: Option<u32>,
-    /// Number of times a failed call is retried.
+    /// Number of times a failed call of an agent is retried. MCP clients decide themselves whether to call again.
     pub retries: u32,
     /// Whether a person has to approve each call.
     pub needs_approval: bool,

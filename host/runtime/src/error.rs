@@ -161,7 +161,8 @@ pub enum RuntimeError {
     )]
     SessionTooLarge { agent: String, session: String, bytes: u64, limit: u64 },
     #[error(
-        "the turn did not finish before its deadline; `turn_ms` under [limits] in agent.toml sets the agent's deadline"
+        "the turn did not finish before its deadline; `turn_ms` under [limits] in agent.toml sets the agent's deadline, and \
+         the `timeout_ms` of a tool that of a call by a client"
     )]
     DeadlineExceeded,
     #[error(

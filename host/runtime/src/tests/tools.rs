@@ -5,7 +5,8 @@ use super::{
     guest::Guest,
 };
 use crate::{
-    Invocation, RuntimeOptions, ServedTool, ToolGrant, ToolHints, ToolServer, ToolServerError, TurnPhase,
+    Invocation, Origin, RuntimeOptions, ServedTool, ToolGrant, ToolHints, ToolOrigin, ToolServer,
+    ToolServerError, TurnPhase,
 };
 use serde_json::{Value, json};
 use std::{
@@ -232,6 +233,22 @@ async fn a_tool_call_that_times_out_cancels_the_called_turn() {
     while open > 0 {
         tokio::task::yield_now().await;
         open = host.open_turns().await;
+    }
+}
+
+#[tokio::test]
+async fn a_call_of_a_client_ends_at_the_timeout_of_the_tool() {
+    let host = start().await;
+    host.deploy("slow", "[limits]\ncpu_ms = 30000", finder("", "(loop $again (br $again))", 50))
+        .await
+        .expect("valid");
+    let origin = Origin::Tool(ToolOrigin { name: "find".into(), callers: Vec::new(), hops: 0 });
+    let durable = Some("k".to_owned());
+    for idempotency_key in [None, durable] {
+        let (origin, data) = (origin.clone(), Some(json!({"id": 1}).into()));
+        let call = Invocation { origin, data, idempotency_key, ..invocation("slow", "s", "") };
+        let ended = host.agents.invoke(call).await.expect("taken").outcome().await;
+        assert_eq!(ended.expect_err("it does not end by itself").code(), "deadline_exceeded");
     }
 }
 

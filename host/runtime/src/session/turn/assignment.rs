@@ -1,6 +1,6 @@
 //! The message that a turn answers, and what follows from the message alone.
 
-use crate::{Invocation, Origin, event::turn_events::TurnEnding, feed::Hold};
+use crate::{Invocation, Origin, agent::Agent, event::turn_events::TurnEnding, feed::Hold};
 use std::time::{Duration, Instant};
 
 /// A turn's message and what follows from it. Apart from its time, it stays the same however often
@@ -30,6 +30,19 @@ impl Assignment {
         match &self.invocation.origin {
             Origin::Tool(tool) => Some(&tool.name),
             _ => None,
+        }
+    }
+
+    /// Returns how long the turn may take. The timeout of a tool counts if a client calls it; an agent that calls a tool
+    /// enforces the timeout itself, and repeats the call.
+    pub(super) fn limit_ms(&self, agent: &Agent) -> u32 {
+        let turn_ms = agent.limits.turn_ms;
+        match &self.invocation.origin {
+            Origin::Tool(tool) if tool.callers.is_empty() => {
+                let timeout_ms = agent.tools.get(&tool.name).and_then(|tool| tool.definition.timeout_ms);
+                timeout_ms.map_or(turn_ms, |timeout_ms| turn_ms.min(timeout_ms))
+            }
+            _ => turn_ms,
         }
     }
 }

@@ -211,7 +211,7 @@ fn turn_of(run: &Run<'_>, assignment: &Assignment, agent: &Arc<Deployed>, journa
     };
     let turn_id = run.end.feed().turn_id().to_owned();
     let tools = TurnTools::new(host.reach.tools.clone(), turn_id, &invocation.origin);
-    let deadline = time.deadline(agent.limits.turn_ms);
+    let deadline = time.deadline(assignment.limit_ms(agent));
     let turn = Turn::new(agent.agent.clone(), affinity, deadline, journal.clone(), tools, &host.reach);
     journal.turn_use().start(agent.limits, time.started(), turn.deadline.clone());
     turn.with_priority(invocation.priority)
