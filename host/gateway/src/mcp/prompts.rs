@@ -14,8 +14,10 @@ use rmcp::{
     },
     service::RequestContext,
 };
-use serde_json::Value;
+use serde_json::{Value, json};
+use skep_engine::{Dialect, SchemaValidator};
 use skep_runtime::{AgentDetail, AgentHost, PromptToml, ToolDefinition};
+use std::cell::LazyCell;
 
 /// Returns a page of the prompts in a scope. The page starts after the name in the cursor.
 pub(super) fn page(host: &AgentHost, scope: &Scope, cursor: Option<&str>) -> ListPromptsResult {
@@ -88,17 +90,31 @@ fn described(name: String, prompt: &PromptToml, tool: &ToolDefinition) -> Prompt
 }
 
 /// Returns the arguments of a prompt, or the variables of a resource, as arguments of its tool. They are texts; where the
-/// tool takes something else, the text is read as JSON.
+/// tool takes no text, or not this one, the text is read as JSON.
 pub(super) fn arguments(given: JsonObject, tool: &ToolDefinition) -> JsonObject {
+    let schema = &tool.input_schema;
+    let of_one = LazyCell::new(|| schema_of_one_argument(schema));
+    let takes_text = |name: &str, text: &str| match &schema["properties"][name] {
+        Value::Null => false,
+        property if property["type"] == "string" => true,
+        _ => of_one.as_ref().is_some_and(|of_one| of_one.check(&json!({ name: text })).is_ok()),
+    };
     let read = |(name, value): (String, Value)| {
-        let is_text = tool.input_schema["properties"][&name]["type"] == "string";
         let parsed = match &value {
-            Value::String(text) if !is_text => serde_json::from_str(text).ok(),
+            Value::String(text) if !takes_text(&name, text) => serde_json::from_str(text).ok(),
             _ => None,
         };
         (name, parsed.unwrap_or(value))
     };
     given.into_iter().map(read).collect()
+}
+
+/// Returns what a schema demands of its properties, each by itself, with the definitions that they may refer to.
+fn schema_of_one_argument(schema: &Value) -> Option<SchemaValidator> {
+    let of_properties = |key: &str| matches!(key, "$defs" | "definitions" | "properties");
+    let parts = schema.as_object()?.iter().filter(|(key, _)| of_properties(key));
+    let parts: JsonObject = parts.map(|(key, part)| (key.clone(), part.clone())).collect();
+    SchemaValidator::compile(&Value::Object(parts), Dialect::Linear).ok()
 }
 
 fn messages(result: Value, tool: &ToolDefinition) -> Result<Vec<PromptMessage>, skep_runtime::RuntimeError> {
@@ -116,4 +132,60 @@ fn unknown(name: &str) -> ErrorData {
         format!("unknown prompt {name:?}; prompts/list lists the available prompts"),
         None,
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use skep_runtime::ToolHints;
+
+    #[test]
+    fn arguments_stay_texts_where_the_tool_takes_the_text() {
+        let input_schema = json!({
+            "$defs": {"Size": {"enum": ["1", "2"]}},
+            "type": "object",
+            "properties": {
+                "title": {"type": "string"},
+                "note": {"type": ["string", "null"]},
+                "place": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+                "size": {"$ref": "#/$defs/Size"},
+                "anything": {},
+                "count": {"type": ["integer", "null"]},
+                "level": {"enum": [1, 2]},
+                "quick": {"type": "boolean"},
+                "tags": {"type": "array", "items": {"type": "string"}},
+            },
+            "required": ["title", "count"],
+        });
+        let tool = ToolDefinition {
+            name: "write".into(),
+            description: String::new(),
+            input_schema,
+            output_schema: None,
+            hints: ToolHints::default(),
+            timeout_ms: None,
+            retries: 0,
+            needs_approval: false,
+        };
+        for (name, text, expected) in [
+            ("title", "7", json!("7")),
+            ("note", "7", json!("7")),
+            ("note", "true", json!("true")),
+            ("note", "null", json!("null")),
+            ("place", "1.0", json!("1.0")),
+            ("size", "2", json!("2")),
+            ("size", "3", json!(3)),
+            ("anything", "[]", json!("[]")),
+            ("count", "7", json!(7)),
+            ("count", "null", json!(null)),
+            ("count", "seven", json!("seven")),
+            ("level", "2", json!(2)),
+            ("quick", "true", json!(true)),
+            ("tags", "[\"a\"]", json!(["a"])),
+            ("unknown", "7", json!(7)),
+        ] {
+            let given = JsonObject::from_iter([(name.to_owned(), json!(text))]);
+            assert_eq!(arguments(given, &tool)[name], expected, "{name}: {text}");
+        }
+    }
 }
