@@ -42,6 +42,26 @@ const INSTRUCTIONS: &str = "Each agent is a tool of its own name that takes a me
      AGENT__TOOL. An agent remembers its session: calls of one connection share one, unless they name another. At \
      /mcp/AGENT, the tools of one agent have their own names.";
 
+/// The methods that this server knows. The protocol crate takes a request whose parameters do not fit its method for one
+/// with a method of somebody else.
+const METHODS: [&str; 15] = [
+    "completion/complete",
+    "initialize",
+    "logging/setLevel",
+    "ping",
+    "prompts/get",
+    "prompts/list",
+    "resources/list",
+    "resources/read",
+    "resources/subscribe",
+    "resources/templates/list",
+    "resources/unsubscribe",
+    "server/discover",
+    "subscriptions/listen",
+    "tools/call",
+    "tools/list",
+];
+
 /// The server as one client sees it.
 pub(super) struct AgentServer {
     host: AgentHost,
@@ -264,6 +284,11 @@ impl ServerHandler for AgentServer {
         _context: RequestContext<RoleServer>,
     ) -> Result<CustomResult, ErrorData> {
         let method = excerpt(&request.method);
+        if METHODS.contains(&request.method.as_str()) {
+            let message =
+                format!("the parameters of {method:?} do not have the form that the protocol defines");
+            return Err(ErrorData::invalid_params(message, None));
+        }
         let message = format!(
             "no method {method:?}; the methods are initialize, ping, logging/setLevel, completion/complete, and those of \
              tools, prompts and resources"

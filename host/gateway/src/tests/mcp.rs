@@ -47,7 +47,7 @@ impl ClientHandler for Listener {
 }
 
 pub(super) struct Running {
-    server: Server,
+    pub(super) server: Server,
     pub(super) url: String,
     pub(super) stop: oneshot::Sender<()>,
     pub(super) serving: JoinHandle<std::io::Result<()>>,
@@ -71,7 +71,7 @@ impl Running {
         self.server.host.deploy(manifest, turns::echo(), "tester").await.unwrap();
     }
 
-    fn transport(&self) -> StreamableHttpClientTransport<reqwest::Client> {
+    pub(super) fn transport(&self) -> StreamableHttpClientTransport<reqwest::Client> {
         let config = StreamableHttpClientTransportConfig::with_uri(self.url.clone());
         StreamableHttpClientTransport::with_client(http_client(), config)
     }
@@ -298,6 +298,17 @@ async fn invalid_requests_are_refused_in_the_common_error_shape() {
     let answer = server.send(post(&unknown, &session)).await.text;
     assert!(answer.contains("-32601") && answer.contains("no method"), "{answer}");
     assert!(answer.contains("completion/complete, and those of tools, prompts and resources"), "{answer}");
+    for (method, params) in [
+        ("tools/call", json!({"arguments": {}})),
+        ("tools/call", json!({"name": "echo", "arguments": "none"})),
+        ("prompts/get", json!({"name": 7})),
+        ("logging/setLevel", json!({"level": "loud"})),
+        ("resources/read", json!({})),
+    ] {
+        let call = json!({"jsonrpc": "2.0", "id": 3, "method": method, "params": params});
+        let answer = server.send(post(&call, &session)).await.text;
+        assert!(answer.contains("-32602") && answer.contains(method), "{params}: {answer}");
+    }
 }
 
 #[tokio::test]
