@@ -1,16 +1,13 @@
 //! Builds the result of a call: the outcome of its turn, an error, or the report that an approval is pending.
 
 use super::{
-    approval::Approver,
+    approval::{Approver, OpenQuestion, Questions, WaitingCall},
     catalog::Target,
     content,
-    link::{Link, NOTIFY_TIMEOUT},
+    link::Link,
 };
-use futures::{FutureExt, future::BoxFuture};
-use rmcp::{
-    Peer, RoleServer,
-    model::{CallToolResult, ContentBlock, MetaObject, ProgressNotificationParam, ProgressToken},
-};
+use futures::FutureExt;
+use rmcp::model::{CallToolResult, ContentBlock, MetaObject};
 use serde_json::{Value, json};
 use skep_runtime::{Outcome, RunEvent, RunHandle, RuntimeError};
 use std::time::Duration;
@@ -32,7 +29,11 @@ pub(super) const CODE: &str = "skep.dev/code";
 /// The state of a call when it is answered.
 pub(super) enum CallOutcome {
     Outcome(Outcome),
-    PendingApproval(PendingApproval),
+    PendingApproval {
+        approval: PendingApproval,
+        /// The question that the person at the client still has before them.
+        question: Option<OpenQuestion>,
+    },
 }
 
 /// An approval that is still pending.
@@ -50,69 +51,60 @@ pub(super) struct RetryKey {
 
 /// The client that waits for a turn.
 pub(super) struct Follower<'a> {
-    pub(super) progress: Option<Progress>,
     /// Maximum time that an approval may be pending, if there is one.
     pub(super) patience: Option<Duration>,
     /// Set if the client may decide about calls and can be asked.
     pub(super) approver: Option<Approver<'a>>,
-    /// The connection over which the turn itself sends messages to the client.
+    /// The connection over which the client gets progress, and messages of the turn itself.
     pub(super) link: Option<&'a Link>,
+}
+
+/// The approvals that are pending, the oldest first, and until when the client waits for each of them.
+struct Waits {
+    patience: Option<Duration>,
+    pending: Vec<(PendingApproval, Instant)>,
 }
 
 /// Follows a turn to its end, or until an approval has been pending for too long.
 pub(super) async fn follow(mut run: RunHandle, client: Follower<'_>) -> Result<CallOutcome, RuntimeError> {
-    let Follower { mut progress, patience, approver, link } = client;
-    let mut waits: Option<(PendingApproval, Instant)> = None;
-    let mut asking: Option<BoxFuture<'_, ()>> = None;
+    let Follower { patience, approver, link } = client;
+    let mut waits = Waits { patience, pending: Vec::new() };
+    let mut questions = approver.map(Questions::new);
+    let mut unsent = String::new();
     loop {
         // Text that arrived in the meantime is sent in one notification.
         let event = match run.next().now_or_never() {
             Some(event) => event,
             None => {
-                if let Some(notifier) = progress.as_mut().filter(|_| !link.is_some_and(Link::has_reported))
-                    && notifier.notify().await.is_err()
-                {
-                    progress = None;
+                if let Some(link) = link {
+                    link.text(std::mem::take(&mut unsent)).await;
                 }
-                let until = waits.as_ref().map(|(_, until)| *until);
                 tokio::select! {
                     event = run.next() => event,
-                    () = asked(&mut asking) => {
-                        asking = None;
-                        continue;
+                    () = asked(&mut questions) => continue,
+                    approval = waits.expired() => {
+                        let question = questions.and_then(Questions::into_open);
+                        return Ok(CallOutcome::PendingApproval { approval, question });
                     }
-                    () = expired(until) => match waits.take() {
-                        Some((approval, _)) => return Ok(CallOutcome::PendingApproval(approval)),
-                        None => continue,
-                    },
                 }
             }
         };
         match event {
-            Some(Ok(RunEvent::Delta { text })) => {
-                if let Some(progress) = &mut progress {
-                    progress.unsent.push_str(&text);
-                }
-            }
+            Some(Ok(RunEvent::Delta { text })) if link.is_some() => unsent.push_str(&text),
             Some(Ok(RunEvent::ApprovalRequired { id, tool, expires_at_ms, arguments })) => {
-                if let Some(approver) = &approver {
+                unsent.push_str(&format!("{tool} is waiting for approval {id}\n"));
+                if let Some(questions) = &mut questions {
                     let (id, tool) = (id.clone(), tool.clone());
-                    // Calls that wait at the same time are asked about one after the other.
-                    let before = asking.take();
-                    asking = Some(Box::pin(async move {
-                        if let Some(before) = before {
-                            before.await;
-                        }
-                        approver.ask(&id, &tool, &arguments).await;
-                    }));
+                    questions.add(WaitingCall { id, tool, arguments, expires_at_ms });
                 }
-                if let Some(progress) = &mut progress {
-                    progress.unsent.push_str(&format!("{tool} is waiting for approval {id}\n"));
-                }
-                let approval = PendingApproval { approval_id: id, tool, expires_at_ms };
-                waits = patience.map(|patience| (approval, Instant::now() + patience));
+                waits.begin(PendingApproval { approval_id: id, tool, expires_at_ms });
             }
-            Some(Ok(RunEvent::ApprovalDecided { .. })) => waits = None,
+            Some(Ok(RunEvent::ApprovalDecided { id, .. })) => {
+                if let Some(questions) = &mut questions {
+                    questions.decided(&id);
+                }
+                waits.end(&id);
+            }
             Some(Ok(RunEvent::Done(outcome))) => return Ok(CallOutcome::Outcome(outcome)),
             Some(Ok(_)) => {}
             Some(Err(error)) => return Err(error),
@@ -121,18 +113,30 @@ pub(super) async fn follow(mut run: RunHandle, client: Follower<'_>) -> Result<C
     }
 }
 
-/// Resolves when the client has been asked.
-async fn asked(asking: &mut Option<BoxFuture<'_, ()>>) {
-    match asking {
-        Some(asking) => asking.await,
+/// Resolves when the client was asked a question.
+async fn asked(questions: &mut Option<Questions<'_>>) {
+    match questions {
+        Some(questions) => questions.ask().await,
         None => std::future::pending().await,
     }
 }
 
-async fn expired(until: Option<Instant>) {
-    match until {
-        Some(until) => tokio::time::sleep_until(until).await,
-        None => std::future::pending().await,
+impl Waits {
+    fn begin(&mut self, approval: PendingApproval) {
+        if let Some(patience) = self.patience {
+            self.pending.push((approval, Instant::now() + patience));
+        }
+    }
+
+    fn end(&mut self, approval_id: &str) {
+        self.pending.retain(|(approval, _)| approval.approval_id != approval_id);
+    }
+
+    /// Resolves with an approval that has been pending for too long.
+    async fn expired(&mut self) -> PendingApproval {
+        let Some((_, until)) = self.pending.first() else { return std::future::pending().await };
+        tokio::time::sleep_until(*until).await;
+        self.pending.remove(0).0
     }
 }
 
@@ -227,30 +231,20 @@ fn meta_object(meta: Value) -> Option<MetaObject> {
     }
 }
 
-/// Sends generated text to the client as progress notifications.
-pub(super) struct Progress {
-    token: ProgressToken,
-    peer: Peer<RoleServer>,
-    unsent: String,
-    /// Number of characters sent so far.
-    sent_chars: usize,
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-impl Progress {
-    pub(super) fn new(token: ProgressToken, peer: Peer<RoleServer>) -> Self {
-        Progress { token, peer, unsent: String::new(), sent_chars: 0 }
-    }
-
-    /// Sends the pending text. Fails if the client does not read it.
-    async fn notify(&mut self) -> Result<(), ()> {
-        if self.unsent.is_empty() {
-            return Ok(());
+    #[tokio::test]
+    async fn an_approval_stays_pending_when_another_one_is_decided() {
+        let mut waits = Waits { patience: Some(Duration::ZERO), pending: Vec::new() };
+        for id in ["t-1", "t-2", "t-3"] {
+            let (approval_id, tool) = (id.to_owned(), "pay".to_owned());
+            waits.begin(PendingApproval { approval_id, tool, expires_at_ms: 1 });
         }
-        let text = std::mem::take(&mut self.unsent);
-        self.sent_chars += text.chars().count();
-        let progress =
-            ProgressNotificationParam::new(self.token.clone(), self.sent_chars as f64).with_message(text);
-        let notified = tokio::time::timeout(NOTIFY_TIMEOUT, self.peer.notify_progress(progress)).await;
-        notified.map_err(|_elapsed| ())?.map_err(|_closed| ())
+        waits.end("t-1");
+        assert_eq!(waits.expired().await.approval_id, "t-2");
+        waits.end("t-3");
+        assert!(waits.expired().now_or_never().is_none(), "nothing is pending");
     }
 }

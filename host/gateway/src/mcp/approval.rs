@@ -1,12 +1,22 @@
-//! Asks the connected client about a call that needs approval, before people are waited for.
+//! Asks the connected client about calls that need approval, before people are waited for.
+//!
+//! Invariant: an answer to a question that a person has before them is recorded as the decision, also after the call that
+//! asked was answered; a question that decides nothing anymore is withdrawn.
 
-use super::link;
+use super::link::{self, NOTIFY_TIMEOUT};
 use crate::{access, caller::Caller};
-use rmcp::{Peer, RoleServer};
-use serde_json::json;
+use rmcp::{Peer, RoleServer, ServiceError, service::RequestHandle};
+use serde_json::{Value, json};
 use skep_runtime::{AgentHost, ClientQuestion, Json};
+use std::{
+    collections::VecDeque,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+use tokio::{sync::oneshot, task::JoinHandle};
+use tracing::Instrument;
 
-/// Maximum length of the arguments that the question shows.
+/// Maximum length of the arguments that a form shows. A decision is about all arguments of a call, so no form asks about a
+/// call with more of them.
 const MAX_SHOWN: usize = 2_000;
 
 /// A client whose key may decide about calls.
@@ -16,26 +26,150 @@ pub(super) struct Approver<'a> {
     pub(super) peer: &'a Peer<RoleServer>,
 }
 
+/// A call that waits for a decision.
+pub(super) struct WaitingCall {
+    /// The id of the approval.
+    pub(super) id: String,
+    pub(super) tool: String,
+    pub(super) arguments: Json,
+    pub(super) expires_at_ms: u64,
+}
+
+/// The questions about calls of one turn. The client is asked one after the other.
+pub(super) struct Questions<'a> {
+    approver: Approver<'a>,
+    /// Calls that the client has not been asked about yet.
+    next: VecDeque<WaitingCall>,
+    open: Option<OpenQuestion>,
+}
+
+/// A question that the person at the client has before them. Dropping it withdraws the question.
+pub(super) struct OpenQuestion {
+    /// Ends when the decision is recorded, or when there will be none.
+    answered: JoinHandle<()>,
+    keep: oneshot::Sender<()>,
+}
+
+/// Records the answer to the question about one call.
+struct Recorder {
+    host: AgentHost,
+    caller: Caller,
+    id: String,
+    tool: String,
+}
+
+impl<'a> Questions<'a> {
+    pub(super) fn new(approver: Approver<'a>) -> Self {
+        Questions { approver, next: VecDeque::new(), open: None }
+    }
+
+    /// Adds a call, unless a form cannot show all of its arguments.
+    pub(super) fn add(&mut self, call: WaitingCall) {
+        if call.arguments.get().len() <= MAX_SHOWN {
+            self.next.push_back(call);
+        }
+    }
+
+    /// Removes a call that somebody has decided about, if the client has not been asked about it yet.
+    pub(super) fn decided(&mut self, id: &str) {
+        self.next.retain(|call| call.id != id);
+    }
+
+    /// Asks the next question, after the answer to the one that is open. It does not resolve as long as there is none. The
+    /// task of the client's request has to poll it.
+    pub(super) async fn ask(&mut self) {
+        if let Some(open) = &mut self.open {
+            if let Err(error) = (&mut open.answered).await {
+                tracing::error!("the answer of a client about an approval was lost: {error}");
+            }
+            self.open = None;
+        }
+        let Some(call) = self.next.front() else { return std::future::pending().await };
+        self.open = self.approver.ask(call).await;
+        self.next.pop_front();
+    }
+
+    /// Returns the question that is open, and drops the others.
+    pub(super) fn into_open(self) -> Option<OpenQuestion> {
+        self.open
+    }
+}
+
+impl OpenQuestion {
+    /// Lets the person decide as long as the call waits for a decision.
+    pub(super) fn keep(self) {
+        // The question may have been answered meanwhile.
+        let _ = self.keep.send(());
+    }
+}
+
 impl Approver<'_> {
-    /// Asks the person at the client about a call, and records the decision. Without a decision, the call keeps waiting.
-    pub(super) async fn ask(&self, id: &str, tool: &str, arguments: &Json) {
-        let text = arguments.get();
-        let end = text.floor_char_boundary(MAX_SHOWN);
-        let cut = if end < text.len() { " …" } else { "" };
-        let message = format!("May {tool} be called with {}{cut}?", &text[..end]);
-        let form = json!({
-            "type": "object",
-            "properties": {
-                "decision": {"type": "string", "enum": ["approve", "deny"], "description": "Whether the call is made."},
-                "reason": {"type": "string", "description": "Reason for a refusal, shown to the agent."},
-            },
-            "required": ["decision"],
-        });
-        let question = ClientQuestion::Elicit(json!({"message": message, "requestedSchema": form}));
-        let answer = match link::ask(self.peer, question).await {
-            Ok(answer) => answer,
-            Err(error) => return tracing::debug!("a client was not asked about approval {id}: {error}"),
+    /// Asks the person at the client about a call. Without a decision, the call keeps waiting.
+    async fn ask(&self, call: &WaitingCall) -> Option<OpenQuestion> {
+        let WaitingCall { id, tool, expires_at_ms, .. } = call;
+        let sent = match link::send(self.peer, question(call)).await {
+            Ok(sent) => sent,
+            Err(error) => {
+                tracing::debug!("a client was not asked about approval {id}: {error}");
+                return None;
+            }
         };
+        let (host, caller) = (self.host.clone(), self.caller.clone());
+        let recorder = Recorder { host, caller, id: id.clone(), tool: tool.clone() };
+        let (keep, kept) = oneshot::channel();
+        let answered = tokio::spawn(answered(sent, kept, *expires_at_ms, recorder).in_current_span());
+        Some(OpenQuestion { answered, keep })
+    }
+}
+
+fn question(call: &WaitingCall) -> ClientQuestion {
+    let message = format!("May {} be called with {}?", call.tool, call.arguments.get());
+    let form = json!({
+        "type": "object",
+        "properties": {
+            "decision": {"type": "string", "enum": ["approve", "deny"], "description": "Whether the call is made."},
+            "reason": {"type": "string", "description": "Reason for a refusal, shown to the agent."},
+        },
+        "required": ["decision"],
+    });
+    ClientQuestion::Elicit(json!({"message": message, "requestedSchema": form}))
+}
+
+/// Waits for the answer to a question, and records it. Withdraws the question when it is not kept, or when a kept one has
+/// expired.
+async fn answered(
+    mut sent: RequestHandle<RoleServer>,
+    kept: oneshot::Receiver<()>,
+    expires_at_ms: u64,
+    recorder: Recorder,
+) {
+    let is_over = async {
+        if kept.await.is_ok() {
+            let expires_at = UNIX_EPOCH + Duration::from_millis(expires_at_ms);
+            tokio::time::sleep(expires_at.duration_since(SystemTime::now()).unwrap_or_default()).await;
+        }
+    };
+    let answer = tokio::select! {
+        answer = &mut sent.rx => Some(answer.unwrap_or(Err(ServiceError::TransportClosed))),
+        () = is_over => None,
+    };
+    match answer {
+        Some(answer) => match link::answer(answer) {
+            Ok(answer) => recorder.record(&answer).await,
+            Err(error) => tracing::debug!("a client did not decide about approval {}: {error}", recorder.id),
+        },
+        None => {
+            let withdrawn = sent.cancel(Some("the call does not wait for this decision anymore".to_owned()));
+            if !matches!(tokio::time::timeout(NOTIFY_TIMEOUT, withdrawn).await, Ok(Ok(()))) {
+                tracing::debug!("the question about approval {} was not withdrawn", recorder.id);
+            }
+        }
+    }
+}
+
+impl Recorder {
+    async fn record(self, answer: &Value) {
+        let Recorder { host, caller, id, tool } = self;
         let content = &answer["content"];
         let approve = match content["decision"].as_str() {
             Some("approve") if answer["action"] == "accept" => true,
@@ -43,9 +177,9 @@ impl Approver<'_> {
             _ => return,
         };
         let reason = content["reason"].as_str().filter(|reason| !approve && !reason.is_empty());
-        let decided = self.host.decide(id, approve, reason.map(str::to_owned), &self.caller.name()).await;
+        let decided = host.decide(&id, approve, reason.map(str::to_owned), &caller.name()).await;
         let decision = if approve { "approve" } else { "deny" };
-        access::audit_decision(self.caller, id, &format!("decision={decision} tool={tool}"), decided.is_ok());
+        access::audit_decision(&caller, &id, &format!("decision={decision} tool={tool}"), decided.is_ok());
         if let Err(error) = decided {
             tracing::debug!("the decision of a client about approval {id} was not recorded: {error}");
         }

@@ -8,7 +8,7 @@
 
 use super::{
     RequestSpan,
-    answer::{self, CallOutcome, Follower, Form, KEY, Progress, RetryKey, SESSION},
+    answer::{self, CallOutcome, Follower, Form, KEY, RetryKey, SESSION},
     approval::Approver,
     catalog::{self, Target},
     content,
@@ -103,7 +103,8 @@ pub(super) async fn result_of(
                 scope.caller.spent().add(&outcome.usage);
                 Ok(outcome.data.map(|data| data.value()).unwrap_or_default())
             }
-            CallOutcome::PendingApproval(_) => Err(RuntimeError::InvalidMessage {
+            // No client could follow the turn afterwards, so it is cancelled, and the question withdrawn.
+            CallOutcome::PendingApproval { .. } => Err(RuntimeError::InvalidMessage {
                 message: format!("the tool {:?} calls something that a person must approve first", tool.name),
             }),
         }
@@ -170,11 +171,9 @@ impl Turn {
         patience: Option<Duration>,
     ) -> Result<CallOutcome, RuntimeError> {
         let Turn { run, link, line } = self;
-        let token = context.meta.get_progress_token();
-        let progress = token.map(|token| Progress::new(token, context.peer.clone()));
         let decides = caller.is_admin() && link.can_elicit();
         let approver = decides.then_some(Approver { host: client.host, caller, peer: &context.peer });
-        let follower = Follower { progress, patience, approver, link: Some(&link) };
+        let follower = Follower { patience, approver, link: Some(&link) };
         line.carry(answer::follow(run, follower)).await
     }
 }
@@ -218,7 +217,10 @@ async fn make(
             caller.spent().add(&outcome.usage);
             answer::result(outcome, session, shape.form)
         }
-        (CallOutcome::PendingApproval(approval), again) => {
+        (CallOutcome::PendingApproval { approval, question }, again) => {
+            if let Some(question) = question {
+                question.keep();
+            }
             let again = again.expect("only durable turns, which have a key, limit how long the client waits");
             Ok(answer::not_yet(&approval, target, &session, &again))
         }

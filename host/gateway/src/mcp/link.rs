@@ -13,6 +13,7 @@ use rmcp::{
         ClientResult, CreateMessageRequestParams, ElicitRequestParams, LoggingLevel,
         LoggingMessageNotificationParam, ProgressNotificationParam, ProgressToken, Request, ServerRequest,
     },
+    service::{PeerRequestOptions, RequestHandle},
 };
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
@@ -59,8 +60,8 @@ pub(super) struct Link {
     least_level: LeastLevel,
     can_elicit: bool,
     can_sample: bool,
-    /// Whether the agent counts its progress itself.
-    has_reported: AtomicBool,
+    /// Whether text is sent as progress: the client asked for progress, and the agent does not count its progress itself.
+    sends_text: AtomicBool,
 }
 
 /// The client's end of the connection.
@@ -69,14 +70,33 @@ pub(super) struct ClientChannel {
     peer: Peer<RoleServer>,
     token: Option<ProgressToken>,
     logger: String,
-    /// The progress that was last reported to the client.
-    reported: Option<f64>,
+    progress: SentProgress,
+}
+
+/// The progress that was sent to the client. The protocol demands that it grows, whoever counts it.
+#[derive(Default)]
+struct SentProgress {
+    last: Option<f64>,
+    /// Number of characters of the text that was sent. The agent's own progress counts on from there.
+    characters: f64,
 }
 
 enum Outgoing {
-    Log { level: LoggingLevel, message: String },
+    Log {
+        level: LoggingLevel,
+        message: String,
+    },
+    /// Text that is sent as progress. The sender is dropped once that is done.
+    Text {
+        text: String,
+        unsent: oneshot::Sender<()>,
+    },
+    /// Progress that the agent counts itself.
     Progress(TurnProgress),
-    Question { question: ClientQuestion, answer: oneshot::Sender<Result<Value, ClientError>> },
+    Question {
+        question: ClientQuestion,
+        answer: oneshot::Sender<Result<Value, ClientError>>,
+    },
 }
 
 /// Opens the connection between a client and the turn that it calls. `logger` is the name under which log lines are sent.
@@ -94,12 +114,10 @@ pub(super) fn open(
         least_level,
         can_elicit: can.is_some_and(|can| can.elicitation.is_some()),
         can_sample: can.is_some_and(|can| can.sampling.is_some()),
-        has_reported: AtomicBool::new(false),
+        sends_text: AtomicBool::new(token.is_some()),
     };
-    (
-        Arc::new(link),
-        ClientChannel { outgoing, peer: peer.clone(), token, logger: logger.to_owned(), reported: None },
-    )
+    let (peer, logger, progress) = (peer.clone(), logger.to_owned(), SentProgress::default());
+    (Arc::new(link), ClientChannel { outgoing, peer, token, logger, progress })
 }
 
 impl Link {
@@ -107,9 +125,17 @@ impl Link {
         self.can_elicit
     }
 
-    /// Returns whether the agent counts its progress itself, so that other counts would contradict it.
-    pub(super) fn has_reported(&self) -> bool {
-        self.has_reported.load(Ordering::Relaxed)
+    /// Sends text as progress, unless the agent counts its progress itself, which the text would contradict. Returns once the
+    /// text is sent, so that text that arrives in the meantime becomes one notification.
+    pub(super) async fn text(&self, text: String) {
+        if text.is_empty() || !self.sends_text.load(Ordering::Relaxed) {
+            return;
+        }
+        let (unsent, sent) = oneshot::channel();
+        if self.outgoing.send(Outgoing::Text { text, unsent }).await.is_ok() {
+            // The channel carries nothing, it closes.
+            let _ = sent.await;
+        }
     }
 
     fn send(&self, outgoing: Outgoing) {
@@ -149,7 +175,7 @@ impl TurnClient for Link {
     }
 
     fn progress(&self, progress: TurnProgress) {
-        self.has_reported.store(true, Ordering::Relaxed);
+        self.sends_text.store(false, Ordering::Relaxed);
         self.send(Outgoing::Progress(progress));
     }
 
@@ -188,32 +214,76 @@ impl ClientChannel {
 
     /// Sends a log line or progress.
     async fn notify(&mut self, outgoing: Outgoing) {
-        let sent = match outgoing {
+        let is_sent = match outgoing {
             Outgoing::Log { level, message } => {
                 let line = LoggingMessageNotificationParam::new(level, Value::from(message));
                 let sent = self.peer.notify_logging_message(line.with_logger(&self.logger));
-                tokio::time::timeout(NOTIFY_TIMEOUT, sent).await
+                matches!(tokio::time::timeout(NOTIFY_TIMEOUT, sent).await, Ok(Ok(())))
             }
+            Outgoing::Text { text, unsent: _unsent } => match self.progress.text(&text) {
+                Some(progress) => self.notify_progress(progress, None, Some(text)).await,
+                None => return,
+            },
             Outgoing::Progress(TurnProgress { progress, total, message }) => {
-                // The protocol demands that progress grows.
-                let grows = self.reported.is_none_or(|reported| progress > reported);
-                let Some(token) = self.token.clone().filter(|_| grows) else { return };
-                self.reported = Some(progress);
-                let mut notice = ProgressNotificationParam::new(token, progress);
-                notice.total = total;
-                notice.message = message;
-                tokio::time::timeout(NOTIFY_TIMEOUT, self.peer.notify_progress(notice)).await
+                match self.progress.report(progress, total) {
+                    Some((progress, total)) => self.notify_progress(progress, total, message).await,
+                    None => return,
+                }
             }
             Outgoing::Question { .. } => return,
         };
-        if !matches!(sent, Ok(Ok(()))) {
+        if !is_sent {
             tracing::debug!("a message for a client was not sent");
         }
     }
+
+    /// Sends progress to a client that asked for it. One that does not read it gets no more of it.
+    async fn notify_progress(&mut self, progress: f64, total: Option<f64>, message: Option<String>) -> bool {
+        let Some(token) = self.token.clone() else { return true };
+        let mut notice = ProgressNotificationParam::new(token, progress);
+        notice.total = total;
+        notice.message = message;
+        let sent = tokio::time::timeout(NOTIFY_TIMEOUT, self.peer.notify_progress(notice)).await;
+        let is_sent = matches!(sent, Ok(Ok(())));
+        if !is_sent {
+            self.token = None;
+        }
+        is_sent
+    }
 }
 
-/// Asks the client.
-pub(super) async fn ask(peer: &Peer<RoleServer>, question: ClientQuestion) -> Result<Value, ClientError> {
+impl SentProgress {
+    /// Returns the progress that counts this text, too, if it grows.
+    fn text(&mut self, text: &str) -> Option<f64> {
+        let characters = self.characters + text.chars().count() as f64;
+        self.grows_to(characters)?;
+        self.characters = characters;
+        Some(characters)
+    }
+
+    /// Returns the progress and the total for those that the agent reports, if the progress grows.
+    fn report(&mut self, progress: f64, total: Option<f64>) -> Option<(f64, Option<f64>)> {
+        let progress = self.characters + progress;
+        self.grows_to(progress)?;
+        Some((progress, total.map(|total| self.characters + total)))
+    }
+
+    fn grows_to(&mut self, progress: f64) -> Option<()> {
+        let grows = self.last.is_none_or(|last| progress > last);
+        grows.then(|| self.last = Some(progress))
+    }
+}
+
+/// Asks the client, and waits for the answer.
+async fn ask(peer: &Peer<RoleServer>, question: ClientQuestion) -> Result<Value, ClientError> {
+    answer(send(peer, question).await?.await_response().await)
+}
+
+/// Sends the client a question. The task of a request has to call it, so that the question belongs to the request.
+pub(super) async fn send(
+    peer: &Peer<RoleServer>,
+    question: ClientQuestion,
+) -> Result<RequestHandle<RoleServer>, ClientError> {
     let request = match question {
         ClientQuestion::Elicit(asked) => {
             ServerRequest::ElicitRequest(Request::new(parameters::<ElicitRequestParams>(asked)?))
@@ -224,13 +294,22 @@ pub(super) async fn ask(peer: &Peer<RoleServer>, question: ClientQuestion) -> Re
             ServerRequest::CreateMessageRequest(Request::new(asked))
         }
     };
-    match peer.send_request(request).await {
+    peer.send_cancellable_request(request, PeerRequestOptions::no_options()).await.map_err(not_asked)
+}
+
+/// Reads the client's answer to a question.
+pub(super) fn answer(answered: Result<ClientResult, ServiceError>) -> Result<Value, ClientError> {
+    match answered {
         Ok(ClientResult::ElicitResult(answer)) => Ok(json(&answer)),
         Ok(ClientResult::CreateMessageResult(answer)) => Ok(json(&answer)),
         Ok(_) => Err(ClientError::Failed("the client's answer does not fit the question".to_owned())),
         Err(ServiceError::McpError(error)) => Err(ClientError::Failed(error.message.into_owned())),
-        Err(error) => Err(ClientError::Unavailable(format!("the client cannot be asked: {error}"))),
+        Err(error) => Err(not_asked(error)),
     }
+}
+
+fn not_asked(error: ServiceError) -> ClientError {
+    ClientError::Unavailable(format!("the client cannot be asked: {error}"))
 }
 
 fn parameters<T: DeserializeOwned>(asked: Value) -> Result<T, ClientError> {
@@ -240,4 +319,27 @@ fn parameters<T: DeserializeOwned>(asked: Value) -> Result<T, ClientError> {
 
 fn json(answer: &impl Serialize) -> Value {
     serde_json::to_value(answer).expect("strings, numbers and JSON are always JSON")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn progress_grows_when_the_agent_counts_after_text_was_sent() {
+        let mut sent = SentProgress::default();
+        assert_eq!((sent.text("four"), sent.text("zwölf")), (Some(4.0), Some(9.0)));
+        assert_eq!(sent.report(1.0, Some(3.0)), Some((10.0, Some(12.0))));
+        assert_eq!(sent.report(1.0, Some(3.0)), None, "it is the same");
+        assert_eq!(sent.report(0.5, None), None, "it is less");
+        assert_eq!(sent.report(3.0, Some(3.0)), Some((12.0, Some(12.0))));
+        assert_eq!(sent.text("so"), None, "text that was on its way when the agent reported is less");
+    }
+
+    #[test]
+    fn progress_that_only_the_agent_counts_stays_as_it_is() {
+        let mut sent = SentProgress::default();
+        assert_eq!(sent.report(0.0, Some(1.0)), Some((0.0, Some(1.0))));
+        assert_eq!(sent.report(0.5, Some(1.0)), Some((0.5, Some(1.0))));
+    }
 }

@@ -141,7 +141,7 @@ impl Rest {
                     let result = answer::result(outcome, plain_session(&session).to_owned(), shape.form);
                     return Ok(Some(result.unwrap_or_else(|error| answer::refusal(&error))));
                 }
-                Ok((CallOutcome::PendingApproval(approval), turn_id)) => {
+                Ok((CallOutcome::PendingApproval { approval, .. }, turn_id)) => {
                     let key = call.own_key.as_ref().unwrap_or(&call.spare_key).clone();
                     let again = RetryKey { key, turn_id };
                     return Ok(Some(answer::not_yet(&approval, &target, plain_session(&session), &again)));
@@ -175,7 +175,7 @@ impl Rest {
         let turn_id = run.turn_id().to_owned();
         // A call without a key cannot be repeated, so its client waits for the decision.
         let patience = (call.own_key.is_some() || shape.needs_approval).then_some(self.approval_wait);
-        let client = Follower { progress: None, patience, approver: None, link: None };
+        let client = Follower { patience, approver: None, link: None };
         Ok((answer::follow(run, client).await?, turn_id))
     }
 }

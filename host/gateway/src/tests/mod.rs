@@ -20,6 +20,7 @@ pub(crate) mod fixture;
 mod heavy;
 mod local_reasoning;
 mod mcp;
+mod mcp_approvals;
 mod mcp_resumed;
 mod mcp_servers;
 mod model_changes;
