@@ -61,5 +61,5 @@ pub use sampling::{LogitRow, RowOutput, SampleRow, Sampling, ScoreRow};
 pub use skep_kernels::cuda::Activation;
 pub use skep_kernels::cuda::nvml::DeviceFigures;
 pub use skep_kernels::{DType, Fault, Isa, KernelError};
-pub use tokenizer::{SpecialTokens, TokenDecoder, Tokenizer, reads_pre_tokenizer};
+pub use tokenizer::{Before, SpecialTokens, TokenDecoder, Tokenizer, reads_pre_tokenizer};
 pub use verify::{Verification, VerifyOptions, verify};

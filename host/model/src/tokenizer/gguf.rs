@@ -180,6 +180,7 @@ mod tests {
 
     use super::*;
     use crate::gguf::writer::GgufWriter;
+    use crate::tokenizer::Before;
     use crate::tokenizer::SpecialTokens::{Literal, Parse};
 
     fn rebuilt(writer: &GgufWriter) -> Result<Option<Tokenizer>, ModelError> {
@@ -226,6 +227,30 @@ mod tests {
         assert_eq!(tokenizer.encode("</s>", Parse).unwrap(), [2]);
         let literal = tokenizer.encode("</s>", Literal).unwrap();
         assert_eq!(literal, ["▁", "</", "s>"].map(|text| tokenizer.token_id(text).unwrap()));
+    }
+
+    #[test]
+    fn only_the_beginning_of_a_section_gets_a_space() {
+        let (spaced, bare) = (
+            rebuilt(&sentence_piece()).unwrap().unwrap(),
+            rebuilt(&sentence_piece().boolean("tokenizer.ggml.add_space_prefix", false)).unwrap().unwrap(),
+        );
+        let ids = |pieces: &[&str]| -> Vec<u32> {
+            pieces.iter().map(|piece| spaced.token_id(piece).unwrap()).collect()
+        };
+        let text = "hello</s>lo<s>lo<s> lo";
+        let encode = |tokenizer: &Tokenizer| {
+            tokenizer.encode_sections(text, std::slice::from_ref(&(5..9)), Before::Nothing).unwrap()
+        };
+        // llama.cpp, too, puts the space before text that begins with one.
+        let tokens = ["▁hello", "</", "s>", "lo", "<s>", "▁", "lo", "<s>", "▁", "▁", "lo"];
+        assert_eq!(encode(&spaced), ids(&tokens));
+        let tokens = ["h", "el", "lo", "</", "s>", "lo", "<s>", "lo", "<s>", "▁", "lo"];
+        assert_eq!(encode(&bare), ids(&tokens));
+        for tokenizer in [&spaced, &bare] {
+            assert_eq!(tokenizer.encode_inside("hello").unwrap(), ids(&["h", "el", "lo"]));
+            assert_eq!(tokenizer.encode_inside(" hello").unwrap(), ids(&["▁hello"]));
+        }
     }
 
     #[test]

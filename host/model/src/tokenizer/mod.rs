@@ -6,6 +6,7 @@
 mod decoder;
 mod gguf;
 mod reads;
+mod sections;
 mod tiktoken;
 mod words;
 
@@ -16,15 +17,13 @@ use std::collections::HashMap;
 use std::str::FromStr;
 
 use serde_json::Value as Json;
+use tokenizers::AddedToken;
 use tokenizers::models::bpe::BPE;
-use tokenizers::{
-    AddedToken, Model, NormalizedString, Normalizer, OffsetReferential, OffsetType, PreTokenizedString,
-    PreTokenizer,
-};
 
 pub use decoder::TokenDecoder;
 pub(crate) use gguf::from_gguf;
 pub use reads::reads_pre_tokenizer;
+pub use sections::Before;
 
 use crate::error::ModelError;
 
@@ -41,6 +40,9 @@ pub enum SpecialTokens {
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     tokens: Vec<Option<Token>>,
+    without_space: sections::WithoutSpace,
+    /// Whether added tokens are looked for in normalized text, too.
+    has_normalized_tokens: bool,
 }
 
 struct Token {
@@ -114,7 +116,12 @@ impl Tokenizer {
             tokens[id as usize] =
                 Some(Token { text, bytes, special: added.is_some_and(|added| added.special) });
         }
-        Ok(Tokenizer { inner: tokenizer, tokens })
+        Ok(Tokenizer {
+            without_space: sections::WithoutSpace::of(&tokenizer),
+            has_normalized_tokens: added.values().any(|added| added.normalized),
+            inner: tokenizer,
+            tokens,
+        })
     }
 
     /// Returns the token ids of a text. No token is added before or after it.
@@ -125,7 +132,9 @@ impl Tokenizer {
                     self.inner.encode_fast(text, false).map_err(|error| broken(error.to_string()))?;
                 Ok(encoding.get_ids().to_vec())
             }
-            SpecialTokens::Literal => self.encode_literal(text).map_err(|error| broken(error.to_string())),
+            SpecialTokens::Literal => {
+                self.encode_sections(text, std::slice::from_ref(&(0..text.len())), Before::Nothing)
+            }
         }
     }
 
@@ -164,41 +173,6 @@ impl Tokenizer {
     /// Returns the largest id plus one.
     pub fn vocabulary_size(&self) -> usize {
         self.tokens.len()
-    }
-
-    /// Runs the steps of the tokenizer except the one that looks for added tokens.
-    fn encode_literal(&self, text: &str) -> tokenizers::Result<Vec<u32>> {
-        let mut normalized = NormalizedString::from(text);
-        if let Some(normalizer) = self.inner.get_normalizer() {
-            normalizer.normalize(&mut normalized)?;
-        }
-        let mut pieces = PreTokenizedString::from(normalized);
-        if let Some(pre_tokenizer) = self.inner.get_pre_tokenizer() {
-            pre_tokenizer.pre_tokenize(&mut pieces)?;
-        }
-        let model = self.inner.get_model();
-        pieces.tokenize(|piece| {
-            let mut tokens = Vec::new();
-            for token in model.tokenize(piece.get())? {
-                // A vocabulary may allow text to merge into a special token. Such text is tokenized character by
-                // character.
-                match self.is_special(token.id) && token.value.chars().nth(1).is_some() {
-                    true => {
-                        for character in token.value.chars() {
-                            tokens.extend(model.tokenize(character.encode_utf8(&mut [0; 4]))?);
-                        }
-                    }
-                    false => tokens.push(token),
-                }
-            }
-            Ok(tokens)
-        })?;
-        let splits = pieces.get_splits(OffsetReferential::Original, OffsetType::None);
-        Ok(splits
-            .into_iter()
-            .flat_map(|(_, _, tokens)| tokens.iter().flatten())
-            .map(|token| token.id)
-            .collect())
     }
 
     fn token(&self, id: u32) -> Option<&Token> {
