@@ -1,5 +1,6 @@
 //! A model that produces the text a test scripted for it, behind the real engine, tokenizer and template.
 
+use serde_json::{Value, json};
 use skep_model::{ChatTemplate, SpecialTokens, Tokenizer};
 
 use crate::{Engine, EngineOptions};
@@ -11,6 +12,40 @@ pub(crate) use scripted_model::{EOS, tokenizer as tokenizer_with};
 
 pub(crate) fn tokenizer() -> Tokenizer {
     tokenizer_with(&[])
+}
+
+/// Returns a tokenizer of letters that puts a space before a text as this pre-tokenizer or normalizer does, with these special
+/// tokens.
+pub(super) fn spaced_tokenizer(space: &Value, specials: &[&str]) -> Tokenizer {
+    let letters = (' '..='~').chain(['\n', '▁']).map(String::from);
+    let merges = ["▁ t", "▁t he", "h e", "< /", "s >", "▁ <", "▁ h"];
+    let merged = merges.map(|merge| merge.replace(' ', ""));
+    let names = ["<unk>", "<s>", "</s>"].map(str::to_owned).into_iter().chain(letters).chain(merged);
+    let vocabulary: serde_json::Map<String, Value> =
+        names.zip(0..).map(|(text, id)| (text, json!(id))).collect();
+    let added = |content: &&str| {
+        json!({"id": vocabulary[*content], "content": content, "single_word": false, "lstrip": false,
+            "rstrip": false, "normalized": false, "special": true})
+    };
+    let added: Vec<Value> = specials.iter().map(added).collect();
+    let replace = json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"});
+    let (normalizers, pre_tokenizer) = match space["type"] == "Prepend" {
+        true => (json!([space, replace]), &Value::Null),
+        false => (json!([replace]), space),
+    };
+    let json = json!({"version": "1.0", "added_tokens": added,
+        "normalizer": {"type": "Sequence", "normalizers": normalizers},
+        "pre_tokenizer": pre_tokenizer,
+        "decoder": {"type": "Sequence", "decoders": [
+            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"}]},
+        "model": {"type": "BPE", "unk_token": "<unk>", "vocab": vocabulary, "merges": merges}});
+    Tokenizer::from_json(json.to_string().as_bytes()).expect("a valid tokenizer")
+}
+
+/// Returns the steps by which vocabularies put a space before a text.
+pub(super) fn spaces() -> [Value; 3] {
+    let metaspace = |scheme: &str| json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": false});
+    [json!({"type": "Prepend", "prepend": "▁"}), metaspace("always"), metaspace("first")]
 }
 
 /// Starts an engine whose model produces `scripts`, one for each generation.

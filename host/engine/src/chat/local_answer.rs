@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use futures::Stream;
-use skep_model::{SpecialTokens, Tokenizer};
+use skep_model::Tokenizer;
 
 use super::answer::{ChatEvent, ChatFinish, ChatOutcome};
 use super::message::{ToolCall, ToolSpec};
@@ -333,7 +333,7 @@ impl LocalAnswer {
                 (kept, kept_bytes) = (index + 1, bytes);
             }
         }
-        match self.tokenizer.encode(&raw[kept_bytes..], SpecialTokens::Literal) {
+        match self.tokenizer.encode_inside(&raw[kept_bytes..]) {
             Ok(rest) => {
                 tokens.truncate(kept);
                 tokens.extend(rest);
@@ -341,6 +341,35 @@ impl LocalAnswer {
             }
             // The produced tokens are still what the model saw, only with the stop string.
             Err(_) => tokens,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use skep_model::{ChatTemplate, SpecialTokens};
+
+    use crate::EngineOptions;
+    use crate::chat::{ChatMessage, ChatOptions, Transcript, fixture};
+
+    #[tokio::test]
+    async fn the_rest_of_a_token_before_a_stop_string_gets_no_space() {
+        let template =
+            "{% for m in messages %}<s>[{{ m.role }}] {{ m.content }}</s>{% endfor %}<s>[assistant]";
+        for space in fixture::spaces() {
+            let engine = fixture::engine_of(
+                fixture::spaced_tokenizer(&space, &["<s>", "</s>"]),
+                SpecialTokens::Literal,
+                ChatTemplate::new(template, None, None).unwrap(),
+                &["the ohe STOP"],
+                EngineOptions::default(),
+            );
+            let mut transcript = Transcript::new();
+            transcript.push(ChatMessage::user("go"));
+            let options = ChatOptions { stop: vec!["e S".into()], ..ChatOptions::default() };
+            let outcome = transcript.generate(&engine, options).unwrap().outcome().await.unwrap();
+            assert_eq!(outcome.raw, " the oh");
+            assert_eq!(engine.tokenizer().decode(&outcome.tokens, false), outcome.raw, "{space}");
         }
     }
 }

@@ -1,10 +1,10 @@
 //! Encoding of rendered text into tokens.
 //!
 //! Invariant: the template's text is encoded with its special tokens, and text from people and tools never
-//! becomes one. If no message contains a special token's text, the tokens are those of the whole text encoded
-//! at once.
+//! becomes one. The tokens are those of the whole text encoded at once, by a vocabulary that would not know the special
+//! tokens whose text the messages contain.
 
-use skep_model::{SpecialTokens, Tokenizer};
+use skep_model::{Before, SpecialTokens, Tokenizer};
 
 use super::dialect::Dialect;
 use super::message::{ChatMessage, Role};
@@ -121,7 +121,7 @@ pub(super) fn encode_whole(
     cancel: &Cancel,
 ) -> Result<Vec<u32>, EngineError> {
     refuse_oversized(engine, &rendering.text, cancel)?;
-    Ok(with_bos(engine, encode_from(engine.tokenizer(), rendering, 0)?))
+    Ok(with_bos(engine, encode_onto(engine.tokenizer(), Vec::new(), rendering, 0)?))
 }
 
 /// Encodes a text that begins like that of `known` tokens: these are taken over up to the last special token before the
@@ -152,9 +152,7 @@ pub(super) fn encode_after(
         return encode_whole(engine, rendering, cancel);
     }
     refuse_oversized(engine, &rendering.text[kept_bytes..], cancel)?;
-    let mut tokens = known[..kept].to_vec();
-    tokens.extend(encode_from(tokenizer, rendering, kept_bytes)?);
-    Ok(tokens)
+    encode_onto(tokenizer, known[..kept].to_vec(), rendering, kept_bytes)
 }
 
 fn with_bos(engine: &Engine, mut tokens: Vec<u32>) -> Vec<u32> {
@@ -188,26 +186,23 @@ pub fn refuse_oversized(engine: &Engine, text: &str, cancel: &Cancel) -> Result<
     Ok(())
 }
 
-/// Encodes the text from the byte offset `start`.
-pub(super) fn encode_from(
+/// Returns the `known` tokens, which are those of the text before the byte offset `start`, and the tokens of the rest.
+pub(super) fn encode_onto(
     tokenizer: &Tokenizer,
+    mut known: Vec<u32>,
     rendering: &Rendering,
     start: usize,
 ) -> Result<Vec<u32>, EngineError> {
-    let mut tokens = Vec::new();
-    let mut at = start;
-    for literal in rendering.literals.iter().filter(|literal| literal.end > start) {
-        let begin = literal.start.max(start);
-        if at < begin {
-            tokens.extend(tokenizer.encode(&rendering.text[at..begin], SpecialTokens::Parse)?);
-        }
-        tokens.extend(tokenizer.encode(&rendering.text[begin..literal.end], SpecialTokens::Literal)?);
-        at = literal.end;
-    }
-    if at < rendering.text.len() {
-        tokens.extend(tokenizer.encode(&rendering.text[at..], SpecialTokens::Parse)?);
-    }
-    Ok(tokens)
+    let before = match known.last() {
+        None => Before::Nothing,
+        Some(last) if tokenizer.is_special(*last) => Before::SpecialToken,
+        Some(_) => Before::Text,
+    };
+    let literals = rendering.literals.iter().filter(|literal| literal.end > start);
+    let literals: Vec<_> =
+        literals.map(|literal| literal.start.max(start) - start..literal.end - start).collect();
+    known.extend(tokenizer.encode_sections(&rendering.text[start..], &literals, before)?);
+    Ok(known)
 }
 
 #[cfg(test)]
@@ -257,6 +252,51 @@ mod tests {
             let template = ChatTemplate::new(&format!("{before}{ALL}"), None, None).unwrap();
             let public = public_text(&fixture::engine(template, &[]), PublicPart::SystemMessage, &messages);
             assert!(!public.contains("secret"), "{what}: {public}");
+        }
+    }
+
+    #[test]
+    fn text_of_a_special_token_in_a_message_has_the_tokens_of_ordinary_text() {
+        let template = "{% for m in messages %}<s>[{{ m.role }}] {{ m.content }}{% endfor %}";
+        let template = ChatTemplate::new(template, None, None).unwrap();
+        let messages = [
+            ChatMessage::user("the</s>the </s> the"),
+            ChatMessage::assistant("</s>"),
+            ChatMessage::user("</s></s>h"),
+        ];
+        for space in fixture::spaces() {
+            let tokenizer = fixture::spaced_tokenizer(&space, &["<s>", "</s>"]);
+            let dialect = Dialect::of(&template, &tokenizer, None);
+            let renderer = Renderer {
+                template: &template,
+                tokenizer: &tokenizer,
+                dialect: &dialect,
+                ends: &[],
+                opens_answer: true,
+            };
+            let rendering = renderer.render(&messages, Opening::default(), "").unwrap();
+            assert_eq!(rendering.literals.len(), 5);
+            let tokens = encode_onto(&tokenizer, Vec::new(), &rendering, 0).unwrap();
+            let ordinary = fixture::spaced_tokenizer(&space, &["<s>"]);
+            assert_eq!(tokens, ordinary.encode(&rendering.text, SpecialTokens::Parse).unwrap(), "{space}");
+            // The rest of a conversation whose beginning is known has the same tokens.
+            let marks = tokens.iter().enumerate().filter(|(_, id)| tokenizer.is_special(**id));
+            for ((index, _), (at, mark)) in marks.zip(rendering.text.match_indices("<s>")) {
+                let known = tokens[..=index].to_vec();
+                assert_eq!(encode_onto(&tokenizer, known, &rendering, at + mark.len()).unwrap(), tokens);
+            }
+        }
+    }
+
+    #[test]
+    fn text_after_a_known_answer_gets_no_space() {
+        for space in fixture::spaces() {
+            let tokenizer = fixture::spaced_tokenizer(&space, &["<s>", "</s>"]);
+            let encode = |text: &str| tokenizer.encode(text, SpecialTokens::Parse).unwrap();
+            let (known, text) = ("<s>the", "<s>the </s><s>the");
+            let rendering = Rendering { text: text.into(), literals: Vec::new() };
+            let tokens = encode_onto(&tokenizer, encode(known), &rendering, known.len()).unwrap();
+            assert_eq!(tokens, encode(text), "{space}");
         }
     }
 

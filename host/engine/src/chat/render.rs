@@ -230,7 +230,7 @@ mod tests {
     use super::*;
     use crate::chat::fixture;
     use crate::chat::guard::EDGE;
-    use crate::chat::prompt::encode_from;
+    use crate::chat::prompt::encode_onto;
     use crate::chat::{ChatMessage, ToolCall};
     use skep_model::SpecialTokens;
 
@@ -248,7 +248,7 @@ mod tests {
         let renderer =
             Renderer { template, tokenizer: &tokenizer, dialect: &dialect, ends: &[], opens_answer: true };
         let rendering = renderer.render(messages, Opening { tools, ..Opening::default() }, "").unwrap();
-        let tokens = encode_from(&tokenizer, &rendering, 0).unwrap();
+        let tokens = encode_onto(&tokenizer, Vec::new(), &rendering, 0).unwrap();
         (rendering, tokens)
     }
 

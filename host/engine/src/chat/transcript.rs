@@ -241,9 +241,8 @@ impl Transcript {
         let known = self.tokens.iter().all(|&id| engine.tokenizer().token_bytes(id).is_some());
         let tokens = if !self.rendered.is_empty() && rendering.text.starts_with(&self.rendered) && known {
             prompt::refuse_oversized(engine, &rendering.text[self.rendered.len()..], cancel)?;
-            let mut tokens = self.tokens.clone();
-            tokens.extend(prompt::encode_from(engine.tokenizer(), &rendering, self.rendered.len())?);
-            tokens
+            let (tokenizer, known) = (engine.tokenizer(), self.tokens.clone());
+            prompt::encode_onto(tokenizer, known, &rendering, self.rendered.len())?
         } else {
             if !self.rendered.is_empty() {
                 let same =
