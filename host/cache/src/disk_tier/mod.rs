@@ -50,8 +50,8 @@ pub use index::{EraseFilter, LayoutId};
 use layout_files::LayoutFiles;
 use pins::Pins;
 pub use pins::{Pin, PinError, PinStatus};
-use reader::ReadJob;
 pub use reader::{PageRead, PageStream};
+use reader::{READ_AHEAD, ReadJob};
 use sealing::PageCipher;
 use shares::ByteShares;
 pub use shares::TierShares;
@@ -303,8 +303,14 @@ impl DiskTier {
 
     /// Starts to read pages, in order. Returns `None` if too many reads wait.
     pub fn read(&self, layout: LayoutId, prefixes: Vec<Digest>) -> Option<PageStream> {
+        self.read_ahead(layout, prefixes, READ_AHEAD)
+    }
+
+    /// Starts to read pages, in order, of which as many as `ahead` may wait until they are taken. Returns `None` if too many
+    /// reads wait.
+    pub fn read_ahead(&self, layout: LayoutId, prefixes: Vec<Digest>, ahead: usize) -> Option<PageStream> {
         let payload_bytes = self.shared.state().layouts.get(layout.0)?.files.head.payload_bytes;
-        let (job, pages) = ReadJob::new(layout, prefixes, payload_bytes as u64);
+        let (job, pages) = ReadJob::new(layout, prefixes, payload_bytes as u64, ahead);
         let bytes = job.bytes();
         self.shared.queued_read_bytes.fetch_add(bytes, Relaxed);
         let sent = self.reads.as_ref().is_some_and(|reads| reads.try_send(job).is_ok());

@@ -14,7 +14,7 @@ use crate::image::{HEADER_BYTES, Header};
 use crate::{Digest, metric};
 
 /// Number of read pages that wait for their reader.
-const READ_AHEAD: usize = 16;
+pub(super) const READ_AHEAD: usize = 16;
 /// Number of pages of a job that the system reads while the ones before are checked.
 const SYSTEM_READ_AHEAD: usize = 16;
 /// Time after which jobs whose readers have no room are tried again.
@@ -43,9 +43,14 @@ pub enum PageRead {
 }
 
 impl ReadJob {
-    /// Returns a job for the reading thread, and where its pages arrive.
-    pub fn new(layout: LayoutId, prefixes: Vec<Digest>, payload_bytes: u64) -> (ReadJob, PageStream) {
-        let (pages, received) = sync_channel(READ_AHEAD);
+    /// Returns a job for the reading thread, and where its pages arrive. At most `ahead` pages wait for their reader.
+    pub fn new(
+        layout: LayoutId,
+        prefixes: Vec<Digest>,
+        payload_bytes: u64,
+        ahead: usize,
+    ) -> (ReadJob, PageStream) {
+        let (pages, received) = sync_channel(ahead);
         (ReadJob { layout, prefixes, payload_bytes, pages }, PageStream(received))
     }
 
