@@ -22,6 +22,9 @@ pub const PROMOTED_PAGES: &str = "skep_kv_promoted_pages_total";
 /// Counter of the promoted pages that were read before a request needed them.
 pub const WARMED_PAGES: &str = "skep_kv_warmed_pages_total";
 
+/// Counter of the promoted pages that were read while their request computed the pages before them.
+pub const HEAD_START_PAGES: &str = "skep_kv_head_start_pages_total";
+
 /// Counter of the questions to the cluster cache for the pages of a prompt, by outcome.
 pub const CLUSTER_FETCHES: &str = "skep_kv_cluster_fetches_total";
 /// Histogram of the time of such a question, with the pages that came.
@@ -43,7 +46,8 @@ pub const CLUSTER_UP: &str = "skep_kv_cluster_up";
 
 /// Makes all counters visible before anything has happened.
 pub(crate) fn begin() {
-    for name in [WRITTEN_BYTES, WRITTEN_PAGES, READ_BYTES, DROPPED_PAGES, PROMOTED_PAGES, WARMED_PAGES] {
+    let of_reads = [READ_BYTES, PROMOTED_PAGES, WARMED_PAGES, HEAD_START_PAGES];
+    for name in [WRITTEN_BYTES, WRITTEN_PAGES, DROPPED_PAGES].into_iter().chain(of_reads) {
         metrics::counter!(name).increment(0);
     }
     for reason in ["damaged", "evicted", "erased"] {

@@ -103,6 +103,10 @@ pub const METRICS: &[MetricSpec] = &[
     counter(disk::READ_BYTES, "Bytes of KV pages read from the disk"),
     counter(disk::PROMOTED_PAGES, "KV pages that came from the disk and were not computed"),
     counter(disk::WARMED_PAGES, "Promoted KV pages that were read before a request needed them"),
+    counter(
+        disk::HEAD_START_PAGES,
+        "Promoted KV pages that were read while their request computed the pages before them",
+    ),
     counter(disk::REMOVED_PAGES, "KV pages that left the disk, by reason"),
     counter(disk::DROPPED_PAGES, "KV pages that were not written, because the disk was full or too slow"),
     gauge(disk::DISK_BYTES, "Bytes of KV pages on the disk"),

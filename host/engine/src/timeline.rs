@@ -59,6 +59,8 @@ pub struct StepWork {
     pub logit_rows: usize,
     /// Number of the tokens that are drafts.
     pub drafted: usize,
+    /// Number of KV pages that were taken from the disk or other hosts since the step before.
+    pub read_pages: usize,
 }
 
 impl StepRecord {

@@ -3,7 +3,8 @@
 //! When a sequence gives back its pages, which may be evicted from then on, they are copied out of the executor between steps and
 //! queued for the disk: for half a millisecond, or as many as keep ahead of what steps evict. When a request
 //! arrives whose prefix is on disk and not in memory, and reading is expected to take less time than computing, the request
-//! waits while its pages are read into the prefix tree, where admission finds them. A caller may have the pages of a
+//! waits while its pages are read into the prefix tree, where admission finds them, or computes the first of them while the others
+//! are read (`head_start`). A caller may have the pages of a
 //! conversation read before a request needs them. What is neither in memory nor on disk may be on another host of a cluster,
 //! and is fetched on the same terms, or is computed by another host for this one (`asking`).
 //!
@@ -11,6 +12,7 @@
 
 mod asking;
 mod erase_scope;
+mod head_start;
 mod misses;
 mod promotion;
 mod speed;
@@ -83,6 +85,8 @@ pub(crate) struct DiskPages {
     /// Conversations whose pages another read has in part; they are looked up again afterwards.
     later_warmings: Vec<Warming>,
     speed: Speed,
+    /// Number of pages that were taken from reads since the last step.
+    taken_pages: usize,
 }
 
 impl DiskPages {
@@ -128,6 +132,7 @@ impl DiskPages {
             short: Vec::new(),
             later_warmings: Vec::new(),
             speed: Speed::default(),
+            taken_pages: 0,
         })
     }
 
@@ -267,8 +272,7 @@ impl DiskPages {
         let (tenant, whole) = (warming.affinity.tenant.as_str(), warming.whole_pages());
         let in_memory = scheduler.cached_prefix(tenant, whole).len();
         let names = self.names(&warming.affinity, whole);
-        let next = names.get(in_memory);
-        if next.is_some_and(|next| self.promotions.iter().any(|other| other.reads(*next))) {
+        if self.promotions.iter().any(|other| other.brings_next(&names, in_memory)) {
             self.later_warmings.push(warming);
             return;
         }
@@ -297,15 +301,17 @@ impl DiskPages {
     pub fn look_up(&mut self, sequence: &Sequence, scheduler: &mut Scheduler) {
         let request = &sequence.request;
         let prefix = (&request.affinity, request.priority, sequence.reusable_tokens());
-        self.look_up_tokens(sequence.id, prefix, Source::Disk, scheduler);
+        // Another host gets the pages of its request in order.
+        let may_start = !sequence.is_for_other_host();
+        self.look_up_tokens(sequence.id, prefix, (Source::Disk, may_start), scheduler);
     }
 
-    /// Looks up a prefix, from this source on.
+    /// Looks up a prefix, from this source on. A request that may start can compute some of it while the rest is read.
     fn look_up_tokens(
         &mut self,
         id: SequenceId,
         (affinity, priority, tokens): (&Affinity, Priority, &[u32]),
-        from: Source,
+        (from, may_start): (Source, bool),
         scheduler: &mut Scheduler,
     ) {
         let tenant = affinity.tenant.as_str();
@@ -320,7 +326,7 @@ impl DiskPages {
         let names = self.names(affinity, &tokens[..pages * PAGE_TOKENS]);
         let all = pages - in_memory;
         let patience = self.patience(self.read_time(all), self.speed.compute_time(all * PAGE_TOKENS));
-        if let Some(other) = self.promotions.iter_mut().find(|other| other.reads(names[in_memory])) {
+        if let Some(other) = self.promotions.iter_mut().find(|other| other.brings_next(&names, in_memory)) {
             other.hurry(Instant::now() + patience);
             scheduler.hold(id);
             self.waiting_for_other_read.push(id);
@@ -348,7 +354,15 @@ impl DiskPages {
         if read_time >= compute && !self.reads_always() {
             return;
         }
-        let Some(reading) = self.read(&names[in_memory..in_memory + missing]) else { return };
+        let missing_names = &names[in_memory..in_memory + missing];
+        if may_start {
+            let (prefix, times) = ((affinity, tokens), (read_time, compute));
+            let begun = self.begin_head_start(id, prefix, (missing_names, in_memory), times, scheduler);
+            if begun.is_some() {
+                return;
+            }
+        }
+        let Some(reading) = self.read(missing_names) else { return };
         let tokens = &tokens[..(in_memory + missing) * PAGE_TOKENS];
         let held = scheduler.borrow_pages(tenant, tokens, in_memory);
         scheduler.hold(id);
@@ -396,6 +410,11 @@ impl DiskPages {
         }
     }
 
+    /// Returns the number of pages that were taken from reads since the last call.
+    pub fn take_page_count(&mut self) -> usize {
+        std::mem::take(&mut self.taken_pages)
+    }
+
     /// Moves the pages that have been read into the prefix tree, and resumes requests whose pages are complete.
     pub fn promote(&mut self, scheduler: &mut Scheduler, executor: &mut dyn Executor) {
         self.look_for_room(scheduler);
@@ -405,10 +424,12 @@ impl DiskPages {
         let gives_up = scheduler.is_short_of_pages();
         let (mut at, mut has_ended) = (0, false);
         while let Some(promotion) = self.promotions.get_mut(at) {
+            let left = promotion.pages_left();
             let progress = match gives_up {
                 true => Progress::Ended,
                 false => promotion.advance(scheduler, executor),
             };
+            self.taken_pages += left.saturating_sub(promotion.pages_left());
             match progress {
                 Progress::Waits => at += 1,
                 Progress::Ended => {
@@ -433,7 +454,7 @@ impl DiskPages {
         if let Some(id) = request
             && let Some((affinity, priority, tokens)) = scheduler.waiting_prefix(id)
         {
-            self.look_up_tokens(id, (&affinity, priority, &tokens), Source::Peers, scheduler);
+            self.look_up_tokens(id, (&affinity, priority, &tokens), (Source::Peers, false), scheduler);
         }
     }
 
@@ -450,7 +471,7 @@ impl DiskPages {
         let ready: Vec<(SequenceId, usize)> = ready;
         for (id, _) in ready {
             if let Some((affinity, priority, tokens)) = scheduler.waiting_prefix(id) {
-                self.look_up_tokens(id, (&affinity, priority, &tokens), Source::Disk, scheduler);
+                self.look_up_tokens(id, (&affinity, priority, &tokens), (Source::Disk, false), scheduler);
             }
         }
     }
@@ -461,7 +482,7 @@ impl DiskPages {
         for id in waiting {
             scheduler.release_hold(id);
             if let Some((affinity, priority, tokens)) = scheduler.waiting_prefix(id) {
-                self.look_up_tokens(id, (&affinity, priority, &tokens), Source::Disk, scheduler);
+                self.look_up_tokens(id, (&affinity, priority, &tokens), (Source::Disk, false), scheduler);
             }
         }
         for warming in std::mem::take(&mut self.later_warmings) {

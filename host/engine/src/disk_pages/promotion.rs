@@ -22,6 +22,9 @@ pub(super) const PAGES_AT_ONCE: usize = 8;
 pub(super) enum Reader {
     /// A waiting request, which is held meanwhile.
     Request(SequenceId),
+    /// A request that computes the first `first` pages meanwhile, each of which is expected to take `page_time`. At most `ahead`
+    /// pages are taken between two steps.
+    HeadStart { id: SequenceId, first: usize, ahead: usize, page_time: Duration },
     /// A caller that wants them in memory before a request needs them, with what was found.
     Warming { found: Warmed, done: oneshot::Sender<Warmed> },
 }
@@ -48,11 +51,12 @@ pub(super) struct Promotion {
     affinity: Affinity,
     tokens: Vec<u32>,
     reading: Reading,
-    /// Number of pages that were in memory at the start.
+    /// Number of pages in memory before those that are read, without a head start.
     found: usize,
     /// A page that came while the loop waited.
     waited_for: Option<PageRead>,
-    /// The pages in memory, from the first of the prefix on, which nobody may evict.
+    /// The pages in memory, from the first of the prefix on, which nobody may evict. During a head start, they are those alone that
+    /// were read, which are not in the prefix tree.
     held: SequencePages,
     /// The time at which the read is abandoned.
     deadline: Instant,
@@ -88,7 +92,7 @@ impl Promotion {
         let has_all = self.held.pages().len() - self.found == self.reading.names.len();
         match self.reader {
             Reader::Request(id) if has_all && self.reading.source == Source::Disk => Some(id),
-            Reader::Request(_) | Reader::Warming { .. } => None,
+            Reader::Request(_) | Reader::HeadStart { .. } | Reader::Warming { .. } => None,
         }
     }
 
@@ -122,9 +126,17 @@ impl Promotion {
         (self.found + self.reading.names.len()).saturating_sub(self.held.pages().len())
     }
 
-    /// Returns whether this page is among those that are read.
-    pub fn reads(&self, name: Digest) -> bool {
-        self.reading.names.contains(&name)
+    /// Returns whether the page after the first `in_memory` ones of a prefix is among those that are read, or that the request
+    /// computes meanwhile.
+    pub fn brings_next(&self, names: &[Digest], in_memory: usize) -> bool {
+        let Some(next) = names.get(in_memory) else { return false };
+        let is_computed = match self.reader {
+            Reader::HeadStart { first, .. } => {
+                in_memory < first && names.get(first) == self.reading.names.first()
+            }
+            Reader::Request(_) | Reader::Warming { .. } => false,
+        };
+        is_computed || self.reading.names.contains(next)
     }
 
     /// Blocks the loop until the next page has arrived, but for at most half a millisecond. `advance` takes the page.
@@ -138,6 +150,7 @@ impl Promotion {
     pub fn advance(&mut self, scheduler: &mut Scheduler, executor: &mut dyn Executor) -> Progress {
         let is_wanted = match &self.reader {
             Reader::Request(id) => scheduler.is_waiting(*id),
+            Reader::HeadStart { id, .. } => scheduler.head_start_progress(*id).is_some(),
             Reader::Warming { done, .. } => !done.is_closed(),
         };
         if !is_wanted {
@@ -145,6 +158,9 @@ impl Promotion {
         }
         let before = self.held.pages().len();
         let (count, progress) = self.take_arrived(scheduler, executor);
+        if let Reader::HeadStart { id, first, page_time, .. } = self.reader {
+            return self.end_head_start((id, first, page_time), progress, scheduler);
+        }
         if count > 0 {
             let tokens = &self.tokens[..(before + count) * PAGE_TOKENS];
             scheduler.share_held(&self.affinity.tenant, &mut self.held, tokens);
@@ -154,7 +170,11 @@ impl Promotion {
 
     /// Takes the pages that have arrived, but not too many between two steps. Returns their number.
     fn take_arrived(&mut self, scheduler: &mut Scheduler, executor: &mut dyn Executor) -> (usize, Progress) {
-        for count in 0..PAGES_AT_ONCE {
+        let most = match self.reader {
+            Reader::HeadStart { ahead, .. } => ahead,
+            Reader::Request(_) | Reader::Warming { .. } => PAGES_AT_ONCE,
+        };
+        for count in 0..most {
             match self.waited_for.take().unwrap_or_else(|| self.reading.pages.poll()) {
                 PageRead::Page(bytes) => {
                     if !self.take(&bytes, scheduler, executor) {
@@ -168,7 +188,36 @@ impl Promotion {
                 }
             }
         }
-        (PAGES_AT_ONCE, Progress::Waits)
+        (most, Progress::Waits)
+    }
+
+    /// Puts the pages that have been read behind those that the request has computed, once it has computed all `first` ones. From
+    /// then on it waits for the others, but no longer than computing them would take. A read that has given nothing ends, and so
+    /// does one of which a page could not be taken, because no further page has its place then.
+    fn end_head_start(
+        &mut self,
+        (id, first, page_time): (SequenceId, usize, Duration),
+        progress: Progress,
+        scheduler: &mut Scheduler,
+    ) -> Progress {
+        let read = self.held.pages().len();
+        if matches!(progress, Progress::Ended) && (read == 0 || !self.is_over) {
+            return Progress::Ended;
+        }
+        let head = &self.tokens[..first * PAGE_TOKENS];
+        if scheduler.head_start_progress(id).is_none_or(|computed| computed < head.len()) {
+            return if Instant::now() < self.deadline { Progress::Waits } else { Progress::Ended };
+        }
+        let tenant = self.affinity.tenant.as_str();
+        let Some(head) = scheduler.take_head(id, (tenant, head)) else { return Progress::Ended };
+        let read_pages = std::mem::replace(&mut self.held, head);
+        self.held.append(read_pages);
+        scheduler.share_held(tenant, &mut self.held, &self.tokens[..(first + read) * PAGE_TOKENS]);
+        metrics::counter!(metric::PROMOTED_PAGES).increment(read as u64);
+        metrics::counter!(metric::HEAD_START_PAGES).increment(read as u64);
+        (self.reader, self.found) = (Reader::Request(id), first);
+        self.deadline = Instant::now() + page_time.mul_f64(self.pages_left() as f64);
+        progress
     }
 
     /// Copies a page to the executor. Returns false if that is not possible, or running sequences may need the page.
@@ -182,7 +231,8 @@ impl Promotion {
             tracing::warn!(%error, "a KV page from the disk or another host cannot be used");
             return false;
         }
-        if self.reading.source == Source::Disk {
+        // Those of a head start count once they are used.
+        if self.reading.source == Source::Disk && !matches!(self.reader, Reader::HeadStart { .. }) {
             metrics::counter!(metric::PROMOTED_PAGES).increment(1);
         }
         if matches!(self.reader, Reader::Warming { .. }) {
@@ -213,6 +263,10 @@ impl Promotion {
                 }
                 scheduler.release_held(id, &self.affinity, held, is_given);
                 scheduler.release_hold(id);
+            }
+            Reader::HeadStart { id, .. } => {
+                scheduler.drop_read(held.0);
+                scheduler.end_head_start(id);
             }
             Reader::Warming { found, done } => {
                 scheduler.release_warmed(&self.affinity, held, (is_given, is_forgotten));

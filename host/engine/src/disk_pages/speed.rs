@@ -37,6 +37,11 @@ impl Speed {
         }
     }
 
+    /// Returns whether a prefill has been measured.
+    pub fn is_measured(&self) -> bool {
+        self.tokens_per_s.is_some()
+    }
+
     /// Returns the time that computing these tokens is expected to take.
     pub fn compute_time(&self, tokens: usize) -> Duration {
         Duration::from_secs_f64(tokens as f64 / self.tokens_per_s.unwrap_or(TOKENS_PER_S).max(1.0))

@@ -377,6 +377,7 @@ impl EngineLoop {
             tokens: rows.token_count(),
             logit_rows: rows.logit_rows(),
             drafted,
+            read_pages: self.disk.as_mut().map_or(0, DiskPages::take_page_count),
         });
     }
 

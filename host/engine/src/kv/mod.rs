@@ -71,6 +71,12 @@ impl SequencePages {
         self.seen().len()
     }
 
+    /// Adds pages that follow these, and that nobody else has.
+    pub fn append(&mut self, own: SequencePages) {
+        debug_assert!(own.shared == 0 && own.lock.is_none(), "cached pages are borrowed");
+        self.pages.extend(own.pages);
+    }
+
     /// Returns the pages that windows cover.
     fn seen(&self) -> &[PageId] {
         &self.pages[self.seen_from.min(self.pages.len())..]

@@ -41,7 +41,8 @@ impl Scheduler {
         let start = sequence.computed.tokens + computing;
         let tokens = sequence.tokens.get(start..)?.to_vec();
         let takes_turns = is_background(sequence) && self.running.iter().any(|other| !is_background(other));
-        let is_plain = sequence.next_scored_row().is_none() && !sequence.is_prefill_only();
+        let has_head_start = self.disk.head_starts.contains_key(&id);
+        let is_plain = sequence.next_scored_row().is_none() && !sequence.is_prefill_only() && !has_head_start;
         let fits = (1..=most).contains(&tokens.len());
         if takes_turns || !is_plain || !fits { None } else { self.row_ahead(id, start, tokens) }
     }

@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 
 use skep_model::{PAGE_TOKENS, PageId};
 
-use super::Scheduler;
+use super::{HeadStart, Scheduler};
 use crate::kv::{PrefixOwner, SequencePages};
 use crate::page_peers::Prefilled;
 use crate::sequence::Sequence;
@@ -29,6 +29,8 @@ pub(super) struct DiskView {
     pub forgotten: HashSet<SequenceId>,
     /// The parts of prompts that another host has computed for waiting sequences.
     pub prefilled: HashMap<SequenceId, Prefilled>,
+    /// Sequences that are not admitted yet, and compute the beginning of their prompt while pages after it are read.
+    pub head_starts: HashMap<SequenceId, HeadStart>,
     ended: Vec<EndedPrefix>,
 }
 

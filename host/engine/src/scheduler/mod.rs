@@ -25,6 +25,7 @@ mod continuations;
 mod disk;
 mod drafts;
 mod eviction_order;
+mod head_start;
 mod lost_pages;
 mod prefill_shares;
 mod shared_prefill;
@@ -51,6 +52,7 @@ use crate::{Affinity, EngineError, FinishReason, LiveSetting, PageOwner, Priorit
 use continuations::Continuations;
 use disk::DiskView;
 pub(crate) use disk::EndedPrefix;
+pub(crate) use head_start::HeadStart;
 use step_pace::{MIN_CHUNK_TOKENS, StepPace, StepShape};
 pub(crate) use step_plan::{PlannedSequence, StepLimits};
 use waiting::Waiting;
@@ -238,11 +240,8 @@ impl Scheduler {
             }
             let id = next.id;
             let Some(mut sequence) = self.waiting.take(id) else { return };
-            if let Some(prefilled) = self.disk.prefilled.remove(&id) {
-                sequence.record_prefilled(prefilled);
-            }
             let computed = self.kv.continue_partial(&mut pages, sequence.reusable_tokens());
-            let admitted = sequence.admit(pages, computed);
+            let admitted = self.begin(&mut sequence, pages, computed);
             charge_tokens(&mut sequence, &mut self.waiting, self.meter.as_deref());
             self.running.push(sequence);
             self.is_admission_order_old = true;
@@ -374,9 +373,10 @@ impl Scheduler {
                 let part = (budget as f64 * share / unserved + ROUNDING) as usize;
                 let most = budget.saturating_sub(others).max(1).min(budget);
                 unserved -= share;
+                let head_start = self.head_start_step(self.running[at].id).unwrap_or(pending);
                 let sequence = &mut self.running[at];
                 let scoring = sequence.next_scored_row().is_some();
-                let mut tokens = pending.min(part.max(MIN_CHUNK_TOKENS)).min(most);
+                let mut tokens = pending.min(part.max(MIN_CHUNK_TOKENS)).min(most).min(head_start);
                 if scoring {
                     tokens = tokens.min(score_rows + 1);
                 }

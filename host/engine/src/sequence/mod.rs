@@ -8,6 +8,7 @@ mod continuation;
 mod state;
 mod thinking;
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -173,6 +174,16 @@ impl Sequence {
         (now >= self.times.deadline).then_some(EngineError::DeadlineExceeded)
     }
 
+    /// Lets the sequence compute tokens before it is admitted, with `pages`, in which the first `computed` tokens are computed.
+    pub fn begin_head_start(&mut self, pages: SequencePages, computed: usize) {
+        let earlier = &self.counts.head_start;
+        let start = if earlier.is_empty() { computed } else { earlier.start.min(computed) };
+        self.counts.head_start = start..computed;
+        self.computed.tokens = computed;
+        self.computed.pages = pages;
+        self.record_load();
+    }
+
     /// Starts or resumes the sequence with `pages`, in which the first `computed` tokens are computed. The first time,
     /// `Started` is sent to the caller, and the known tokens of the output join the prompt's prefill.
     pub fn admit(
@@ -183,16 +194,19 @@ impl Sequence {
         self.computed.tokens = computed;
         self.computed.pages = pages;
         self.record_load();
+        let Range { start, end } = self.counts.head_start;
+        let own = end.min(self.computed.tokens).saturating_sub(start);
+        let found = self.computed.tokens - own;
         if self.times.admitted.is_some() {
             // Pages that were evicted since are computed after all.
-            self.counts.cached = self.counts.cached.min(self.computed.tokens);
+            self.counts.cached = self.counts.cached.min(found);
             return Ok(None);
         }
         let now = Instant::now();
         self.times.admitted = Some(now);
         self.reservation.slot = None;
-        self.counts.prefilled = self.counts.prefilled.min(self.computed.tokens);
-        self.counts.cached = self.computed.tokens - self.counts.prefilled;
+        self.counts.prefilled = self.counts.prefilled.min(found);
+        self.counts.cached = found - self.counts.prefilled;
         let telemetry = &self.telemetry;
         telemetry.record_queue_time(self.times.since_submission(now));
         telemetry.record_tokens(TokenKind::Prompt, self.prompt_len);
@@ -253,6 +267,9 @@ impl Sequence {
 
     /// Takes the pages away. When the sequence is resumed, it computes again whatever is not cached then.
     pub fn give_up_pages(&mut self) -> SequencePages {
+        if self.times.admitted.is_none() {
+            self.counts.head_start.end = self.computed.tokens;
+        }
         self.computed.tokens = 0;
         self.computed.released_pages = self.computed.pages.pages().len();
         std::mem::take(&mut self.computed.pages)

@@ -2,6 +2,7 @@
 //!
 //! The parts hold values and decide nothing; the sequence around them keeps them consistent.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -67,6 +68,8 @@ pub(super) struct TokenCounts {
     pub cached: usize,
     /// Tokens that another host has computed.
     pub prefilled: usize,
+    /// Positions that the sequence computed before it was admitted.
+    pub head_start: Range<usize>,
     pub forced: usize,
     pub accepted: usize,
     pub rejected: usize,

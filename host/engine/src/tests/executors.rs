@@ -80,6 +80,33 @@ impl Recorder {
     }
 }
 
+/// Computes slowly, and records where the rows of each step start and how many tokens they have.
+#[derive(Clone, Default)]
+pub struct Slow(Arc<Mutex<Vec<(usize, usize)>>>);
+
+impl Slow {
+    pub fn guard(&self, executor: CpuExecutor, token_time: Duration) -> impl Executor + use<> {
+        let rows = self.0.clone();
+        let before = move |batch: &Batch| {
+            let began = batch.sequences.iter().map(|sequence| (sequence.start, sequence.tokens.len()));
+            rows.lock().unwrap().extend(began);
+            std::thread::sleep(token_time * u32::try_from(batch.token_count()).unwrap());
+            Ok(())
+        };
+        Intercepted { executor, interceptor: BeforeStep(before) }
+    }
+
+    /// Returns the rows that began since they were taken.
+    pub fn rows(&self) -> Vec<(usize, usize)> {
+        self.0.lock().unwrap().clone()
+    }
+
+    /// Takes these rows.
+    pub fn take(&self) -> Vec<(usize, usize)> {
+        std::mem::take(&mut *self.0.lock().unwrap())
+    }
+}
+
 /// Fails every step while it is broken.
 #[derive(Clone, Default)]
 pub struct Breaker(Arc<AtomicBool>);

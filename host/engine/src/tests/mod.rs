@@ -12,6 +12,7 @@ mod evicted_pages;
 mod executors;
 mod faults;
 pub(crate) mod fixture;
+mod head_start;
 mod health;
 mod intercepted;
 mod lifecycle;

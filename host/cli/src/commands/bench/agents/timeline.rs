@@ -101,7 +101,8 @@ pub fn write(path: &Path, start: Instant, steps: &[StepRecord], exchanges: &[Exc
 /// Adds the phases of a step, one after the other.
 fn add_step(events: &mut Vec<Value>, start: Instant, step: &StepRecord) {
     let work = step.work;
-    let args = json!({"sequences": work.sequences, "tokens": work.tokens, "logit_rows": work.logit_rows, "drafted": work.drafted});
+    let args = json!({"sequences": work.sequences, "tokens": work.tokens, "logit_rows": work.logit_rows, "drafted": work.drafted,
+                      "read_pages": work.read_pages});
     let mut at = step.began;
     for phase in Phase::ALL {
         let took = step.took(phase);
