@@ -14,6 +14,7 @@ mod asking;
 mod erase_scope;
 mod head_start;
 mod misses;
+mod other_read;
 mod promotion;
 mod speed;
 mod spill;
@@ -35,6 +36,7 @@ use crate::{Affinity, PagePeers, Priority, PublicPart};
 
 pub use erase_scope::EraseScope;
 use misses::RecentMisses;
+use other_read::HeldRequest;
 use promotion::{Progress, Promotion, Reader, Reading, Source};
 use speed::Speed;
 use spill::{Copied, Spill};
@@ -78,8 +80,8 @@ pub(crate) struct DiskPages {
     /// Number of pages that the last step has computed.
     step_pages: usize,
     promotions: Vec<Promotion>,
-    /// Requests whose prefix another request is reading; they look it up again afterwards.
-    waiting_for_other_read: Vec<SequenceId>,
+    /// Requests whose prefix another request is reading in part; they look it up again afterwards.
+    waiting_for_other_read: Vec<HeldRequest>,
     /// Requests for whose prefix there was too little room, with the pages that it takes; they look again when there is.
     short: Vec<(SequenceId, usize)>,
     /// Conversations whose pages another read has in part; they are looked up again afterwards.
@@ -246,8 +248,8 @@ impl DiskPages {
         for read in std::mem::take(&mut self.promotions) {
             read.end(scheduler);
         }
-        for id in std::mem::take(&mut self.waiting_for_other_read) {
-            scheduler.release_hold(id);
+        for held in std::mem::take(&mut self.waiting_for_other_read) {
+            scheduler.release_hold(held.id);
         }
     }
 
@@ -272,7 +274,8 @@ impl DiskPages {
         let (tenant, whole) = (warming.affinity.tenant.as_str(), warming.whole_pages());
         let in_memory = scheduler.cached_prefix(tenant, whole).len();
         let names = self.names(&warming.affinity, whole);
-        if self.promotions.iter().any(|other| other.brings_next(&names, in_memory)) {
+        let brings = |other: &Promotion| other.brings_up_to((tenant, &names), in_memory).is_some();
+        if self.promotions.iter().any(brings) {
             self.later_warmings.push(warming);
             return;
         }
@@ -303,15 +306,16 @@ impl DiskPages {
         let prefix = (&request.affinity, request.priority, sequence.reusable_tokens());
         // Another host gets the pages of its request in order.
         let may_start = !sequence.is_for_other_host();
-        self.look_up_tokens(sequence.id, prefix, (Source::Disk, may_start), scheduler);
+        self.look_up_tokens(sequence.id, prefix, (Source::Disk, may_start, None), scheduler);
     }
 
-    /// Looks up a prefix, from this source on. A request that may start can compute some of it while the rest is read.
+    /// Looks up a prefix, from this source on. A request that may start can compute some of it while the rest is read. One that
+    /// has waited for another read waits until `latest` at most.
     fn look_up_tokens(
         &mut self,
         id: SequenceId,
         (affinity, priority, tokens): (&Affinity, Priority, &[u32]),
-        (from, may_start): (Source, bool),
+        (from, may_start, latest): (Source, bool, Option<Instant>),
         scheduler: &mut Scheduler,
     ) {
         let tenant = affinity.tenant.as_str();
@@ -324,12 +328,8 @@ impl DiskPages {
             return;
         }
         let names = self.names(affinity, &tokens[..pages * PAGE_TOKENS]);
-        let all = pages - in_memory;
-        let patience = self.patience(self.read_time(all), self.speed.compute_time(all * PAGE_TOKENS));
-        if let Some(other) = self.promotions.iter_mut().find(|other| other.brings_next(&names, in_memory)) {
-            other.hurry(Instant::now() + patience);
-            scheduler.hold(id);
-            self.waiting_for_other_read.push(id);
+        let waits = self.wait_for_other_read((id, latest), (tenant, &names), in_memory, scheduler);
+        if waits.is_some() {
             return;
         }
         let on_disk = match from {
@@ -367,6 +367,7 @@ impl DiskPages {
         let held = scheduler.borrow_pages(tenant, tokens, in_memory);
         scheduler.hold(id);
         let deadline = Instant::now() + self.patience(read_time, compute);
+        let deadline = latest.map_or(deadline, |latest| latest.min(deadline));
         let reader = Reader::Request(id);
         self.promotions.push(Promotion::new(reader, (affinity, tokens), reading, held, deadline));
     }
@@ -439,8 +440,9 @@ impl DiskPages {
                 }
             }
         }
-        if has_ended {
-            self.look_again(scheduler);
+        match has_ended {
+            true => self.look_again(scheduler),
+            false => self.resume_waiting(scheduler),
         }
     }
 
@@ -454,7 +456,7 @@ impl DiskPages {
         if let Some(id) = request
             && let Some((affinity, priority, tokens)) = scheduler.waiting_prefix(id)
         {
-            self.look_up_tokens(id, (&affinity, priority, &tokens), (Source::Peers, false), scheduler);
+            self.look_up_tokens(id, (&affinity, priority, &tokens), (Source::Peers, false, None), scheduler);
         }
     }
 
@@ -471,20 +473,15 @@ impl DiskPages {
         let ready: Vec<(SequenceId, usize)> = ready;
         for (id, _) in ready {
             if let Some((affinity, priority, tokens)) = scheduler.waiting_prefix(id) {
-                self.look_up_tokens(id, (&affinity, priority, &tokens), (Source::Disk, false), scheduler);
+                let from = (Source::Disk, false, None);
+                self.look_up_tokens(id, (&affinity, priority, &tokens), from, scheduler);
             }
         }
     }
 
     /// Makes requests and callers look up their prefix again after another read of it has ended.
     fn look_again(&mut self, scheduler: &mut Scheduler) {
-        let waiting = std::mem::take(&mut self.waiting_for_other_read);
-        for id in waiting {
-            scheduler.release_hold(id);
-            if let Some((affinity, priority, tokens)) = scheduler.waiting_prefix(id) {
-                self.look_up_tokens(id, (&affinity, priority, &tokens), (Source::Disk, false), scheduler);
-            }
-        }
+        self.resume_waiting(scheduler);
         for warming in std::mem::take(&mut self.later_warmings) {
             self.warm(warming, scheduler);
         }

@@ -109,11 +109,16 @@ impl Promotion {
         matches!(self.reader, Reader::Warming { .. }).then_some(&self.affinity)
     }
 
-    /// Bounds the wait of a request for pages that are read ahead.
-    pub fn hurry(&mut self, deadline: Instant) {
+    /// Ends a read ahead of requests with the pages that have arrived, because a request computes those that are late.
+    pub fn end_if_ahead(&mut self) {
         if matches!(self.reader, Reader::Warming { .. }) {
-            self.deadline = self.deadline.min(deadline);
+            self.deadline = self.deadline.min(Instant::now());
         }
+    }
+
+    /// Returns the time until which a request waits for pages that another host computes, if one does.
+    pub fn prefill_deadline(&self) -> Option<Instant> {
+        self.reading.report.as_ref().map(|_| self.deadline)
     }
 
     /// Returns the pages in memory, which stay locked as long as the promotion exists.
@@ -126,17 +131,38 @@ impl Promotion {
         (self.found + self.reading.names.len()).saturating_sub(self.held.pages().len())
     }
 
-    /// Returns whether the page after the first `in_memory` ones of a prefix is among those that are read, or that the request
-    /// computes meanwhile.
-    pub fn brings_next(&self, names: &[Digest], in_memory: usize) -> bool {
-        let Some(next) = names.get(in_memory) else { return false };
-        let is_computed = match self.reader {
-            Reader::HeadStart { first, .. } => {
-                in_memory < first && names.get(first) == self.reading.names.first()
-            }
-            Reader::Request(_) | Reader::Warming { .. } => false,
+    /// Returns the number of pages of the prefix before those that are read.
+    fn start(&self) -> usize {
+        match self.reader {
+            Reader::HeadStart { first, .. } => first,
+            Reader::Request(_) | Reader::Warming { .. } => self.found,
+        }
+    }
+
+    /// Returns the number of pages of a tenant's prefix up to the last one that the read brings. `None` if the page after the first
+    /// `in_memory` ones is neither among those that are read nor among those that the request computes meanwhile.
+    pub fn brings_up_to(&self, (tenant, names): (&str, &[Digest]), in_memory: usize) -> Option<usize> {
+        let from = match self.reader {
+            // The name of a page covers the ones before it, so those that are computed are the same, too.
+            Reader::HeadStart { first, .. } => in_memory.max(first),
+            Reader::Request(_) | Reader::Warming { .. } => in_memory,
         };
-        is_computed || self.reading.names.contains(next)
+        let read = self.reading.names.get(from.checked_sub(self.start())?..)?;
+        let wanted = names.get(from..).filter(|_| self.affinity.tenant == tenant)?;
+        let count = wanted.iter().zip(read).take_while(|(wanted, read)| wanted == read).count();
+        (count > 0).then_some(from + count)
+    }
+
+    /// Returns whether the read brings the last one of the first `pages` pages of a tenant's prefix, and it is not yet in the prefix
+    /// tree.
+    pub fn still_brings(&self, tenant: &str, (pages, last): (usize, &Digest)) -> bool {
+        let in_tree = match self.reader {
+            Reader::HeadStart { .. } => 0,
+            Reader::Request(_) | Reader::Warming { .. } => self.held.pages().len(),
+        };
+        let at = pages.checked_sub(self.start() + 1);
+        let is_read = at.and_then(|at| self.reading.names.get(at)) == Some(last);
+        is_read && pages > in_tree && self.affinity.tenant == tenant
     }
 
     /// Blocks the loop until the next page has arrived, but for at most half a millisecond. `advance` takes the page.

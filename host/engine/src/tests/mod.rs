@@ -19,6 +19,7 @@ mod lifecycle;
 mod lookahead;
 mod masked_draws;
 mod not_numbers;
+mod other_read;
 mod peer_pages;
 mod prefix_cache;
 mod random_schemas;
