@@ -55,8 +55,7 @@ async fn the_first_host_of_a_new_version_extends_the_tables_while_one_of_the_ver
     before.put_agent(&agent(), b"component", &[]).await.unwrap();
     before.claim_session("a", "s").await.unwrap();
     // The tables become those of an earlier version, whose hosts report no versions.
-    let shrink =
-        "DROP INDEX deliveries_by_target; DROP TABLE choices, mcp_sessions;
+    let shrink = "DROP INDEX deliveries_by_target; DROP TABLE choices, mcp_sessions;
                   ALTER TABLE hosts DROP COLUMN protocol, DROP COLUMN knows;
                   ALTER TABLE outcomes DROP COLUMN message_digest;
                   UPDATE skep_schema SET version = 28";
