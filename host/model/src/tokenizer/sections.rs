@@ -107,7 +107,7 @@ impl Tokenizer {
             literals.get(next).is_some_and(|literal| literal.start < start + range.end)
         };
         let mut pieces = PreTokenizedString::from(normalized);
-        pieces.split(|_, piece| self.split_at_normalized_tokens(piece, &is_literal))?;
+        pieces.split(|_, piece| self.split_at_normalized_tokens(piece, is_literal))?;
         if let Some(pre_tokenizer) = pre_tokenizer.or(self.inner.get_pre_tokenizer()) {
             pre_tokenizer.pre_tokenize(&mut pieces)?;
         }
