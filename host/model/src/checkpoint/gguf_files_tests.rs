@@ -1,19 +1,15 @@
 //! Models of safetensors, written as GGUF with the experts of a layer in one tensor, whole and split.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 
 use half::f16;
 use safetensors::{Dtype, SafeTensors};
 
 use super::*;
 use crate::checkpoint::Checkpoint;
+use crate::checkpoint::coded::tests::fixture;
 use crate::gguf::writer::GgufWriter;
 use crate::verify::{Verification, VerifyOptions, verify};
-
-fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/tiny").join(name)
-}
 
 /// Returns the tensors of a fixture in F32, under the names that GGUF files give them.
 fn gguf_tensors(name: &str, split_expansion: bool) -> BTreeMap<String, (Vec<usize>, Vec<u8>)> {

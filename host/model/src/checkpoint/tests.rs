@@ -1,19 +1,14 @@
 //! Tests with whole models: valid ones of both formats, and unsupported ones.
 
-use std::path::{Path, PathBuf};
-
 use serde_json::{Value, json};
 
+use super::coded::tests::fixture;
 use super::*;
 use crate::config::{Architecture, RopePairing, RopeScaling};
 use crate::gguf::writer::{GgufWriter, tiny_llama};
 use crate::tokenizer::SpecialTokens;
 
 const ORIGINAL_CONTEXT: &str = "llama.rope.scaling.original_context_length";
-
-fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/tiny").join(name)
-}
 
 fn open_bytes(file: &[u8], name: &str) -> (tempfile::TempDir, Result<Checkpoint, ModelError>) {
     let folder = tempfile::tempdir().unwrap();
