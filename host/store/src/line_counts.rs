@@ -1,4 +1,4 @@
-//! What a host remembers of the numbers of agents' log lines, so that not every commit counts all lines of its agent.
+//! The numbers of agents' log lines that a host remembers, so that not every commit counts all lines of its agent.
 //!
 //! A host that has just started remembers nothing, so it counts the lines of each agent once.
 

@@ -17,7 +17,7 @@ use tokenizers::{
 use super::{Tokenizer, broken};
 use crate::error::ModelError;
 
-/// What stands before a text. It decides whether the text gets the space that some vocabularies put before texts.
+/// The part before a text, which decides whether the text gets the space that some vocabularies put before texts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Before {
     /// The text is the first one.
@@ -206,8 +206,8 @@ fn normalizer_without_space(step: &NormalizerWrapper) -> Option<NormalizerWrappe
     }
 }
 
-/// `is_first` says whether no step before this one splits the text. Only then is the space of an `Always` put before the
-/// text alone, and not before each of its words.
+/// Returns the step without the space that it puts before a text, or `None` if it stays as it is. Only if no step before it splits
+/// the text (`is_first`), the space of an `Always` is put before the text alone, and not before each of its words.
 fn pre_tokenizer_without_space(
     step: &PreTokenizerWrapper,
     before: Before,

@@ -1,4 +1,4 @@
-//! Tests of turns that make several calls at the same time: their clock stands still only while all of them wait for people.
+//! Tests of turns that make several calls at the same time: their clock stops only while all of them wait for people.
 
 use super::{
     approvals::{ASKS, attached, decide, pending},
