@@ -1,8 +1,8 @@
 //! The names of pages: a digest of everything that a page depends on, under a key of the data folder.
 //!
 //! Invariant: two pages have the same name only if they have the same tenant and the same tokens from the first one on.
-//! That rests on SHA-256, because a page on disk has no tokens to compare. The key is in each name, not only in the first one of a
-//! prefix: without it, whoever sees names in an index or on their way could test guesses of the tokens between two of them.
+//! That rests on SHA-256, because a page on disk has no tokens to compare. Every name depends on the key, not just the first name
+//! of a prefix. Otherwise, anyone who sees names in an index or in transit could test guesses of the tokens between two of them.
 
 use sha2::{Digest as _, Sha256};
 

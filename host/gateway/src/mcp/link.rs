@@ -60,7 +60,7 @@ pub(super) struct Link {
     least_level: LeastLevel,
     can_elicit: bool,
     can_sample: bool,
-    /// Whether text is sent as progress: the client asked for progress, and the agent does not count its progress itself.
+    /// Is true while text is sent as progress, because the client asked for progress and the agent does not report its own.
     sends_text: AtomicBool,
 }
 

@@ -41,7 +41,7 @@ pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     tokens: Vec<Option<Token>>,
     without_space: sections::WithoutSpace,
-    /// Whether added tokens are looked for in normalized text, too.
+    /// Is true if some added tokens are found only in normalized text.
     has_normalized_tokens: bool,
 }
 
