@@ -41,7 +41,7 @@ pub struct NewEvent<J = Value> {
     /// A time in RFC 3339; the default is now.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub time: Option<String>,
-    /// The default is `http`. It must not start with the name of another tenant and `/`.
+    /// The default is `http`. It must not start with what can be the name of another tenant and `/`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,
 }

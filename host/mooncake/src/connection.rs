@@ -5,6 +5,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use skep_cache::metric;
+
 use crate::objects::{Failure, Objects};
 
 /// The first pause after a failure. Each further one in a row doubles it.
@@ -108,6 +110,7 @@ impl Connection {
             let is_lost = state.master_failures >= MAX_MASTER_FAILURES;
             state.objects.take_if(|_| is_lost)
         };
+        metrics::gauge!(metric::CLUSTER_UP).set(0.0);
         // The client says goodbye to a master that may not answer, outside of the lock.
         drop(gone);
     }

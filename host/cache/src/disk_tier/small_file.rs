@@ -8,7 +8,7 @@ use std::path::Path;
 /// Maximum number of bytes that are read of a file.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// Reads a file. Returns an empty text if it is missing or is not text.
+/// Reads a file, with a replacement character for what is not text. Returns an empty text if it is missing.
 pub(super) fn read(folder: &Path, name: &str) -> io::Result<String> {
     let mut bytes = Vec::new();
     match OpenOptions::new().read(true).open(folder.join(name)) {
@@ -16,7 +16,7 @@ pub(super) fn read(folder: &Path, name: &str) -> io::Result<String> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(String::new()),
         Err(error) => return Err(error),
     };
-    Ok(String::from_utf8(bytes).unwrap_or_default())
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// Replaces a file at once, so that a crash leaves the old or the new one. Only its user can read it.

@@ -110,6 +110,8 @@ mod tests {
         assert_eq!(read(), []);
         std::fs::write(folder.path().join(FILE), "agent 1\nplanet 2\n").unwrap();
         assert_eq!(read(), [EraseFilter::Agent(1), EraseFilter::AllHere]);
+        std::fs::write(folder.path().join(FILE), b"agent 1\nagent \xff\n").unwrap();
+        assert_eq!(read(), [EraseFilter::Agent(1), EraseFilter::AllHere], "it is damaged");
     }
 
     #[test]

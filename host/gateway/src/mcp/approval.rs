@@ -1,7 +1,8 @@
 //! Asks the connected client about calls that need approval, before people are waited for.
 //!
 //! Invariant: an answer to a question that a person has before them is recorded as the decision, also after the call that
-//! asked was answered; a question that decides nothing anymore is withdrawn.
+//! asked was answered. There is one question about an approval at a time, however often its call is repeated. A question that
+//! decides nothing anymore is withdrawn: at once while its call is followed, and at the approval's expiry otherwise.
 
 use super::link::{self, NOTIFY_TIMEOUT};
 use crate::{access, caller::Caller};
@@ -9,7 +10,8 @@ use rmcp::{Peer, RoleServer, ServiceError, service::RequestHandle};
 use serde_json::{Value, json};
 use skep_runtime::{AgentHost, ClientQuestion, Json};
 use std::{
-    collections::VecDeque,
+    collections::{HashSet, VecDeque},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 use tokio::{sync::oneshot, task::JoinHandle};
@@ -24,6 +26,17 @@ pub(super) struct Approver<'a> {
     pub(super) host: &'a AgentHost,
     pub(super) caller: &'a Caller,
     pub(super) peer: &'a Peer<RoleServer>,
+    pub(super) asked: &'a AskedApprovals,
+}
+
+/// The approvals that the person at a client has questions about. Clones share them.
+#[derive(Clone, Default)]
+pub(super) struct AskedApprovals(Arc<Mutex<HashSet<String>>>);
+
+/// An approval with a question, until this is dropped.
+struct AskedApproval {
+    id: String,
+    asked: AskedApprovals,
 }
 
 /// A call that waits for a decision.
@@ -45,6 +58,7 @@ pub(super) struct Questions<'a> {
 
 /// A question that the person at the client has before them. Dropping it withdraws the question.
 pub(super) struct OpenQuestion {
+    approval: String,
     /// Ends when the decision is recorded, or when there will be none.
     answered: JoinHandle<()>,
     keep: oneshot::Sender<()>,
@@ -54,8 +68,26 @@ pub(super) struct OpenQuestion {
 struct Recorder {
     host: AgentHost,
     caller: Caller,
-    id: String,
+    approval: AskedApproval,
     tool: String,
+}
+
+impl AskedApprovals {
+    /// Adds an approval. Returns `None` if there is a question about it.
+    fn add(&self, id: &str) -> Option<AskedApproval> {
+        let is_new = self.lock().insert(id.to_owned());
+        is_new.then(|| AskedApproval { id: id.to_owned(), asked: self.clone() })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashSet<String>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for AskedApproval {
+    fn drop(&mut self) {
+        self.asked.lock().remove(&self.id);
+    }
 }
 
 impl<'a> Questions<'a> {
@@ -70,9 +102,10 @@ impl<'a> Questions<'a> {
         }
     }
 
-    /// Removes a call that somebody has decided about, if the client has not been asked about it yet.
+    /// Removes a call that somebody has decided about. A question about it that is open is withdrawn.
     pub(super) fn decided(&mut self, id: &str) {
         self.next.retain(|call| call.id != id);
+        self.open.take_if(|open| open.approval == id);
     }
 
     /// Asks the next question, after the answer to the one that is open. It does not resolve as long as there is none. The
@@ -104,9 +137,11 @@ impl OpenQuestion {
 }
 
 impl Approver<'_> {
-    /// Asks the person at the client about a call. Without a decision, the call keeps waiting.
+    /// Asks the person at the client about a call, unless an earlier question about it is open. Without a decision, the call keeps
+    /// waiting.
     async fn ask(&self, call: &WaitingCall) -> Option<OpenQuestion> {
         let WaitingCall { id, tool, expires_at_ms, .. } = call;
+        let approval = self.asked.add(id)?;
         let sent = match link::send(self.peer, question(call)).await {
             Ok(sent) => sent,
             Err(error) => {
@@ -115,10 +150,10 @@ impl Approver<'_> {
             }
         };
         let (host, caller) = (self.host.clone(), self.caller.clone());
-        let recorder = Recorder { host, caller, id: id.clone(), tool: tool.clone() };
+        let recorder = Recorder { host, caller, approval, tool: tool.clone() };
         let (keep, kept) = oneshot::channel();
         let answered = tokio::spawn(answered(sent, kept, *expires_at_ms, recorder).in_current_span());
-        Some(OpenQuestion { answered, keep })
+        Some(OpenQuestion { approval: id.clone(), answered, keep })
     }
 }
 
@@ -150,18 +185,21 @@ async fn answered(
         }
     };
     let answer = tokio::select! {
+        biased;
         answer = &mut sent.rx => Some(answer.unwrap_or(Err(ServiceError::TransportClosed))),
         () = is_over => None,
     };
     match answer {
         Some(answer) => match link::answer(answer) {
             Ok(answer) => recorder.record(&answer).await,
-            Err(error) => tracing::debug!("a client did not decide about approval {}: {error}", recorder.id),
+            Err(error) => {
+                tracing::debug!("a client did not decide about approval {}: {error}", recorder.approval.id)
+            }
         },
         None => {
             let withdrawn = sent.cancel(Some("the call does not wait for this decision anymore".to_owned()));
             if !matches!(tokio::time::timeout(NOTIFY_TIMEOUT, withdrawn).await, Ok(Ok(()))) {
-                tracing::debug!("the question about approval {} was not withdrawn", recorder.id);
+                tracing::debug!("the question about approval {} was not withdrawn", recorder.approval.id);
             }
         }
     }
@@ -169,7 +207,7 @@ async fn answered(
 
 impl Recorder {
     async fn record(self, answer: &Value) {
-        let Recorder { host, caller, id, tool } = self;
+        let Recorder { host, caller, approval: AskedApproval { id, .. }, tool } = &self;
         let content = &answer["content"];
         let approve = match content["decision"].as_str() {
             Some("approve") if answer["action"] == "accept" => true,
@@ -177,9 +215,9 @@ impl Recorder {
             _ => return,
         };
         let reason = content["reason"].as_str().filter(|reason| !approve && !reason.is_empty());
-        let decided = host.decide(&id, approve, reason.map(str::to_owned), &caller.name()).await;
+        let decided = host.decide(id, approve, reason.map(str::to_owned), &caller.name()).await;
         let decision = if approve { "approve" } else { "deny" };
-        access::audit_decision(&caller, &id, &format!("decision={decision} tool={tool}"), decided.is_ok());
+        access::audit_decision(caller, id, &format!("decision={decision} tool={tool}"), decided.is_ok());
         if let Err(error) = decided {
             tracing::debug!("the decision of a client about approval {id} was not recorded: {error}");
         }

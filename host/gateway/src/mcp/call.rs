@@ -9,7 +9,7 @@
 use super::{
     RequestSpan,
     answer::{self, CallOutcome, Follower, Form, KEY, RetryKey, SESSION},
-    approval::Approver,
+    approval::{Approver, AskedApprovals},
     catalog::{self, Target},
     content,
     durable::{DurableCalls, DurableTurn},
@@ -46,6 +46,7 @@ pub(super) struct Client<'a> {
     pub(super) approval_wait: Duration,
     pub(super) durable: &'a DurableCalls,
     pub(super) least_level: &'a LeastLevel,
+    pub(super) asked: &'a AskedApprovals,
 }
 
 /// Properties of the called tool.
@@ -172,7 +173,8 @@ impl Turn {
     ) -> Result<CallOutcome, RuntimeError> {
         let Turn { run, link, line } = self;
         let decides = caller.is_admin() && link.can_elicit();
-        let approver = decides.then_some(Approver { host: client.host, caller, peer: &context.peer });
+        let Client { host, asked, .. } = *client;
+        let approver = decides.then_some(Approver { host, caller, peer: &context.peer, asked });
         let follower = Follower { patience, approver, link: Some(&link) };
         line.carry(answer::follow(run, follower)).await
     }

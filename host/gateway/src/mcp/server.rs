@@ -6,6 +6,7 @@
 
 use super::{
     SESSION_ID,
+    approval::AskedApprovals,
     call::{self, Client},
     catalog, completion,
     durable::DurableCalls,
@@ -71,6 +72,7 @@ pub(super) struct AgentServer {
     approval_wait: Duration,
     durable: DurableCalls,
     least_level: LeastLevel,
+    asked: AskedApprovals,
     subscriptions: Subscriptions,
     closing: watch::Receiver<bool>,
     /// Sends notifications of changes to the client, and is aborted when this server is dropped.
@@ -85,7 +87,8 @@ impl AgentServer {
         approval_wait: Duration,
     ) -> Self {
         let (session, durable, news) = (OnceLock::new(), DurableCalls::default(), Mutex::default());
-        let (least_level, subscriptions) = (LeastLevel::default(), Subscriptions::default());
+        let (least_level, asked) = (LeastLevel::default(), AskedApprovals::default());
+        let subscriptions = Subscriptions::default();
         AgentServer {
             host,
             session,
@@ -93,6 +96,7 @@ impl AgentServer {
             approval_wait,
             durable,
             least_level,
+            asked,
             subscriptions,
             closing,
             news,
@@ -101,9 +105,9 @@ impl AgentServer {
 
     /// Returns the client that has sent a request with these extensions.
     fn client<'a>(&'a self, extensions: &Extensions) -> Client<'a> {
-        let Self { host, session, approval_wait, durable, least_level, .. } = self;
+        let Self { host, session, approval_wait, durable, least_level, asked, .. } = self;
         let session = session.get_or_init(|| agent_session(session_id(extensions)));
-        Client { host, session, approval_wait: *approval_wait, durable, least_level }
+        Client { host, session, approval_wait: *approval_wait, durable, least_level, asked }
     }
 
     /// Restores what the client has set in a session that continues here.

@@ -147,6 +147,25 @@ async fn a_decision_in_a_form_counts_after_the_client_has_stopped_waiting() {
 }
 
 #[tokio::test]
+async fn a_call_that_is_repeated_opens_no_second_form() {
+    let Bank { running, client, mut forms } = Bank::open(SHORT, "").await;
+    let call = pay(json!({"cents": 7}));
+    let result = client.call_tool(call.clone()).await.unwrap();
+    let form = forms.recv().await.unwrap();
+    let mut repeated = call;
+    let keys = ["skep.dev/idempotency_key", "skep.dev/session"].map(|key| (key, meta(&result, key)));
+    repeated.meta = Some(serde_json::from_value(json!(std::collections::BTreeMap::from(keys))).unwrap());
+    let again = client.call_tool(repeated.clone()).await.unwrap();
+    assert_eq!(meta(&again, "skep.dev/turn_id"), meta(&result, "skep.dev/turn_id"), "{again:?}");
+    assert!(forms.try_recv().is_err() && !form.answer.is_closed(), "the first form is open");
+    let waiting = running.server.host.approvals(None, 10).await.unwrap();
+    form.answer.send(json!({"decision": "approve"})).unwrap();
+    let paid = client.call_tool(repeated).await.unwrap();
+    assert_eq!(paid.structured_content, Some(json!({"result": {"cents": 7}})));
+    assert_eq!(waiting.len(), 1);
+}
+
+#[tokio::test]
 async fn a_form_is_withdrawn_when_its_call_has_ended() {
     let Bank { running, client, mut forms } = Bank::open(LONG, "").await;
     let host = &running.server.host;
