@@ -248,6 +248,7 @@ impl RowUse {
             banned: sequence.banned(),
             prompt: sequence.prompt(),
             output: &output[..known + drawn.after],
+            seen: None,
             top_logprobs: sequence.request.top_logprobs,
         });
         self.scores.iter().copied().map(LogitRow::Score).chain(drawn.map(LogitRow::Sample)).collect()

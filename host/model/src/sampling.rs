@@ -12,6 +12,7 @@ use skep_kernels::Isa;
 use skep_kernels::softmax::log_sum_exp;
 
 use crate::error::ModelError;
+use crate::seen_tokens::SeenTokens;
 use crate::token_set::TokenSet;
 
 /// The settings for choosing a token.
@@ -108,6 +109,9 @@ pub struct SampleRow<'a> {
     pub banned: &'a [u32],
     pub prompt: &'a [u32],
     pub output: &'a [u32],
+    /// The distinct tokens at the beginning of the prompt and the output, as many as the sequence has marked. A repetition
+    /// penalty marks the others for this row, and all of them if this is `None`.
+    pub seen: Option<&'a SeenTokens>,
     /// Returns the log-probability and the `n` most likely tokens as well if this is `Some(n)`.
     pub top_logprobs: Option<u32>,
 }
@@ -124,7 +128,25 @@ impl<'a> SampleRow<'a> {
             banned: &[],
             prompt: &[],
             output: &[],
+            seen: None,
             top_logprobs: None,
+        }
+    }
+
+    /// Fills a set with the tokens of the prompt and the output that are below `vocabulary`.
+    pub(crate) fn fill_seen(&self, vocabulary: usize, set: &mut TokenSet) {
+        let marked = match self.seen.filter(|seen| seen.set().vocabulary() == vocabulary) {
+            Some(seen) => {
+                set.copy_from(seen.set());
+                seen.marked()
+            }
+            None => {
+                set.reset(vocabulary);
+                0
+            }
+        };
+        for token in self.prompt.iter().chain(self.output).skip(marked) {
+            set.insert(*token);
         }
     }
 }
@@ -205,12 +227,10 @@ fn adjust(logits: &[f32], row: &SampleRow<'_>) -> Vec<f32> {
     let repetition = sampling.repetition_penalty;
     if repetition != 1.0 {
         let mut seen = TokenSet::default();
-        seen.reset(adjusted.len());
-        for token in row.prompt.iter().chain(row.output) {
-            if seen.insert(*token) {
-                let logit = &mut adjusted[*token as usize];
-                *logit = if *logit > 0.0 { *logit / repetition } else { *logit * repetition };
-            }
+        row.fill_seen(adjusted.len(), &mut seen);
+        for token in seen.iter() {
+            let logit = &mut adjusted[token as usize];
+            *logit = if *logit > 0.0 { *logit / repetition } else { *logit * repetition };
         }
     }
     if sampling.frequency_penalty != 0.0 || sampling.presence_penalty != 0.0 {
@@ -419,6 +439,30 @@ mod tests {
         assert_eq!(choose(&logits, &SampleRow { output: &[0, 0], ..row(&present, 0) }).unwrap(), 0);
         let repeated = Sampling { repetition_penalty: 2.0, ..greedy };
         assert_eq!(choose(&logits, &SampleRow { prompt: &[0], ..row(&repeated, 0) }).unwrap(), 1);
+    }
+
+    #[test]
+    fn the_tokens_that_a_sequence_has_marked_change_no_logit() {
+        let sampling = Sampling { repetition_penalty: 1.7, frequency_penalty: 0.3, ..Sampling::default() };
+        let logits: Vec<f32> = (0..100).map(|token| (token as f32 * 0.7).sin()).collect();
+        let bits = |row: &SampleRow<'_>| -> Vec<u32> {
+            adjust(&logits, row).into_iter().map(f32::to_bits).collect()
+        };
+        // Some tokens are outside the vocabulary.
+        let tokens: Vec<u32> = (0..60).map(|at| at * at % 120).collect();
+        for vocabulary in [100, 110] {
+            let mut seen = SeenTokens::new(vocabulary);
+            for known in [8, 9, 40, 60] {
+                seen.mark(&tokens[..known]);
+                // The rows of a draft come after more tokens than are marked.
+                for end in known..=tokens.len() {
+                    let fresh =
+                        SampleRow { prompt: &tokens[..8], output: &tokens[8..end], ..row(&sampling, 0) };
+                    let kept = SampleRow { seen: Some(&seen), ..fresh.clone() };
+                    assert_eq!(bits(&kept), bits(&fresh), "{known} of {end}, {vocabulary}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -1,11 +1,14 @@
-//! A set of token ids that takes one bit for each id of a vocabulary. It is filled for a row of a step at a time, and costs
-//! a fraction of a map with the tokens of a long prompt.
+//! A set of token ids that takes one bit for each id of a vocabulary, which is a fraction of a map with the tokens of a long
+//! prompt.
 
 /// Token ids below a bound.
 #[derive(Debug, Default)]
 pub(crate) struct TokenSet {
     words: Vec<u64>,
     vocabulary: usize,
+    /// Number of calls of `insert`.
+    #[cfg(test)]
+    pub insertions: usize,
 }
 
 impl TokenSet {
@@ -16,8 +19,23 @@ impl TokenSet {
         self.words.resize(vocabulary.div_ceil(64), 0);
     }
 
+    /// Makes the set equal to another one.
+    pub fn copy_from(&mut self, other: &TokenSet) {
+        self.vocabulary = other.vocabulary;
+        self.words.clone_from(&other.words);
+    }
+
+    /// Returns the bound of the ids.
+    pub fn vocabulary(&self) -> usize {
+        self.vocabulary
+    }
+
     /// Adds an id, and returns whether that changed the set. An id that is not below the bound is ignored.
     pub fn insert(&mut self, token: u32) -> bool {
+        #[cfg(test)]
+        {
+            self.insertions += 1;
+        }
         let is_new = (token as usize) < self.vocabulary && !self.contains(token);
         if is_new {
             self.words[token as usize / 64] |= 1 << (token % 64);

@@ -33,6 +33,7 @@ fn masked_draws(request: &GenerateRequest) -> Vec<u32> {
             banned: &[],
             prompt: &request.prompt,
             output: &output,
+            seen: None,
             top_logprobs: None,
         };
         let token = executor.sample(&[LogitRow::Sample(row)]).unwrap()[0].token;

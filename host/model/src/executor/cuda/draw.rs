@@ -111,10 +111,7 @@ fn adjustments_of(row: &SampleRow<'_>, vocabulary: usize, seen: &mut TokenSet) -
     if sampling.repetition_penalty == 1.0 {
         return of_tokens.into_values().collect();
     }
-    seen.reset(vocabulary);
-    for token in row.prompt.iter().chain(row.output) {
-        seen.insert(*token);
-    }
+    row.fill_seen(vocabulary, seen);
     for (token, found) in &mut of_tokens {
         if seen.remove(*token) {
             found.kind |= SEEN;
@@ -141,6 +138,7 @@ fn put(buffer: &mut Vec<u8>, words: impl Iterator<Item = u32>) -> Range<usize> {
 mod tests {
     use super::*;
     use crate::sampling::{Sampling, ScoreRow};
+    use crate::seen_tokens::SeenTokens;
 
     #[test]
     fn structs_have_the_sizes_that_the_kernel_reads() {
@@ -165,6 +163,7 @@ mod tests {
             banned: &[9],
             prompt: &[1],
             output: &[7, 7],
+            seen: None,
             top_logprobs: None,
         };
         let with_logprobs = SampleRow { top_logprobs: Some(1), ..row.clone() };
@@ -184,6 +183,34 @@ mod tests {
         let adjustments = words(&draw.adjustments);
         assert_eq!(adjustments, [1, 0, 0, SEEN, 7, 2, 2f32.to_bits(), SEEN, 9, 0, 0, BANNED]);
         assert_eq!(words(&draw.masks), [5, 0, 0]);
+    }
+
+    #[test]
+    fn a_row_marks_only_the_tokens_that_its_sequence_has_not_marked() {
+        let penalised = Sampling {
+            repetition_penalty: 1.5,
+            presence_penalty: 0.5,
+            logit_bias: vec![(7, 1.0)],
+            ..Sampling::default()
+        };
+        let tokens: Vec<u32> = (0..1000).map(|at| at * 7 % 300).collect();
+        let mut kept = SeenTokens::new(320);
+        kept.mark(&tokens[..996]);
+        let mut set = TokenSet::default();
+        // A draft of four tokens has rows after each of them.
+        for end in 996..=1000 {
+            let (prompt, output) = tokens[..end].split_at(900);
+            let fresh = SampleRow { prompt, output, banned: &[9], ..SampleRow::plain(0, &penalised) };
+            let row = SampleRow { seen: Some(&kept), ..fresh.clone() };
+            set.insertions = 0;
+            let found = adjustments_of(&row, 320, &mut set);
+            assert_eq!(set.insertions, end - 996);
+            assert_eq!(found, adjustments_of(&fresh, 320, &mut set));
+        }
+        let free = Sampling { repetition_penalty: 1.0, ..penalised };
+        set.insertions = 0;
+        adjustments_of(&SampleRow { prompt: &tokens, ..SampleRow::plain(0, &free) }, 320, &mut set);
+        assert_eq!(set.insertions, 0, "a row without the penalty needs no set");
     }
 
     #[test]

@@ -35,6 +35,8 @@ mod preparation;
 mod quantized;
 #[path = "real_device_tests.rs"]
 mod real_device;
+#[path = "seen_tokens_tests.rs"]
+mod seen_tokens;
 #[path = "shared_prefix_tests.rs"]
 mod shared_prefix;
 #[path = "sums_tests.rs"]
@@ -216,6 +218,7 @@ fn tokens_are_drawn_as_on_the_cpu() {
                     banned: &[4, 8],
                     prompt: &ids[..10],
                     output: &ids[10..20],
+                    seen: None,
                     top_logprobs: None,
                 })
             })
