@@ -214,6 +214,9 @@ impl RowUse {
             true => Next::Nothing,
             false => next_of(sequence, &draft, first_row + rows.logit_rows(), masks),
         };
+        if matches!(next, Next::Draw(_)) {
+            sequence.mark_seen();
+        }
         RowUse { id, tokens, scores, next, draft, drafted_output }
     }
 
@@ -248,7 +251,7 @@ impl RowUse {
             banned: sequence.banned(),
             prompt: sequence.prompt(),
             output: &output[..known + drawn.after],
-            seen: None,
+            seen: sequence.seen(),
             top_logprobs: sequence.request.top_logprobs,
         });
         self.scores.iter().copied().map(LogitRow::Score).chain(drawn.map(LogitRow::Sample)).collect()

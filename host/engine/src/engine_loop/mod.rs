@@ -128,6 +128,7 @@ impl EngineLoop {
         let context = SequenceContext {
             tokenizer: tokenizer.clone(),
             eos: info.eos.clone(),
+            vocabulary_size: info.vocabulary_size,
             telemetry: view.telemetry.clone(),
         };
         let context = Arc::new(context);

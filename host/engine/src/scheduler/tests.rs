@@ -61,6 +61,7 @@ impl Harness {
         let context = SequenceContext {
             tokenizer: Arc::new(byte_tokenizer()),
             eos: Vec::new(),
+            vocabulary_size: 320,
             telemetry: view.telemetry.clone(),
         };
         Harness {
@@ -186,6 +187,23 @@ fn prompt(shared: usize, own: u8) -> String {
     let mut text: String = (0..shared).map(|at| char::from(b'a' + (at % 23) as u8)).collect();
     text.extend(std::iter::repeat_n(char::from(own), 20));
     text
+}
+
+#[test]
+fn a_sequence_marks_each_token_once_for_its_repetition_penalty() {
+    // The prompt has 16 tokens, and one is drawn in each step.
+    for (repetition_penalty, expected) in [(1.3, [17, 1, 1, 1]), (1.0, [0; 4])] {
+        let mut harness = Harness::new(64, 1, 64);
+        let mut request = greedy("once upon a time", 8);
+        request.sampling.repetition_penalty = repetition_penalty;
+        let id = SequenceId(harness.submit(request));
+        let mut marked = Vec::new();
+        for _ in expected {
+            harness.step();
+            marked.push(harness.scheduler.sequence_mut(id).expect("it is running").mark_seen());
+        }
+        assert_eq!(marked, expected);
+    }
 }
 
 #[test]

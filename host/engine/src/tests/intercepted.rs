@@ -20,6 +20,15 @@ pub trait Interceptor: Send {
     /// Runs before pages are copied out.
     fn before_copies(&self) {}
 
+    /// Draws.
+    fn sample(
+        &mut self,
+        executor: &mut CpuExecutor,
+        rows: &[LogitRow<'_>],
+    ) -> Result<Vec<RowOutput>, ModelError> {
+        executor.sample(rows)
+    }
+
     /// Returns whether the next step may start before this one is sampled from.
     fn supports_lookahead(&self) -> bool {
         false
@@ -58,7 +67,7 @@ impl<I: Interceptor> Executor for Intercepted<I> {
 
     fn sample(&mut self, rows: &[LogitRow<'_>]) -> Result<Vec<RowOutput>, ModelError> {
         self.interceptor.before_logits()?;
-        self.executor.sample(rows)
+        self.interceptor.sample(&mut self.executor, rows)
     }
 
     fn supports_lookahead(&self) -> bool {

@@ -29,6 +29,7 @@ mod routing;
 mod same_bits;
 mod schema_corpus;
 pub(crate) mod schema_fuzz;
+mod seen_tokens;
 mod sharing;
 mod speculation;
 mod split;
