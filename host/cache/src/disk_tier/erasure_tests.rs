@@ -5,7 +5,30 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use super::record::{EMPTY, RECORD_BYTES};
 use super::tests::{is_on_disk, open, pages_file, read, tokens, write};
+use super::unfinished::UnfinishedErasures;
 use super::*;
+
+/// Returns a copy of the folder of a tier, as a power cut would leave it.
+fn copy(folder: &Path) -> tempfile::TempDir {
+    let copy = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        std::fs::copy(&path, copy.path().join(path.file_name().unwrap())).unwrap();
+    }
+    copy
+}
+
+/// Looks until `is_so` returns true, or for ten seconds. Returns whether it did.
+fn until(mut is_so: impl FnMut() -> bool) -> bool {
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(10) {
+        if is_so() {
+            return true;
+        }
+        std::thread::yield_now();
+    }
+    false
+}
 
 #[test]
 fn pages_that_are_erased_here_alone_are_not_reported_to_holders_of_copies() {
@@ -95,4 +118,49 @@ fn an_erasure_waits_for_a_disk_that_hangs_no_longer_than_it_may() {
     tier.faults().erase_delay_ms.store(0, SeqCst);
     assert_eq!(tier.erase(EraseFilter::All).unwrap(), 0);
     assert!(!is_on_disk(folder.path(), gone[0]));
+}
+
+#[test]
+fn an_erasure_that_a_disk_has_not_taken_in_time_is_made_at_the_next_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let (tier, form) = open(folder.path());
+    let [first, second] =
+        [1, 2].map(|session| write(&tier, form, "t", &format!("{session}"), &tokens(session, 2)));
+    tier.faults().erase_delay_ms.store(60_000, SeqCst);
+    // The writer does not even begin the second one.
+    for session in ["1", "2"] {
+        let which = EraseFilter::Session(tier.keys().owner(Some("agent"), Some(session)));
+        let error = tier.erase_within(which, Duration::from_millis(50)).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+    }
+    let noted = || UnfinishedErasures::read(folder.path()).unwrap().list().len();
+    assert!(until(|| noted() == 2), "{} erasures are noted", noted());
+    let left = copy(folder.path());
+    assert!(is_on_disk(left.path(), first[1]) && is_on_disk(left.path(), second[1]));
+    let (tier, form) = open(left.path());
+    assert_eq!([tier.leading(form, &first), tier.leading(form, &second)], [0, 0]);
+    tier.flush();
+    assert!(!is_on_disk(left.path(), first[1]) && !is_on_disk(left.path(), second[1]));
+}
+
+#[test]
+fn a_note_of_an_erasure_stays_until_the_disk_has_taken_that_one_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let erasures = Erasures::default();
+    let noted = || UnfinishedErasures::read(folder.path()).unwrap().list().to_vec();
+    let all = [1, 2].map(EraseFilter::Agent);
+    for which in all {
+        erasures.want(which, channel().0);
+    }
+    assert_eq!(erasures.take().unwrap().which, all[0]);
+    erasures.note_wanted(folder.path());
+    assert_eq!(noted(), all);
+    erasures.finish(folder.path()).unwrap();
+    assert!(noted().contains(&all[1]), "it is not made yet");
+    assert_eq!(erasures.take().unwrap().which, all[1]);
+    erasures.finish(folder.path()).unwrap();
+    assert_eq!(noted(), []);
+    // A request that comes too late notes nothing.
+    erasures.note_wanted(folder.path());
+    assert_eq!(noted(), []);
 }

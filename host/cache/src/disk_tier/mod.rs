@@ -1,7 +1,8 @@
 //! The disk tier: pages that outlive memory and the process, in large files of slots in the data folder.
 //!
 //! One thread writes and one reads; callers only queue, and both queues are bounded. A page that does not fit into a queue
-//! is not written, and one that cannot be read in time is computed. Budgets hold for all layouts together.
+//! is not written, and one that cannot be read in time is computed. A third one notes erasures that take long. Budgets hold for
+//! all layouts together.
 //!
 //! Invariant: callers see every fault of the disk as a missing page.
 
@@ -34,7 +35,7 @@ use std::collections::HashSet;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, channel, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -64,8 +65,6 @@ const READ_QUEUE: usize = 64;
 const WRITE_QUEUE: usize = 1 << 14;
 /// Time for which nothing is written after a write failed.
 const AFTER_FAILURE: Duration = Duration::from_secs(10);
-/// Interval at which a caller that waits for an erasure looks whether the writer is still there.
-const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// Time that a caller waits for an erasure.
 const ERASE_TIME: Duration = Duration::from_secs(30);
 /// Time that a tier that is closed gives its threads. A disk that hangs does not keep the process from ending.
@@ -158,6 +157,8 @@ pub struct DiskTier {
     shared: Arc<Shared>,
     writes: Option<SyncSender<Command>>,
     reads: Option<SyncSender<ReadJob>>,
+    /// Requests to note erasures that are not made yet.
+    notes: Option<SyncSender<()>>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -220,7 +221,9 @@ impl DiskTier {
         crate::metric::begin();
         let (writes, commands) = sync_channel(WRITE_QUEUE);
         let (reads, jobs) = sync_channel(READ_QUEUE);
-        let mut tier = DiskTier { shared, writes: Some(writes), reads: Some(reads), threads: Vec::new() };
+        let (notes, requests) = sync_channel(1);
+        let (writes, reads, notes) = (Some(writes), Some(reads), Some(notes));
+        let mut tier = DiskTier { shared, writes, reads, notes, threads: Vec::new() };
         let thread = |name: &str, run: Box<dyn FnOnce() + Send>| {
             std::thread::Builder::new().name(name.to_owned()).spawn(run).map_err(TierError::Threads)
         };
@@ -229,6 +232,8 @@ impl DiskTier {
         let shared = tier.shared.clone();
         let damaged = tier.writes.clone().expect("the channel was just made");
         tier.threads.push(thread("kv-reader", Box::new(move || reader::run(&shared, &jobs, &damaged)))?);
+        let shared = tier.shared.clone();
+        tier.threads.push(thread("kv-notes", Box::new(move || erasures::note(&shared, &requests)))?);
         Ok(tier)
     }
 
@@ -334,34 +339,10 @@ impl DiskTier {
     /// Erases pages from the disk, and those that wait to be written, with the pins of their sessions. Returns the number of
     /// pages on disk once they are gone. Pages that the disk does not remove are not used anymore. They are removed by a later
     /// call, which fails until then, or at the next start. The error says if the folder cannot keep a note for that. A disk that
-    /// does not answer in time is an error, too, and erases the pages once it does.
+    /// does not answer in time is an error, too, and erases the pages once it does; the folder has a note of that by then, unless the
+    /// error says otherwise.
     pub fn erase(&self, which: EraseFilter) -> io::Result<u64> {
         self.erase_within(which, ERASE_TIME)
-    }
-
-    fn erase_within(&self, which: EraseFilter, time: Duration) -> io::Result<u64> {
-        let no_writer = || io::Error::new(io::ErrorKind::BrokenPipe, "the writer of KV pages has ended");
-        let Some(writes) = &self.writes else { return Err(no_writer()) };
-        let (answer, gone) = channel();
-        self.shared.erasures.want(which, answer);
-        // A writer whose queue is full looks for erasures before its next command.
-        if matches!(writes.try_send(Command::Erase), Err(TrySendError::Disconnected(_))) {
-            return Err(no_writer());
-        }
-        let until = Instant::now() + time;
-        loop {
-            let left = until.saturating_duration_since(Instant::now());
-            match gone.recv_timeout(left.min(LOOK_INTERVAL)) {
-                Ok(erased) => return erased,
-                Err(RecvTimeoutError::Timeout) if !self.threads.iter().any(JoinHandle::is_finished) => {}
-                Err(_) => return Err(no_writer()),
-            }
-            if left.is_zero() {
-                let problem =
-                    format!("the disk has not answered for {time:?}; the pages are erased once it does");
-                return Err(io::Error::new(io::ErrorKind::TimedOut, problem));
-            }
-        }
     }
 
     /// Calls `listener` with the pages that are erased from now on, those of evictions, of damages and of
@@ -453,7 +434,7 @@ impl Drop for DiskTier {
     fn drop(&mut self) {
         self.shared.is_closing.store(true, Relaxed);
         // The reader has a sender of the writer's channel, and ends first.
-        (self.reads, self.writes) = (None, None);
+        (self.reads, self.writes, self.notes) = (None, None, None);
         let until = Instant::now() + CLOSE_TIME;
         for thread in self.threads.drain(..) {
             while !thread.is_finished() && Instant::now() < until {

@@ -1,4 +1,5 @@
-//! The erasures that the disk did not take, in a file of the folder, so that the next start makes them before any page is used.
+//! The erasures that the disk did not take, or not yet, in a file of the folder, so that the next start makes them before any page
+//! is used.
 
 use std::io;
 use std::path::Path;
@@ -30,17 +31,23 @@ impl UnfinishedErasures {
         &self.0
     }
 
-    /// Adds an erasure, and writes the list to the folder.
-    pub fn add(&mut self, which: EraseFilter, folder: &Path) -> io::Result<()> {
-        if self.0.contains(&which) {
-            return Ok(());
-        }
+    /// Adds erasures, and writes the list to the folder unless it has all of them.
+    pub fn add(&mut self, erasures: impl IntoIterator<Item = EraseFilter>, folder: &Path) -> io::Result<()> {
         let mut longer = self.0.clone();
-        match longer.len() < MAX_ERASURES {
-            true => longer.push(which),
-            false => longer = vec![EraseFilter::AllHere],
+        for which in erasures {
+            if longer.contains(&which) {
+                continue;
+            }
+            if longer.len() == MAX_ERASURES {
+                longer = vec![EraseFilter::AllHere];
+                break;
+            }
+            longer.push(which);
         }
-        self.replace(longer, folder)
+        match longer == self.0 {
+            true => Ok(()),
+            false => self.replace(longer, folder),
+        }
     }
 
     /// Empties the list, because the disk has taken all erasures.
@@ -101,7 +108,7 @@ mod tests {
         ];
         let mut unfinished = UnfinishedErasures::read(folder.path()).unwrap();
         for which in all.into_iter().chain(all) {
-            unfinished.add(which, folder.path()).unwrap();
+            unfinished.add([which], folder.path()).unwrap();
         }
         assert_eq!(read(), all);
         let mode = std::fs::metadata(folder.path().join(FILE)).unwrap().permissions().mode();
@@ -119,7 +126,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let many = (0..MAX_ERASURES as u64).map(EraseFilter::Agent).collect();
         let mut unfinished = UnfinishedErasures(many);
-        unfinished.add(EraseFilter::Agent(u64::MAX), folder.path()).unwrap();
+        unfinished
+            .add([EraseFilter::Agent(u64::MAX), EraseFilter::Agent(u64::MAX - 1)], folder.path())
+            .unwrap();
         assert_eq!(UnfinishedErasures::read(folder.path()).unwrap().0, [EraseFilter::AllHere]);
     }
 }

@@ -291,7 +291,7 @@ fn has_free_disk(shared: &Shared, bytes: u64) -> bool {
 
 /// Makes the erasures that an earlier process could not finish. What the disk does not take is left to the next erasure.
 fn finish_erasures(shared: &Shared) {
-    if shared.erasures.unfinished().list().is_empty() {
+    if !shared.erasures.are_noted() {
         return;
     }
     if let Err(error) = remove(shared, Changes::default()) {
@@ -309,7 +309,7 @@ fn forget(shared: &Shared, which: EraseFilter) -> io::Result<u64> {
     });
     shared.tell_erased(which, std::mem::take(&mut changes.removed_pages));
     remove(shared, changes).map_err(|error| {
-        let problem = match shared.erasures.unfinished().add(which, &shared.options.folder) {
+        let problem = match shared.erasures.note(which, &shared.options.folder) {
             Ok(()) => format!("{error}; the next erasure or the next start tries it again"),
             Err(unnoted) => {
                 format!(
@@ -350,7 +350,7 @@ fn remove(shared: &Shared, mut changes: Changes) -> io::Result<u64> {
     shared.totals.erased_pages.fetch_add(erased, Relaxed);
     metrics::counter!(metric::REMOVED_PAGES, "reason" => "erased").increment(erased);
     undone.keep(shared)?;
-    if let Err(error) = shared.erasures.unfinished().clear(&shared.options.folder) {
+    if let Err(error) = shared.erasures.finish(&shared.options.folder) {
         tracing::debug!(%error, "erasures of KV pages that are finished will be repeated at the next start");
     }
     Ok(erased)
