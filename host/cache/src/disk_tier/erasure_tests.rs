@@ -18,6 +18,10 @@ fn copy(folder: &Path) -> tempfile::TempDir {
     copy
 }
 
+fn session_of(tier: &DiskTier, session: &str) -> EraseFilter {
+    EraseFilter::Session(tier.keys().owner(Some("agent"), Some(session)))
+}
+
 /// Looks until `is_so` returns true, or for ten seconds. Returns whether it did.
 fn until(mut is_so: impl FnMut() -> bool) -> bool {
     let begun = Instant::now();
@@ -111,7 +115,7 @@ fn an_erasure_waits_for_a_disk_that_hangs_no_longer_than_it_may() {
     let gone = write(&tier, form, "t", "s", &tokens(1, 1));
     tier.faults().erase_delay_ms.store(3_000, SeqCst);
     let begun = Instant::now();
-    let error = tier.erase_within(EraseFilter::All, Duration::from_millis(50)).unwrap_err();
+    let error = tier.erase_within(vec![EraseFilter::All], Duration::from_millis(50)).unwrap_err();
     assert!(begun.elapsed() < Duration::from_secs(2), "it waited for the disk");
     assert_eq!(error.kind(), io::ErrorKind::TimedOut);
     // The disk answers in the end.
@@ -129,8 +133,8 @@ fn an_erasure_that_a_disk_has_not_taken_in_time_is_made_at_the_next_start() {
     tier.faults().erase_delay_ms.store(60_000, SeqCst);
     // The writer does not even begin the second one.
     for session in ["1", "2"] {
-        let which = EraseFilter::Session(tier.keys().owner(Some("agent"), Some(session)));
-        let error = tier.erase_within(which, Duration::from_millis(50)).unwrap_err();
+        let which = session_of(&tier, session);
+        let error = tier.erase_within(vec![which], Duration::from_millis(50)).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
     }
     let noted = || UnfinishedErasures::read(folder.path()).unwrap().list().len();
@@ -150,17 +154,58 @@ fn a_note_of_an_erasure_stays_until_the_disk_has_taken_that_one_too() {
     let noted = || UnfinishedErasures::read(folder.path()).unwrap().list().to_vec();
     let all = [1, 2].map(EraseFilter::Agent);
     for which in all {
-        erasures.want(which, channel().0);
+        erasures.want(vec![which], channel().0);
     }
-    assert_eq!(erasures.take().unwrap().which, all[0]);
+    assert_eq!(erasures.take().unwrap().which, all[..1]);
     erasures.note_wanted(folder.path());
     assert_eq!(noted(), all);
     erasures.finish(folder.path()).unwrap();
     assert!(noted().contains(&all[1]), "it is not made yet");
-    assert_eq!(erasures.take().unwrap().which, all[1]);
+    assert_eq!(erasures.take().unwrap().which, all[1..]);
     erasures.finish(folder.path()).unwrap();
     assert_eq!(noted(), []);
     // A request that comes too late notes nothing.
     erasures.note_wanted(folder.path());
     assert_eq!(noted(), []);
+}
+
+#[test]
+fn many_erasures_wait_for_a_disk_that_hangs_no_longer_than_one_and_all_of_them_are_made() {
+    let folder = tempfile::tempdir().unwrap();
+    let (tier, form) = open(folder.path());
+    let sessions = ["1", "2", "3"];
+    let pages: Vec<Vec<Digest>> = sessions
+        .iter()
+        .zip(1..)
+        .map(|(session, seed)| write(&tier, form, "t", session, &tokens(seed, 1)))
+        .collect();
+    let kept = write(&tier, form, "t", "4", &tokens(4, 1));
+    tier.faults().erase_delay_ms.store(3_000, SeqCst);
+    let which: Vec<EraseFilter> = sessions.iter().map(|session| session_of(&tier, session)).collect();
+    let begun = Instant::now();
+    let error = tier.erase_within(which.clone(), Duration::from_millis(50)).unwrap_err();
+    assert!(begun.elapsed() < Duration::from_secs(2), "it waited for the disk");
+    let text = error.to_string();
+    assert!(error.kind() == io::ErrorKind::TimedOut && text.contains("all 3 erasures"), "{text}");
+    // The disk answers in the end.
+    tier.faults().erase_delay_ms.store(0, SeqCst);
+    assert_eq!((tier.erase_all(which).unwrap(), tier.erase_all(Vec::new()).unwrap()), (0, 0));
+    assert!(pages.iter().all(|pages| !is_on_disk(folder.path(), pages[0])));
+    assert_eq!((tier.leading(form, &kept), tier.status().erased_pages), (1, 3));
+}
+
+#[test]
+fn a_note_is_made_of_each_of_the_erasures_that_fail_together() {
+    let folder = tempfile::tempdir().unwrap();
+    let (tier, form) = open(folder.path());
+    let [first, second] =
+        [1, 2].map(|session| write(&tier, form, "t", &format!("{session}"), &tokens(session, 2)));
+    tier.faults().erasures_fail.store(true, SeqCst);
+    let which = ["1", "2"].map(|session| session_of(&tier, session));
+    let error = tier.erase_all(which.to_vec()).unwrap_err().to_string();
+    assert!(error.contains("4 pages are left"), "{error}");
+    assert_eq!(UnfinishedErasures::read(folder.path()).unwrap().list(), which);
+    drop(tier);
+    let (tier, form) = open(folder.path());
+    assert_eq!([tier.leading(form, &first), tier.leading(form, &second)], [0, 0]);
 }

@@ -41,8 +41,8 @@ struct State {
     queued: u64,
     taken: u64,
     wanted: VecDeque<Erasure>,
-    /// The erasure that the writer took last, until the disk has taken it.
-    making: Option<EraseFilter>,
+    /// The erasures that the writer took last, until the disk has taken them.
+    making: Vec<EraseFilter>,
     /// Erasures up to this ticket were noted in the folder if they were not made by then.
     noted: u64,
     /// The problem with the last note.
@@ -63,13 +63,14 @@ pub enum ErasedPages {
 pub(super) type ErasureListener = Box<dyn Fn(ErasedPages) + Send + Sync>;
 
 impl Shared {
-    /// Tells the listener about pages that were erased. It must not wait.
-    pub(super) fn tell_erased(&self, which: EraseFilter, pages: Vec<PageKey>) {
+    /// Tells the listener about pages that were erased here and whose copies elsewhere go, too. It must not wait.
+    pub(super) fn tell_erased(&self, which: &[EraseFilter], pages: Vec<PageKey>) {
         let Some(listener) = self.erasure_listener.get() else { return };
-        match which {
-            EraseFilter::All => return listener(ErasedPages::All),
-            EraseFilter::AllHere => return,
-            EraseFilter::Tenant(_) | EraseFilter::Agent(_) | EraseFilter::Session(_) => {}
+        if which.contains(&EraseFilter::All) {
+            return listener(ErasedPages::All);
+        }
+        if pages.is_empty() {
+            return;
         }
         let layouts: Vec<Digest> =
             self.state().layouts.iter().map(|layout| layout.files.head.layout).collect();
@@ -80,14 +81,14 @@ impl Shared {
 
 impl DiskTier {
     /// Erases pages, and waits for the disk for at most `time`.
-    pub(super) fn erase_within(&self, which: EraseFilter, time: Duration) -> io::Result<u64> {
+    pub(super) fn erase_within(&self, which: Vec<EraseFilter>, time: Duration) -> io::Result<u64> {
         let erasures = &self.shared.erasures;
         let no_writer = || {
             // Nobody makes the erasure before the next start.
             self.note_erasures();
             io::Error::new(io::ErrorKind::BrokenPipe, "the writer of KV pages has ended")
         };
-        let (answer, gone) = channel();
+        let ((answer, gone), count) = (channel(), which.len());
         let ticket = erasures.want(which, answer);
         let Some(writes) = &self.writes else { return Err(no_writer()) };
         // A writer whose queue is full looks for erasures before its next command.
@@ -98,7 +99,7 @@ impl DiskTier {
         loop {
             let waited = begun.elapsed();
             if waited >= time {
-                return Err(erasures.timed_out(ticket, time));
+                return Err(erasures.timed_out(ticket, count, time));
             }
             if waited >= note_time {
                 self.note_erasures();
@@ -128,9 +129,9 @@ pub(super) fn note(shared: &Shared, requests: &Receiver<()>) {
     }
 }
 
-/// Pages to erase.
+/// Pages to erase together.
 pub(super) struct Erasure {
-    pub which: EraseFilter,
+    pub which: Vec<EraseFilter>,
     pub answer: Sender<io::Result<u64>>,
     ticket: u64,
 }
@@ -146,9 +147,9 @@ impl Erasures {
         !self.unfinished().list().is_empty()
     }
 
-    /// Notes an erasure that the disk did not take. It waits for the disk.
-    pub fn note(&self, which: EraseFilter, folder: &Path) -> io::Result<()> {
-        self.unfinished().add([which], folder)
+    /// Notes erasures that the disk did not take. It waits for the disk.
+    pub fn note(&self, which: &[EraseFilter], folder: &Path) -> io::Result<()> {
+        self.unfinished().add(which.iter().copied(), folder)
     }
 
     /// Notes all erasures that are not made yet. It waits for the disk.
@@ -156,8 +157,8 @@ impl Erasures {
         let mut unfinished = self.unfinished();
         let (wanted, last): (Vec<EraseFilter>, u64) = {
             let state = self.lock();
-            let wanted = state.wanted.iter().map(|erasure| erasure.which);
-            (state.making.into_iter().chain(wanted).collect(), state.last_ticket)
+            let wanted = state.wanted.iter().flat_map(|erasure| &erasure.which);
+            (state.making.iter().chain(wanted).copied().collect(), state.last_ticket)
         };
         let noted = unfinished.add(wanted, folder);
         let mut state = self.lock();
@@ -167,13 +168,13 @@ impl Erasures {
         }
     }
 
-    /// Removes the notes, because the disk has taken all erasures up to the one that the writer took last. Notes stay while
+    /// Removes the notes, because the disk has taken all erasures up to those that the writer took last. Notes stay while
     /// further ones are wanted, some of which they may be of. It waits for the disk.
     pub fn finish(&self, folder: &Path) -> io::Result<()> {
         let mut unfinished = self.unfinished();
         {
             let mut state = self.lock();
-            state.making = None;
+            state.making.clear();
             if !state.wanted.is_empty() {
                 return Ok(());
             }
@@ -185,8 +186,8 @@ impl Erasures {
         self.unfinished.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the error of an erasure that was not made in time.
-    fn timed_out(&self, ticket: u64, time: Duration) -> io::Error {
+    /// Returns the error of erasures that were not made in time.
+    fn timed_out(&self, ticket: u64, count: usize, time: Duration) -> io::Error {
         let state = self.lock();
         let restart = match &state.note_failure {
             _ if ticket <= state.noted => "or at the next start".to_owned(),
@@ -196,8 +197,10 @@ impl Erasures {
             None => "but a restart would bring them back, because the disk has not taken a note of this"
                 .to_owned(),
         };
-        let problem =
-            format!("the disk has not answered for {time:?}; the pages are erased once it does, {restart}");
+        let left = if count == 1 { String::new() } else { format!(" of all {count} erasures") };
+        let problem = format!(
+            "the disk has not answered for {time:?}; the pages{left} are erased once it does, {restart}"
+        );
         io::Error::new(io::ErrorKind::TimedOut, problem)
     }
 
@@ -213,8 +216,8 @@ impl Erasures {
         sent
     }
 
-    /// Asks for an erasure, and wakes the writer if it waits for its pace. Returns the ticket of the erasure.
-    pub fn want(&self, which: EraseFilter, answer: Sender<io::Result<u64>>) -> u64 {
+    /// Asks for erasures, and wakes the writer if it waits for its pace. Returns the ticket of the erasures.
+    pub fn want(&self, which: Vec<EraseFilter>, answer: Sender<io::Result<u64>>) -> u64 {
         let mut state = self.lock();
         state.last_ticket += 1;
         let ticket = state.last_ticket;
@@ -224,13 +227,13 @@ impl Erasures {
         ticket
     }
 
-    /// Takes the next erasure. From now on it counts for the commands that were queued before it.
+    /// Takes the next erasures. From now on they count for the commands that were queued before them.
     pub fn take(&self) -> Option<Erasure> {
         let mut state = self.lock();
         let erasure = state.wanted.pop_front()?;
-        state.making = Some(erasure.which);
+        state.making.clone_from(&erasure.which);
         if state.taken < state.queued {
-            state.done.push((erasure.which, erasure.ticket));
+            state.done.extend(erasure.which.iter().map(|which| (*which, erasure.ticket)));
         }
         Some(erasure)
     }

@@ -342,7 +342,16 @@ impl DiskTier {
     /// does not answer in time is an error, too, and erases the pages once it does; the folder has a note of that by then, unless the
     /// error says otherwise.
     pub fn erase(&self, which: EraseFilter) -> io::Result<u64> {
-        self.erase_within(which, ERASE_TIME)
+        self.erase_all(vec![which])
+    }
+
+    /// Erases like [`DiskTier::erase`] what any of the filters includes. However many there are, it waits once for the disk, and no
+    /// longer than for one.
+    pub fn erase_all(&self, which: Vec<EraseFilter>) -> io::Result<u64> {
+        match which.is_empty() {
+            true => Ok(0),
+            false => self.erase_within(which, ERASE_TIME),
+        }
     }
 
     /// Calls `listener` with the pages that are erased from now on, those of evictions, of damages and of

@@ -103,11 +103,11 @@ impl Pins {
     }
 
     /// Removes the pins of sessions whose pages are erased. It waits for the disk.
-    pub fn forget(&self, which: EraseFilter, folder: &Path) {
+    pub fn forget(&self, which: &[EraseFilter], folder: &Path) {
         let _one = self.changing();
         let mut list = self.list().clone();
         let before = list.len();
-        list.retain(|(_, owner, tenant)| !which.includes(*owner, Some(*tenant)));
+        list.retain(|(_, owner, tenant)| !which.iter().any(|which| which.includes(*owner, Some(*tenant))));
         if list.len() == before {
             return;
         }

@@ -119,10 +119,10 @@ fn keep_pace(shared: &Shared, wait: Duration) {
     }
 }
 
-/// Makes all erasures that are wanted.
+/// Makes all erasures that are wanted, those that were requested together with a single wait for the disk.
 fn erase_wanted(shared: &Shared) {
     while let Some(erasure) = shared.erasures.take() {
-        let erased = forget(shared, erasure.which).map_err(|error| {
+        let erased = forget(shared, &erasure.which).map_err(|error| {
             let reported = io::Error::new(error.kind(), error.to_string());
             pause(shared, error);
             reported
@@ -300,17 +300,29 @@ fn finish_erasures(shared: &Shared) {
 }
 
 /// Erases pages and pins, and pages that earlier erasures could not remove. Returns the number of pages that are gone from the disk.
-/// After an error, the folder has a note of the erasure.
-fn forget(shared: &Shared, which: EraseFilter) -> io::Result<u64> {
+/// After an error, the folder has a note of the erasures.
+fn forget(shared: &Shared, which: &[EraseFilter]) -> io::Result<u64> {
     shared.pins.forget(which, &shared.options.folder);
-    let mut changes = change(shared, |state| {
-        let State { index, layouts, .. } = state;
-        Some(index.forget(which, State::slot_bytes(layouts)))
-    });
-    shared.tell_erased(which, std::mem::take(&mut changes.removed_pages));
+    let (mut changes, mut removed_elsewhere) = (Changes::default(), Vec::new());
+    for which in which {
+        let forgotten = change(shared, |state| {
+            let State { index, layouts, .. } = state;
+            Some(index.forget(*which, State::slot_bytes(layouts)))
+        });
+        changes.removed.extend(forgotten.removed);
+        changes.rewritten.extend(forgotten.rewritten);
+        if *which != EraseFilter::AllHere {
+            removed_elsewhere.extend(forgotten.removed_pages);
+        }
+    }
+    shared.tell_erased(which, removed_elsewhere);
     remove(shared, changes).map_err(|error| {
         let problem = match shared.erasures.note(which, &shared.options.folder) {
-            Ok(()) => format!("{error}; the next erasure or the next start tries it again"),
+            Ok(()) => {
+                let state = shared.state();
+                let left = state.unerased.removed.len() + state.unerased.rewritten.len();
+                format!("{error}; {left} pages are left to the next erasure or the next start")
+            }
             Err(unnoted) => {
                 format!(
                     "{error}; a restart would bring the pages back, because this cannot be noted: {unnoted}"

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
 
-use skep_cache::{DiskTier, EraseFilter};
+use skep_cache::{DiskTier, EraseFilter, PageNamer};
 
 use crate::kv::PrefixOwner;
 
@@ -46,13 +46,17 @@ impl EraseScope {
         }
     }
 
-    /// Erases the pages from the disk and returns their number. It waits for the disk. After an error pages may be left, which the
-    /// next erasure tries to remove.
+    /// Erases the pages from the disk and returns their number. It waits for the disk, for many sessions no longer than for one.
+    /// After an error pages may be left, which the next erasure tries to remove.
     pub fn erase_from(&self, tier: &DiskTier) -> io::Result<u64> {
-        let keys = tier.keys();
+        tier.erase_all(self.filters(tier.keys()))
+    }
+
+    /// Returns the erasures of a tier that names its pages under these keys.
+    fn filters(&self, keys: &PageNamer) -> Vec<EraseFilter> {
         let session =
             |agent: &str, session: &str| EraseFilter::Session(keys.owner(Some(agent), Some(session)));
-        tier.erase(match self {
+        let one = match self {
             EraseScope::Everyone => EraseFilter::All,
             EraseScope::EveryoneHere => EraseFilter::AllHere,
             EraseScope::Tenant(tenant) => EraseFilter::Tenant(keys.tenant(tenant)),
@@ -60,18 +64,9 @@ impl EraseScope {
             EraseScope::Session { agent, session: name } => session(agent, name),
             EraseScope::Sessions(all) => {
                 let names = all.iter().flat_map(|(agent, names)| names.iter().map(move |name| (agent, name)));
-                let mut erased = Ok(0);
-                for (agent, name) in names {
-                    match tier.erase(session(agent, name)) {
-                        // The next one would wait as long.
-                        Err(error) if error.kind() == io::ErrorKind::TimedOut => return Err(error),
-                        // One that fails does not keep the others from being erased.
-                        Err(error) => erased = erased.and(Err(error)),
-                        Ok(pages) => erased = erased.map(|before| before + pages),
-                    }
-                }
-                return erased;
+                return names.map(|(agent, name)| session(agent, name)).collect();
             }
-        })
+        };
+        vec![one]
     }
 }
