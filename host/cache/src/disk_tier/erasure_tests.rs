@@ -1,7 +1,10 @@
 //! Tests of erasures with real files: who is notified of them, disks that do not take them, and what a power cut leaves.
 
+use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering::SeqCst;
+
+use rustix::fs::{CWD, Mode, mkfifoat};
 
 use super::record::{EMPTY, RECORD_BYTES};
 use super::tests::{is_on_disk, open, pages_file, read, tokens, write};
@@ -20,6 +23,10 @@ fn copy(folder: &Path) -> tempfile::TempDir {
 
 fn session_of(tier: &DiskTier, session: &str) -> EraseFilter {
     EraseFilter::Session(tier.keys().owner(Some("agent"), Some(session)))
+}
+
+fn pin_of(session: &str) -> Pin {
+    Pin { tenant: "t".to_owned(), agent: "agent".to_owned(), session: session.to_owned() }
 }
 
 /// Looks until `is_so` returns true, or for ten seconds. Returns whether it did.
@@ -208,4 +215,55 @@ fn a_note_is_made_of_each_of_the_erasures_that_fail_together() {
     drop(tier);
     let (tier, form) = open(folder.path());
     assert_eq!([tier.leading(form, &first), tier.leading(form, &second)], [0, 0]);
+}
+
+#[test]
+fn pages_are_out_of_use_before_the_disk_has_taken_the_list_of_pins() {
+    let folder = tempfile::tempdir().unwrap();
+    let (tier, form) = open(folder.path());
+    let pages = write(&tier, form, "t", "s", &tokens(1, 2));
+    tier.pin(pin_of("s")).unwrap();
+    // A pipe is opened for writing only once somebody reads it.
+    let pipe = folder.path().join("pins.new");
+    mkfifoat(CWD, &pipe, Mode::RUSR | Mode::WUSR).unwrap();
+    let (which, is_out_of_use) = (session_of(&tier, "s"), || tier.leading(form, &pages) == 0);
+    let (erased, seen) = std::thread::scope(|scope| {
+        let erasing = scope.spawn(|| tier.erase(which));
+        let seen = until(is_out_of_use);
+        std::fs::File::open(&pipe).unwrap().read_to_end(&mut Vec::new()).unwrap();
+        (erasing.join().unwrap(), seen)
+    });
+    assert!(seen, "the pages are used as long as the disk does not answer");
+    assert_eq!(erased.unwrap(), 2);
+}
+
+#[test]
+fn a_pin_whose_removal_the_disk_does_not_take_is_gone_after_a_restart() {
+    let folder = tempfile::tempdir().unwrap();
+    let (tier, form) = open(folder.path());
+    for session in ["gone", "stays"] {
+        write(&tier, form, "t", session, &tokens(1, 2));
+        tier.pin(pin_of(session)).unwrap();
+    }
+    // The list cannot be written.
+    let new = folder.path().join("pins.new");
+    std::fs::create_dir(&new).unwrap();
+    tier.erase(session_of(&tier, "gone")).unwrap();
+    // Neither the next erasure nor the next start finishes it before the list can be written.
+    tier.erase(session_of(&tier, "nobody")).unwrap();
+    let pinned = |tier: &DiskTier| tier.pins().into_iter().map(|pin| pin.pin).collect::<Vec<_>>();
+    drop(tier);
+    for _ in 0..2 {
+        let (tier, _) = open(folder.path());
+        tier.flush();
+        assert_eq!(pinned(&tier), [pin_of("stays")]);
+    }
+    std::fs::remove_dir(new).unwrap();
+    let (tier, _) = open(folder.path());
+    tier.flush();
+    assert!(UnfinishedErasures::read(folder.path()).unwrap().list().is_empty());
+    // A session of this name may be pinned later.
+    tier.pin(pin_of("gone")).unwrap();
+    drop(tier);
+    assert_eq!(pinned(&open(folder.path()).0), [pin_of("stays"), pin_of("gone")]);
 }

@@ -6,6 +6,7 @@
 //!
 //! Invariant: callers see every fault of the disk as a missing page.
 
+mod erasing;
 #[cfg(test)]
 mod erasure_tests;
 mod erasures;

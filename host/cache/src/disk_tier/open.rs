@@ -48,7 +48,7 @@ pub(super) fn open(options: TierOptions) -> Result<Shared, TierError> {
     let days = WrittenDays::decode(&small_file::read(&folder, written_days::FILE).map_err(failed)?);
     Ok(Shared {
         shares: ByteShares::new(&options.shares, options.max_bytes, &keys),
-        pins: Pins::read(&folder, &keys).map_err(failed)?,
+        pins: Pins::read(&folder, &keys, unfinished.list()).map_err(failed)?,
         days: Mutex::new(days),
         cipher,
         options,

@@ -1,7 +1,9 @@
 //! Pinned sessions, whose pages are evicted last. The list survives a restart.
 //!
-//! Invariant: pins protect at most their share of the tier. A session's bytes count whole, those that it shares with others
-//! too, and pins are counted in the order in which they were made; one that does not fit protects nothing.
+//! Invariants:
+//! - Pins protect at most their share of the tier. A session's bytes count whole, those that it shares with others too, and pins
+//!   are counted in the order in which they were made; one that does not fit protects nothing.
+//! - An erased session has no pin, also after a restart: an erasure stays unfinished until the list on disk is without it.
 
 use std::collections::HashSet;
 use std::io;
@@ -47,26 +49,31 @@ pub enum PinError {
 }
 
 /// The pins. Whoever reads them does not wait for the disk.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Pins {
     list: Mutex<PinList>,
-    /// The lock of a change, which is held while the list is written.
-    changing: Mutex<()>,
+    /// Whether the list on disk is the same. It is locked during a change, while the list is written.
+    is_saved: Mutex<bool>,
 }
 
 /// The pins in the order in which they were made.
 type PinList = Vec<(Pin, Owner, TenantTag)>;
 
 impl Pins {
-    /// Reads the list of a folder. Lines that are not pins are left out.
-    pub fn read(folder: &Path, keys: &PageNamer) -> io::Result<Pins> {
+    /// Reads the list of a folder in which erasures are unfinished. Their pins are left out, and lines that are not pins.
+    pub fn read(folder: &Path, keys: &PageNamer, unfinished: &[EraseFilter]) -> io::Result<Pins> {
         let text = small_file::read(folder, FILE)?;
         let pins = text.lines().filter_map(|line| {
             let mut words = line.split('\t').map(str::to_owned);
             let pin = Pin { tenant: words.next()?, agent: words.next()?, session: words.next()? };
             words.next().is_none().then(|| entry(pin, keys))
         });
-        Ok(Pins { list: Mutex::new(pins.take(MAX_PINS).collect()), changing: Mutex::default() })
+        let mut list: PinList = pins.take(MAX_PINS).collect();
+        // An erasure of all pages may stand for many others, of sessions that had no pins.
+        let erased: Vec<EraseFilter> =
+            unfinished.iter().copied().filter(|which| *which != EraseFilter::AllHere).collect();
+        let is_saved = !remove_erased(&mut list, &erased);
+        Ok(Pins { list: Mutex::new(list), is_saved: Mutex::new(is_saved) })
     }
 
     /// Adds a pin. Returns whether the session was not pinned before. It waits for the disk.
@@ -76,7 +83,7 @@ impl Pins {
                 return Err(PinError::Name(name.clone()));
             }
         }
-        let _one = self.changing();
+        let mut is_saved = self.is_saved();
         let mut list = self.list().clone();
         if list.iter().any(|(known, ..)| *known == pin) {
             return Ok(false);
@@ -87,34 +94,41 @@ impl Pins {
         list.push(entry(pin, keys));
         // A pin that is gone after a restart would be a surprise.
         save(&list, folder)?;
+        *is_saved = true;
         *self.list() = list;
         Ok(true)
     }
 
     /// Removes a pin. Returns whether the session was pinned. It waits for the disk.
     pub fn remove(&self, pin: &Pin, folder: &Path) -> Result<bool, PinError> {
-        let _one = self.changing();
+        let mut is_saved = self.is_saved();
         let mut list = self.list().clone();
         let Some(at) = list.iter().position(|(known, ..)| known == pin) else { return Ok(false) };
         list.remove(at);
         save(&list, folder)?;
+        *is_saved = true;
         *self.list() = list;
         Ok(true)
     }
 
-    /// Removes the pins of sessions whose pages are erased. It waits for the disk.
-    pub fn forget(&self, which: &[EraseFilter], folder: &Path) {
-        let _one = self.changing();
+    /// Removes the pins of sessions whose pages are erased. Returns whether the list on disk is without them, and without those that
+    /// it could not be written for before. It waits for the disk.
+    pub fn forget(&self, which: &[EraseFilter], folder: &Path) -> bool {
+        let mut is_saved = self.is_saved();
         let mut list = self.list().clone();
-        let before = list.len();
-        list.retain(|(_, owner, tenant)| !which.iter().any(|which| which.includes(*owner, Some(*tenant))));
-        if list.len() == before {
-            return;
+        if remove_erased(&mut list, which) {
+            *is_saved = false;
+            *self.list() = list.clone();
         }
-        *self.list() = list.clone();
-        if let Err(error) = save(&list, folder) {
-            tracing::warn!(%error, "cannot remove pins of erased sessions from the list on disk");
+        if !*is_saved {
+            match save(&list, folder) {
+                Ok(()) => *is_saved = true,
+                Err(error) => {
+                    tracing::warn!(%error, "cannot remove pins of erased sessions from the list on disk")
+                }
+            }
         }
+        *is_saved
     }
 
     /// Returns the owners of the pins.
@@ -142,9 +156,16 @@ impl Pins {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn changing(&self) -> MutexGuard<'_, ()> {
-        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+    fn is_saved(&self) -> MutexGuard<'_, bool> {
+        self.is_saved.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Removes the pins of erased sessions. Returns whether there were any.
+fn remove_erased(list: &mut PinList, erased: &[EraseFilter]) -> bool {
+    let before = list.len();
+    list.retain(|(_, owner, tenant)| !erased.iter().any(|which| which.includes(*owner, Some(*tenant))));
+    list.len() < before
 }
 
 fn save(list: &PinList, folder: &Path) -> io::Result<()> {

@@ -1,4 +1,4 @@
-//! The thread that changes the files: it writes pages at a bounded rate, and evicts and erases pages.
+//! The thread that changes the files: it writes pages at a bounded rate, evicts pages, and erases those that are to go (`erasing`).
 //!
 //! Invariant: only this thread changes files after the tier was opened. It holds the lock of the state only while it
 //! decides, never while it writes.
@@ -9,8 +9,9 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::erasing::{erase_wanted, finish_erasures};
 use super::eviction::Eviction;
-use super::index::{Changes, EraseFilter, LayoutId, PageKey, Slot};
+use super::index::{Changes, LayoutId, PageKey, Slot};
 use super::layout_files::LayoutFiles;
 use super::record::Record;
 use super::space::{Pace, writable_bytes};
@@ -116,19 +117,6 @@ fn keep_pace(shared: &Shared, wait: Duration) {
         }
         shared.erasures.wait(left.min(LOOK_INTERVAL));
         erase_wanted(shared);
-    }
-}
-
-/// Makes all erasures that are wanted, those that were requested together with a single wait for the disk.
-fn erase_wanted(shared: &Shared) {
-    while let Some(erasure) = shared.erasures.take() {
-        let erased = forget(shared, &erasure.which).map_err(|error| {
-            let reported = io::Error::new(error.kind(), error.to_string());
-            pause(shared, error);
-            reported
-        });
-        // A caller that no longer waits does not need the answer.
-        let _ = erasure.answer.send(erased);
     }
 }
 
@@ -289,87 +277,8 @@ fn has_free_disk(shared: &Shared, bytes: u64) -> bool {
     writable_bytes(&shared.options.folder, shared.options.min_free_percent) >= bytes
 }
 
-/// Makes the erasures that an earlier process could not finish. What the disk does not take is left to the next erasure.
-fn finish_erasures(shared: &Shared) {
-    if !shared.erasures.are_noted() {
-        return;
-    }
-    if let Err(error) = remove(shared, Changes::default()) {
-        pause(shared, error);
-    }
-}
-
-/// Erases pages and pins, and pages that earlier erasures could not remove. Returns the number of pages that are gone from the disk.
-/// After an error, the folder has a note of the erasures.
-fn forget(shared: &Shared, which: &[EraseFilter]) -> io::Result<u64> {
-    shared.pins.forget(which, &shared.options.folder);
-    let (mut changes, mut removed_elsewhere) = (Changes::default(), Vec::new());
-    for which in which {
-        let forgotten = change(shared, |state| {
-            let State { index, layouts, .. } = state;
-            Some(index.forget(*which, State::slot_bytes(layouts)))
-        });
-        changes.removed.extend(forgotten.removed);
-        changes.rewritten.extend(forgotten.rewritten);
-        if *which != EraseFilter::AllHere {
-            removed_elsewhere.extend(forgotten.removed_pages);
-        }
-    }
-    shared.tell_erased(which, removed_elsewhere);
-    remove(shared, changes).map_err(|error| {
-        let problem = match shared.erasures.note(which, &shared.options.folder) {
-            Ok(()) => {
-                let state = shared.state();
-                let left = state.unerased.removed.len() + state.unerased.rewritten.len();
-                format!("{error}; {left} pages are left to the next erasure or the next start")
-            }
-            Err(unnoted) => {
-                format!(
-                    "{error}; a restart would bring the pages back, because this cannot be noted: {unnoted}"
-                )
-            }
-        };
-        io::Error::new(error.kind(), problem)
-    })
-}
-
-/// Removes pages from the files durably, with those that earlier erasures could not remove. Returns the number of pages that are
-/// gone.
-fn remove(shared: &Shared, mut changes: Changes) -> io::Result<u64> {
-    let earlier = std::mem::take(&mut shared.state().unerased);
-    changes.removed.extend(earlier.removed);
-    changes.rewritten.extend(earlier.rewritten);
-    let Changes { removed, rewritten, .. } = changes;
-    let of_rewritten = rewritten.iter().map(|key| key.layout);
-    let mut touched: Vec<LayoutId> = removed.iter().map(|slot| slot.layout).chain(of_rewritten).collect();
-    touched.sort_unstable();
-    touched.dedup();
-    let mut undone = Undone::default();
-    let emptied = empty(shared, removed, &mut undone);
-    rewrite(shared, &rewritten, &mut undone);
-    let mut is_synced = |layout: &LayoutId| {
-        let files = shared.state().layouts[layout.0].files.clone();
-        files.sync().map_err(|error| undone.error = Some(error)).is_ok()
-    };
-    let unsynced: Vec<LayoutId> = touched.into_iter().filter(|layout| !is_synced(layout)).collect();
-    // These changes may not be on the disk, and are repeated.
-    let (again, emptied): (Vec<Slot>, Vec<Slot>) =
-        emptied.into_iter().partition(|slot| unsynced.contains(&slot.layout));
-    undone.changes.removed.extend(again);
-    undone.changes.rewritten.extend(rewritten.into_iter().filter(|key| unsynced.contains(&key.layout)));
-    let erased = emptied.len() as u64;
-    free(shared, emptied);
-    shared.totals.erased_pages.fetch_add(erased, Relaxed);
-    metrics::counter!(metric::REMOVED_PAGES, "reason" => "erased").increment(erased);
-    undone.keep(shared)?;
-    if let Err(error) = shared.erasures.finish(&shared.options.folder) {
-        tracing::debug!(%error, "erasures of KV pages that are finished will be repeated at the next start");
-    }
-    Ok(erased)
-}
-
 /// Changes the state, and counts the bytes of removed pages.
-fn change(shared: &Shared, how: impl FnOnce(&mut State) -> Option<Changes>) -> Changes {
+pub(super) fn change(shared: &Shared, how: impl FnOnce(&mut State) -> Option<Changes>) -> Changes {
     let mut state = shared.state();
     let changes = how(&mut state).unwrap_or_default();
     let slot_bytes = State::slot_bytes(&state.layouts);
@@ -381,14 +290,14 @@ fn change(shared: &Shared, how: impl FnOnce(&mut State) -> Option<Changes>) -> C
 
 /// The changes that the disk did not take, and its last error.
 #[derive(Default)]
-struct Undone {
-    changes: Changes,
-    error: Option<io::Error>,
+pub(super) struct Undone {
+    pub changes: Changes,
+    pub error: Option<io::Error>,
 }
 
 impl Undone {
     /// Leaves the changes to the next erasure, and returns the error.
-    fn keep(self, shared: &Shared) -> io::Result<()> {
+    pub fn keep(self, shared: &Shared) -> io::Result<()> {
         let mut state = shared.state();
         state.unerased.removed.extend(self.changes.removed);
         state.unerased.rewritten.extend(self.changes.rewritten);
@@ -407,7 +316,7 @@ fn erase(shared: &Shared, changes: Changes) -> io::Result<u64> {
 }
 
 /// Empties slots, and returns those that are empty now. The others are not free, so that no page is written to them.
-fn empty(shared: &Shared, slots: Vec<Slot>, undone: &mut Undone) -> Vec<Slot> {
+pub(super) fn empty(shared: &Shared, slots: Vec<Slot>, undone: &mut Undone) -> Vec<Slot> {
     let mut emptied = Vec::with_capacity(slots.len());
     for slot in slots {
         match empty_slot(shared, slot) {
@@ -430,7 +339,7 @@ fn empty_slot(shared: &Shared, Slot { layout, number }: Slot) -> io::Result<()> 
 }
 
 /// Lets pages be written to empty slots.
-fn free(shared: &Shared, slots: Vec<Slot>) {
+pub(super) fn free(shared: &Shared, slots: Vec<Slot>) {
     let mut state = shared.state();
     slots.into_iter().for_each(|Slot { layout, number }| state.layouts[layout.0].free.push(number));
 }
@@ -443,7 +352,7 @@ fn follow(shared: &Shared, changes: Changes) -> io::Result<()> {
 }
 
 /// Writes the records of pages as they are now.
-fn rewrite(shared: &Shared, keys: &[PageKey], undone: &mut Undone) {
+pub(super) fn rewrite(shared: &Shared, keys: &[PageKey], undone: &mut Undone) {
     for key in keys {
         let record: Option<(Arc<LayoutFiles>, Slot, Record)> = {
             let state = shared.state();
@@ -470,7 +379,7 @@ fn refuse(shared: &Shared, refusal: Refusal) {
 }
 
 /// Writes nothing for a while, because the disk has failed.
-fn pause(shared: &Shared, error: io::Error) {
+pub(super) fn pause(shared: &Shared, error: io::Error) {
     let mut failed = shared.failed.lock().unwrap_or_else(PoisonError::into_inner);
     if failed.is_none_or(|at| at.elapsed() >= super::AFTER_FAILURE) {
         tracing::warn!(
