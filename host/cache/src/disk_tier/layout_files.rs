@@ -128,6 +128,15 @@ impl LayoutFiles {
         self.deallocate(u64::from(slot) * self.slot_bytes(), self.slot_bytes())
     }
 
+    /// Cuts off what follows this number of slots.
+    pub fn cut_behind(&self, slots: u32) -> io::Result<()> {
+        let end = u64::from(slots) * self.slot_bytes();
+        match self.pages.metadata()?.len() > end {
+            true => self.pages.set_len(end),
+            false => Ok(()),
+        }
+    }
+
     /// Deallocates what slots without a page have, as far as the file system has anything there.
     pub fn erase_leftovers(&self, slots: Range<u32>) -> io::Result<()> {
         let [mut at, end] = [slots.start, slots.end].map(|slot| u64::from(slot) * self.slot_bytes());

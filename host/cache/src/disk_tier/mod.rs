@@ -362,7 +362,7 @@ impl DiskTier {
         let _ = self.shared.erasure_listener.set(Box::new(listener));
     }
 
-    /// Waits until everything that is queued has been written.
+    /// Waits until everything that is queued has been written, and free slots have nothing of earlier pages.
     pub fn flush(&self) {
         let (done, written) = channel();
         self.answer(Command::Flush { done }, &written);

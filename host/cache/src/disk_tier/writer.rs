@@ -5,7 +5,7 @@
 
 use std::io;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::mpsc::{Receiver, Sender};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -13,9 +13,10 @@ use super::erasing::{erase_wanted, finish_erasures};
 use super::eviction::Eviction;
 use super::index::{Changes, LayoutId, PageKey, Slot};
 use super::layout_files::LayoutFiles;
+use super::leftovers::Leftovers;
 use super::record::Record;
 use super::space::{Pace, writable_bytes};
-use super::{PageWrite, Shared, State, leftovers, pins, small_file, written_days};
+use super::{PageWrite, Shared, State, pins, small_file, written_days};
 use crate::image::Header;
 use crate::{Owner, TenantTag, metric};
 
@@ -62,8 +63,8 @@ pub(super) fn run(shared: &Arc<Shared>, commands: &Receiver<Command>) {
         pause(shared, error);
     }
     show(shared);
-    leftovers::erase(shared, || erase_wanted(shared));
-    for command in commands {
+    let mut leftovers = Leftovers::default();
+    while let Some(command) = next(shared, commands, &mut leftovers) {
         erase_wanted(shared);
         match command {
             Command::Write { page, ticket } => {
@@ -100,11 +101,29 @@ pub(super) fn run(shared: &Arc<Shared>, commands: &Receiver<Command>) {
                 erase(shared, changes).map(drop).unwrap_or_else(|error| pause(shared, error));
             }
             Command::Erase => {}
-            Command::Flush { done } => drop(done.send(())),
+            Command::Flush { done } => {
+                while leftovers.erase_some(shared) {
+                    erase_wanted(shared);
+                }
+                // A caller that no longer waits does not need the answer.
+                let _ = done.send(());
+            }
         }
         show(shared);
     }
     save_days(shared);
+}
+
+/// Returns the next command, or `None` once all senders are gone. It empties some free slots before, and more while none waits.
+fn next(shared: &Shared, commands: &Receiver<Command>, leftovers: &mut Leftovers) -> Option<Command> {
+    while leftovers.erase_some(shared) {
+        match commands.try_recv() {
+            Ok(command) => return Some(command),
+            Err(TryRecvError::Disconnected) => return None,
+            Err(TryRecvError::Empty) => erase_wanted(shared),
+        }
+    }
+    commands.recv().ok()
 }
 
 /// Waits so that writes keep their rate. Erasures do not wait.
