@@ -154,6 +154,7 @@ impl Store {
                 })
                 .await?;
             if let ChunkProgress::Done { .. } = progress {
+                self.forget_line_count(agent);
                 return Ok(());
             }
         }

@@ -1,6 +1,7 @@
 //! The numbers of agents' log lines that a host remembers, so that not every commit counts all lines of its agent.
 //!
-//! A host that has just started remembers nothing, so it counts the lines of each agent once.
+//! A host that has just started remembers nothing, so it counts the lines of each agent once. The number of an agent is forgotten
+//! when the agent is deleted.
 
 use std::{
     collections::HashMap,

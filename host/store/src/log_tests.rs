@@ -95,3 +95,19 @@ async fn a_count_of_lines_that_were_rolled_back_hides_no_later_lines() {
         assert!(count(&store).await <= LINES_PER_AGENT + SPARE_LINES, "{} lines", count(&store).await);
     }
 }
+
+#[tokio::test]
+async fn the_line_count_of_a_deleted_agent_is_forgotten() {
+    let store = Store::for_tests().await.unwrap();
+    for agent in ["a", "b"] {
+        put_agent(&store, agent).await;
+        store.append_logs(agent, "s", 1, &lines(3)).await.unwrap();
+    }
+    let is_remembered = |agent: &str| store.line_counts.last(agent).is_some();
+    assert!(is_remembered("a") && is_remembered("b"));
+    assert!(store.delete_agent("a").await.unwrap());
+    assert!(!is_remembered("a") && is_remembered("b"));
+    // Another host has deleted it.
+    store.forget_line_count("b");
+    assert!(!is_remembered("b"));
+}

@@ -80,6 +80,11 @@ impl Store {
         .await
     }
 
+    /// Forgets how many lines a deleted agent had. The host that deletes it needs no further call.
+    pub fn forget_line_count(&self, agent: &str) {
+        self.line_counts.forget(agent);
+    }
+
     /// Returns at most `limit` lines with an id greater than `after_id`, the oldest first. Without
     /// `after_id`, returns the newest lines.
     pub async fn logs(

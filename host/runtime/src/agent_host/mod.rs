@@ -448,8 +448,9 @@ impl AgentHost {
 impl Inner {
     /// Ends the sessions of an agent that is being removed, and forgets what this host holds of them.
     async fn forget_agent(&self, name: &str) {
-        let reach = &self.dispatch.host.reach;
+        let TurnHost { reach, store, .. } = &*self.dispatch.host;
         self.dispatch.sessions.end_agent(name).await;
+        store.forget_line_count(name);
         reach.requests.forget(Askers::Agent(name.to_owned())).await;
         reach.disk.erase(EraseScope::Agent(name.to_owned())).await;
     }
