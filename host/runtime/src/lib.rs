@@ -74,6 +74,7 @@ mod tool;
 mod turn_client;
 mod turn_timeline;
 mod usage;
+mod use_queue;
 mod vault;
 mod warming;
 mod webhook;

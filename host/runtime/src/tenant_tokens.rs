@@ -1,19 +1,18 @@
 //! Tokens that a tenant uses without an agent: requests that name a model directly count toward its
 //! daily budgets and its usage too.
 //!
-//! They are recorded in the background when a generation ends, so that no caller waits for the write.
+//! They are recorded in the background (`use_queue`) when a generation ends, so that no caller waits for the write.
 
 use crate::{
     BudgetUsedUp, RuntimeError, WorstCase,
-    shutdown::Shutdown,
     token_budget::{DayShare, TokenBudgets, TokenSpend},
     usage::{Amount, BudgetRefusal, ModelUse, RequestUse, Source, billed_models},
+    use_queue::UseQueue,
 };
 use skep_engine::{
     EngineError, Model, TokenEvent, Unreported, Usage,
     chat::{ChatEvent, ChatOutcome, ChatStream},
 };
-use skep_store::{Store, StoreError};
 use std::sync::Arc;
 
 /// Retry delay when what is left of a budget is reserved for others.
@@ -24,8 +23,7 @@ const RETRY_RESERVED_MS: u32 = 1_000;
 pub struct TenantBudget {
     share: Arc<DayShare>,
     source: Source,
-    store: Store,
-    shutdown: Shutdown,
+    uses: UseQueue,
 }
 
 /// Counts the tokens of one generation. When dropped, it records what was used.
@@ -43,14 +41,14 @@ impl TenantBudget {
     /// Fails if the budget is used up.
     pub(crate) fn open(
         tokens: &TokenBudgets,
-        (store, shutdown): (&Store, &Shutdown),
+        uses: &UseQueue,
         tenant: &str,
         key: Option<&str>,
     ) -> Result<Self, BudgetUsedUp> {
         let share = tokens.share(tenant, None);
         share.check()?;
         let source = Source { tenant: tenant.to_owned(), key: key.map(str::to_owned), ..Source::default() };
-        Ok(TenantBudget { share: Arc::new(share), source, store: store.clone(), shutdown: shutdown.clone() })
+        Ok(TenantBudget { share: Arc::new(share), source, uses: uses.clone() })
     }
 
     /// Reserves the maximum cost of a request to a model. Fails if a budget in money has less left, or
@@ -137,7 +135,7 @@ impl TenantTokens {
 
 impl Drop for TenantTokens {
     fn drop(&mut self) {
-        let TenantBudget { share, source, store, shutdown } = &self.budget;
+        let TenantBudget { share, source, uses } = &self.budget;
         let models = ModelUse::of_request(&self.model, &self.used, &self.unreported.uses());
         share.money.settle(self.reserved, &models);
         let spend = TokenSpend::new(share, self.produced as u64, source, &models);
@@ -147,23 +145,6 @@ impl Drop for TenantTokens {
         // Counted before the write, so that the next request is refused even if the write is
         // pending.
         spend.add_to_day();
-        let (store, shutdown) = (store.clone(), shutdown.clone());
-        let writing = async move {
-            let write = || async {
-                match store.count_use(spend.row(), spend.usage()).await {
-                    // A further write might count the tokens twice.
-                    Err(error @ StoreError::Unconfirmed { .. }) => {
-                        tracing::error!("the tokens of a tenant may not be recorded: {error}");
-                        Ok(())
-                    }
-                    written => written,
-                }
-            };
-            shutdown.stored("the tokens of a tenant", write).await;
-        };
-        match tokio::runtime::Handle::try_current() {
-            Ok(runtime) => drop(runtime.spawn(writing)),
-            Err(_) => tracing::error!("cannot record the tokens of a tenant: the host has stopped"),
-        }
+        uses.record(spend.row(), spend.usage());
     }
 }

@@ -196,7 +196,12 @@ impl Store {
     }
 
     /// Counts what does not belong to the commit of a turn.
-    pub async fn count_use(&self, tokens: Option<TokenUse>, usage: Vec<UsageRow>) -> Result<(), StoreError> {
+    pub async fn count_use(
+        &self,
+        tokens: impl IntoIterator<Item = TokenUse>,
+        usage: Vec<UsageRow>,
+    ) -> Result<(), StoreError> {
+        let tokens: Vec<TokenUse> = tokens.into_iter().collect();
         self.write((tokens, usage), |connection, (tokens, usage)| {
             Box::pin(async move {
                 token_use::add(connection, &Vec::from_iter(tokens));

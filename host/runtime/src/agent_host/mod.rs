@@ -68,6 +68,7 @@ use crate::{
     session_changes::SessionChanges,
     shutdown::Shutdown,
     token_budget::TokenBudgets,
+    use_queue::UseQueue,
     webhook::Webhooks,
 };
 use expiry::Expiry;
@@ -172,6 +173,7 @@ impl AgentHost {
         let stored = (store.clone(), clock.clone(), shutdown.clone());
         let (logged, prices) = (options.requests.clone(), options.prices.clone());
         let (requests, logging) = RequestLog::new(logged, stored, prices, egress.vault.clone());
+        let uses = UseQueue::new(store.clone(), shutdown.clone());
         let batches = batch::Context {
             store: store.clone(),
             clock: clock.clone(),
@@ -182,6 +184,7 @@ impl AgentHost {
             granted: GrantedModels::new(models.clone(), rules.clone()),
             keys: keys.clone(),
             tokens: tokens.clone(),
+            uses: uses.clone(),
             compute: compute.clone(),
             deployments: deployments.clone(),
             requests: requests.clone(),
@@ -228,6 +231,7 @@ impl AgentHost {
                 live,
                 recent_use: RecentUse::default(),
                 reach,
+                uses,
                 resuming: ResumePermits::default(),
                 changes: SessionChanges::default(),
                 cluster,
@@ -374,8 +378,8 @@ impl AgentHost {
     /// Returns the budget for work of a tenant that starts without an agent, by the request of a key.
     /// Fails if the budget is used up.
     pub fn tenant_budget(&self, tenant: &str, key: Option<&str>) -> Result<TenantBudget, BudgetUsedUp> {
-        let TurnHost { reach, store, shutdown, .. } = &**self.host();
-        TenantBudget::open(&reach.tokens, (store, shutdown), tenant, key)
+        let TurnHost { reach, uses, .. } = &**self.host();
+        TenantBudget::open(&reach.tokens, uses, tenant, key)
     }
 
     /// Returns the API keys of this host.
@@ -436,6 +440,7 @@ impl AgentHost {
             tracing::warn!("turns are still running at the drain deadline; cancelling them");
         }
         self.inner.dispatch.sessions.end_all().await;
+        host.uses.flush().await;
         host.reach.requests.flush().await;
         if let Err(error) = host.store.end_in_order(host.clock.now_ms()).await {
             tracing::warn!(

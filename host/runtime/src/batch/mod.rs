@@ -34,6 +34,7 @@ pub(crate) use work::batch_session_pattern;
 use crate::{
     Clock, Compute, Json, KeyRing, NewResponse, RequestLog, ResponseOptions, deployment::Deployments,
     event::Outbox, models::GrantedModels, shutdown::Shutdown, tenancy::Tenancy, token_budget::TokenBudgets,
+    use_queue::UseQueue,
 };
 use serde::{Deserialize, Serialize};
 use skep_engine::{
@@ -54,6 +55,7 @@ pub(crate) struct Context {
     pub(crate) granted: GrantedModels,
     pub(crate) keys: KeyRing,
     pub(crate) tokens: TokenBudgets,
+    pub(crate) uses: UseQueue,
     pub(crate) compute: Arc<Compute>,
     pub(crate) deployments: Arc<Deployments>,
     pub(crate) requests: RequestLog,

@@ -136,12 +136,7 @@ async fn begin<'a>(
         compute: &context.compute,
         principal: &item.principal,
         model,
-        budget: TenantBudget::open(
-            &context.tokens,
-            (&context.store, &context.shutdown),
-            &item.principal,
-            key,
-        )?,
+        budget: TenantBudget::open(&context.tokens, &context.uses, &item.principal, key)?,
         live: is_response(&item.batch).then(|| context.live.of(&item.batch)),
         begun,
     })

@@ -3,7 +3,7 @@
 use crate::{
     Clock, agent_log::AgentLog, capability::Reach, cluster::Cluster, deployment::Deployments, event::Outbox,
     feed::LiveTurns, guest::Instances, limits::RecentUse, session_changes::SessionChanges,
-    shutdown::Shutdown,
+    shutdown::Shutdown, use_queue::UseQueue,
 };
 use skep_store::Store;
 use std::sync::Arc;
@@ -23,6 +23,7 @@ pub(crate) struct TurnHost {
     pub(crate) live: Arc<LiveTurns>,
     pub(crate) recent_use: RecentUse,
     pub(crate) reach: Reach,
+    pub(crate) uses: UseQueue,
     pub(crate) resuming: ResumePermits,
     pub(crate) changes: SessionChanges,
     pub(crate) cluster: Cluster,

@@ -161,6 +161,33 @@ async fn the_use_of_a_request_without_an_agent_is_recorded_once_the_database_acc
     assert_eq!(until(recorded).await.tokens, 7);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_during_an_outage_share_one_task_and_each_of_them_counts_once() {
+    let host = Host::start().await;
+    let (model, worst) =
+        (host.agents.models().get(None).expect("a default"), WorstCase::of_text(1, Some(9), 99));
+    let budget = host.agents.tenant_budget("local", None).expect("no budget is set");
+    host.store().faults().choose(|moment| (moment == Moment::Begin).then_some(Fault::Fails(10)));
+    let tasks = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
+    let before = tasks();
+    for _ in 0..300 {
+        let mut tokens = budget.meter(&model, worst).expect("no budget is set");
+        tokens.produced(7);
+    }
+    assert!(tasks() < before + 100, "{} tasks more", tasks() - before);
+    host.store().faults().end();
+    let day = u32::try_from(Clock::default().now_ms() / 86_400_000).expect("this century");
+    // The day may end meanwhile.
+    let recorded = async |host: &Host| {
+        let mut used = host.store().token_use(day).await.expect("read");
+        used.extend(host.store().token_use(day + 1).await.expect("read"));
+        used.iter().map(|used| used.tokens).sum::<u64>()
+    };
+    until(async || (recorded(&host).await >= 300 * 7).then_some(())).await;
+    let host = host.restart().await;
+    assert_eq!(recorded(&host).await, 300 * 7);
+}
+
 /// Returns a hook that fails the first of these moments with an I/O error.
 fn once(at: Moment) -> impl FnMut(Moment) -> Option<Fault> + Send {
     let mut is_done = false;
