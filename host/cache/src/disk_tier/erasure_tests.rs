@@ -63,8 +63,8 @@ fn an_erasure_that_the_disk_does_not_take_is_made_at_the_next_start() {
     let of_agent = write(&tier, form, "u", "other", &tokens(5, 3));
     let owner = tier.keys().owner(Some("agent"), Some("gone"));
     tier.faults().erasures_fail.store(true, SeqCst);
-    assert!(tier.erase(EraseFilter::Session(owner)).is_err());
-    assert!(tier.erase(EraseFilter::Tenant(tier.keys().tenant("u"))).is_err());
+    assert!(tier.erase(vec![EraseFilter::Session(owner)]).is_err());
+    assert!(tier.erase(vec![EraseFilter::Tenant(tier.keys().tenant("u"))]).is_err());
     assert_eq!(tier.status().dropped_pages, 0, "all pages were written");
     drop(tier);
     assert!(is_on_disk(folder.path(), gone[3]) && is_on_disk(folder.path(), of_agent[2]));
@@ -89,7 +89,7 @@ fn an_erasure_that_cannot_even_be_noted_says_so() {
     tier.faults().erasures_fail.store(true, SeqCst);
     // The file of the note cannot be written.
     std::fs::create_dir(folder.path().join("unerased.new")).unwrap();
-    let error = tier.erase(EraseFilter::All).unwrap_err().to_string();
+    let error = tier.erase(vec![EraseFilter::All]).unwrap_err().to_string();
     assert!(error.contains("a restart would bring the pages back"), "{error}");
 }
 
@@ -127,7 +127,7 @@ fn an_erasure_waits_for_a_disk_that_hangs_no_longer_than_it_may() {
     assert_eq!(error.kind(), io::ErrorKind::TimedOut);
     // The disk answers in the end.
     tier.faults().erase_delay_ms.store(0, SeqCst);
-    assert_eq!(tier.erase(EraseFilter::All).unwrap(), 0);
+    assert_eq!(tier.erase(vec![EraseFilter::All]).unwrap(), 0);
     assert!(!is_on_disk(folder.path(), gone[0]));
 }
 
@@ -196,7 +196,7 @@ fn many_erasures_wait_for_a_disk_that_hangs_no_longer_than_one_and_all_of_them_a
     assert!(error.kind() == io::ErrorKind::TimedOut && text.contains("all 3 erasures"), "{text}");
     // The disk answers in the end.
     tier.faults().erase_delay_ms.store(0, SeqCst);
-    assert_eq!((tier.erase_all(which).unwrap(), tier.erase_all(Vec::new()).unwrap()), (0, 0));
+    assert_eq!((tier.erase(which).unwrap(), tier.erase(Vec::new()).unwrap()), (0, 0));
     assert!(pages.iter().all(|pages| !is_on_disk(folder.path(), pages[0])));
     assert_eq!((tier.leading(form, &kept), tier.status().erased_pages), (1, 3));
 }
@@ -209,7 +209,7 @@ fn a_note_is_made_of_each_of_the_erasures_that_fail_together() {
         [1, 2].map(|session| write(&tier, form, "t", &format!("{session}"), &tokens(session, 2)));
     tier.faults().erasures_fail.store(true, SeqCst);
     let which = ["1", "2"].map(|session| session_of(&tier, session));
-    let error = tier.erase_all(which.to_vec()).unwrap_err().to_string();
+    let error = tier.erase(which.to_vec()).unwrap_err().to_string();
     assert!(error.contains("4 pages are left"), "{error}");
     assert_eq!(UnfinishedErasures::read(folder.path()).unwrap().list(), which);
     drop(tier);
@@ -228,7 +228,7 @@ fn pages_are_out_of_use_before_the_disk_has_taken_the_list_of_pins() {
     mkfifoat(CWD, &pipe, Mode::RUSR | Mode::WUSR).unwrap();
     let (which, is_out_of_use) = (session_of(&tier, "s"), || tier.leading(form, &pages) == 0);
     let (erased, seen) = std::thread::scope(|scope| {
-        let erasing = scope.spawn(|| tier.erase(which));
+        let erasing = scope.spawn(|| tier.erase(vec![which]));
         let seen = until(is_out_of_use);
         std::fs::File::open(&pipe).unwrap().read_to_end(&mut Vec::new()).unwrap();
         (erasing.join().unwrap(), seen)
@@ -248,9 +248,9 @@ fn a_pin_whose_removal_the_disk_does_not_take_is_gone_after_a_restart() {
     // The list cannot be written.
     let new = folder.path().join("pins.new");
     std::fs::create_dir(&new).unwrap();
-    tier.erase(session_of(&tier, "gone")).unwrap();
+    tier.erase(vec![session_of(&tier, "gone")]).unwrap();
     // Neither the next erasure nor the next start finishes it before the list can be written.
-    tier.erase(session_of(&tier, "nobody")).unwrap();
+    tier.erase(vec![session_of(&tier, "nobody")]).unwrap();
     let pinned = |tier: &DiskTier| tier.pins().into_iter().map(|pin| pin.pin).collect::<Vec<_>>();
     drop(tier);
     for _ in 0..2 {

@@ -28,7 +28,7 @@ impl TierOptions {
 impl DiskTier {
     /// Erases pages from a disk that does not fail, and returns their number.
     pub fn forget(&self, which: EraseFilter) -> u64 {
-        self.erase(which).expect("the disk takes the erasure")
+        self.erase(vec![which]).expect("the disk takes the erasure")
     }
 }
 

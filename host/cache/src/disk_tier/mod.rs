@@ -337,18 +337,13 @@ impl DiskTier {
         self.shared.rate.estimate(bytes.saturating_add(waiting), Instant::now())
     }
 
-    /// Erases pages from the disk, and those that wait to be written, with the pins of their sessions. Returns the number of
-    /// pages on disk once they are gone. Pages that the disk does not remove are not used anymore. They are removed by a later
-    /// call, which fails until then, or at the next start. The error says if the folder cannot keep a note for that. A disk that
-    /// does not answer in time is an error, too, and erases the pages once it does; the folder has a note of that by then, unless the
-    /// error says otherwise.
-    pub fn erase(&self, which: EraseFilter) -> io::Result<u64> {
-        self.erase_all(vec![which])
-    }
-
-    /// Erases like [`DiskTier::erase`] what any of the filters includes. However many there are, it waits once for the disk, and no
-    /// longer than for one.
-    pub fn erase_all(&self, which: Vec<EraseFilter>) -> io::Result<u64> {
+    /// Erases the pages that any of the filters includes from the disk, and those that wait to be written, with the pins of their
+    /// sessions. Returns the number of pages on disk once they are gone. However many filters there are, it waits once for the disk.
+    ///
+    /// Pages that the disk does not remove are not used anymore. They are removed by a later call, which fails until then, or at
+    /// the next start. The error says if the folder cannot keep a note for that. A disk that does not answer in time is an error,
+    /// too, and erases the pages once it does; the folder has a note of that by then, unless the error says otherwise.
+    pub fn erase(&self, which: Vec<EraseFilter>) -> io::Result<u64> {
         match which.is_empty() {
             true => Ok(0),
             false => self.erase_within(which, ERASE_TIME),

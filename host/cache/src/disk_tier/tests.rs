@@ -205,14 +205,14 @@ fn an_erasure_that_the_disk_does_not_take_fails_and_is_made_with_the_next_one() 
     let stays = write(&tier, form, "t", "stays", &tokens(9, 2));
     let session = |name: &str| EraseFilter::Session(tier.keys().owner(Some("agent"), Some(name)));
     tier.faults().erasures_fail.store(true, SeqCst);
-    assert!(tier.erase(session("gone")).is_err());
-    assert!(tier.erase(session("nobody")).is_err(), "pages of an earlier erasure are left");
+    assert!(tier.erase(vec![session("gone")]).is_err());
+    assert!(tier.erase(vec![session("nobody")]).is_err(), "pages of an earlier erasure are left");
     assert_eq!((tier.leading(form, &gone), tier.status().erased_pages), (0, 0));
     assert!(is_on_disk(folder.path(), gone[0]));
     tier.faults().erasures_fail.store(false, SeqCst);
-    assert_eq!(tier.erase(session("nobody")).unwrap(), 3);
+    assert_eq!(tier.erase(vec![session("nobody")]).unwrap(), 3);
     assert!(gone.iter().all(|prefix| !is_on_disk(folder.path(), *prefix)));
-    assert_eq!((tier.erase(session("gone")).unwrap(), tier.status().erased_pages), (0, 3));
+    assert_eq!((tier.erase(vec![session("gone")]).unwrap(), tier.status().erased_pages), (0, 3));
     drop(tier);
     let (tier, form) = open(folder.path());
     assert_eq!((tier.leading(form, &gone), tier.leading(form, &stays)), (0, 2));

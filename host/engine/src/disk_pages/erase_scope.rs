@@ -49,7 +49,7 @@ impl EraseScope {
     /// Erases the pages from the disk and returns their number. It waits for the disk, for many sessions no longer than for one.
     /// After an error pages may be left, which the next erasure tries to remove.
     pub fn erase_from(&self, tier: &DiskTier) -> io::Result<u64> {
-        tier.erase_all(self.filters(tier.keys()))
+        tier.erase(self.filters(tier.keys()))
     }
 
     /// Returns the erasures of a tier that names its pages under these keys.
