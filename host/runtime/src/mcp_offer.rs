@@ -3,6 +3,7 @@
 //! The agent's own tools make them: a prompt is written by a tool that gets the prompt's arguments, and a resource is read
 //! by a tool that gets the variables of the resource's URI.
 
+use percent_encoding::percent_decode_str;
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, fmt};
 
@@ -210,7 +211,7 @@ impl UriTemplate {
     }
 
     /// Returns the variables, percent-decoded, if `uri` is one of this template's. Each variable ends where the fixed part
-    /// after it begins first.
+    /// after it begins first. A `%` without two digits stays.
     pub fn variables_of(&self, uri: &str) -> Option<BTreeMap<String, String>> {
         if uri.len() > MAX_URI_BYTES {
             return None;
@@ -230,33 +231,14 @@ impl UriTemplate {
                     if value.is_empty() || value.contains('/') {
                         return None;
                     }
-                    variables.insert(name.clone(), percent_decoded(value)?);
+                    let value = percent_decode_str(value).decode_utf8().ok()?;
+                    variables.insert(name.clone(), value.into_owned());
                     rest = after;
                 }
             }
         }
         rest.is_empty().then_some(variables)
     }
-}
-
-/// Decodes `%` and two hexadecimal digits as one byte. Returns `None` if the bytes are not UTF-8. A `%` without digits stays.
-fn percent_decoded(text: &str) -> Option<String> {
-    let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let [first, after @ ..] = rest {
-        let encoded = match after {
-            [high, low, after @ ..] if *first == b'%' => digit(*high).zip(digit(*low)).zip(Some(after)),
-            _ => None,
-        };
-        let (byte, after) = match encoded {
-            Some(((high, low), after)) => ((high << 4) | low, after),
-            None => (*first, after),
-        };
-        bytes.push(byte);
-        rest = after;
-    }
-    String::from_utf8(bytes).ok()
 }
 
 impl fmt::Display for UriTemplate {

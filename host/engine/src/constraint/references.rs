@@ -3,8 +3,10 @@
 //! Invariant: a target is always a location in the same document. A reference out of the document is an error
 //! that says so, because nothing is fetched.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 
+use percent_encoding::percent_decode_str;
 use serde_json::Value;
 
 use super::drafts::Draft;
@@ -112,17 +114,9 @@ fn join(base: &str, reference: &str) -> String {
     }
 }
 
-/// Decodes the percent escapes of a fragment.
-pub(crate) fn percent_decoded(fragment: &str) -> String {
-    let mut bytes = Vec::with_capacity(fragment.len());
-    let mut rest = fragment.as_bytes();
-    while let Some((&byte, after)) = rest.split_first() {
-        let code = (byte == b'%').then(|| after.get(..2)).flatten();
-        let code = code.and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok());
-        bytes.push(code.unwrap_or(byte));
-        rest = if code.is_some() { &after[2..] } else { after };
-    }
-    String::from_utf8(bytes).unwrap_or_else(|_| fragment.to_string())
+/// Decodes the percent escapes of a fragment. A `%` without two digits stays, and so does a fragment that would not be UTF-8.
+pub(crate) fn percent_decoded(fragment: &str) -> Cow<'_, str> {
+    percent_decode_str(fragment).decode_utf8().unwrap_or(Cow::Borrowed(fragment))
 }
 
 #[cfg(test)]
@@ -140,6 +134,8 @@ mod tests {
         for (from, reference, target) in [
             ("", "#", Some("")),
             ("/properties/a", "#/$defs/a%20b", Some("/$defs/a b")),
+            ("/properties/a", "#/$defs/a%+1b", Some("/$defs/a%+1b")),
+            ("/properties/a", "#/$defs/%FF%20", Some("/$defs/%FF%20")),
             ("", "item.json", Some("/$defs/item")),
             ("", "/schemas/item.json#/properties/x", Some("/$defs/item/properties/x")),
             ("", "https://example.com/schemas/item.json#leaf", Some("/$defs/item/properties/leaf")),
