@@ -293,10 +293,7 @@ impl ServerHandler for AgentServer {
                 format!("the parameters of {method:?} do not have the form that the protocol defines");
             return Err(ErrorData::invalid_params(message, None));
         }
-        let message = format!(
-            "no method {method:?}; the methods are initialize, ping, logging/setLevel, completion/complete, and those of \
-             tools, prompts and resources"
-        );
+        let message = format!("no method {method:?}; the methods are {}", METHODS.join(", "));
         Err(ErrorData::new(ErrorCode::METHOD_NOT_FOUND, message, None))
     }
 

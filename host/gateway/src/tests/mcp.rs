@@ -297,7 +297,9 @@ async fn invalid_requests_are_refused_in_the_common_error_shape() {
     let unknown = json!({"jsonrpc": "2.0", "id": 2, "method": "tools/forget"});
     let answer = server.send(post(&unknown, &session)).await.text;
     assert!(answer.contains("-32601") && answer.contains("no method"), "{answer}");
-    assert!(answer.contains("completion/complete, and those of tools, prompts and resources"), "{answer}");
+    for method in ["completion/complete", "resources/templates/list", "server/discover", "tools/list"] {
+        assert!(answer.contains(method), "{method}: {answer}");
+    }
     for (method, params) in [
         ("tools/call", json!({"arguments": {}})),
         ("tools/call", json!({"name": "echo", "arguments": "none"})),
