@@ -209,6 +209,7 @@ pub(super) fn encode_onto(
 mod tests {
     use super::*;
     use crate::chat::fixture;
+    use crate::chat::render::render_unloaded;
     use skep_model::ChatTemplate;
 
     /// Returns the text of the prompt that is public.
@@ -266,15 +267,7 @@ mod tests {
         ];
         for space in fixture::spaces() {
             let tokenizer = fixture::spaced_tokenizer(&space, &["<s>", "</s>"]);
-            let dialect = Dialect::of(&template, &tokenizer, None);
-            let renderer = Renderer {
-                template: &template,
-                tokenizer: &tokenizer,
-                dialect: &dialect,
-                ends: &[],
-                opens_answer: true,
-            };
-            let rendering = renderer.render(&messages, Opening::default(), "").unwrap();
+            let rendering = render_unloaded(&template, &tokenizer, &messages, Opening::default()).unwrap();
             assert_eq!(rendering.literals.len(), 5);
             let tokens = encode_onto(&tokenizer, Vec::new(), &rendering, 0).unwrap();
             let ordinary = fixture::spaced_tokenizer(&space, &["<s>"]);

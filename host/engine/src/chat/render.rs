@@ -121,9 +121,19 @@ pub fn prompt_text(
     messages: &[ChatMessage],
     opening: Opening<'_>,
 ) -> Result<String, EngineError> {
+    Ok(render_unloaded(template, tokenizer, messages, opening)?.text)
+}
+
+/// Renders a conversation as [`Renderer::render`] does, for a model that no engine runs.
+pub(super) fn render_unloaded(
+    template: &ChatTemplate,
+    tokenizer: &Tokenizer,
+    messages: &[ChatMessage],
+    opening: Opening<'_>,
+) -> Result<Rendering, EngineError> {
     let dialect = Dialect::of(template, tokenizer, None);
     let renderer = Renderer { template, tokenizer, dialect: &dialect, ends: &[], opens_answer: true };
-    Ok(renderer.render(messages, opening, "")?.text)
+    renderer.render(messages, opening, "")
 }
 
 /// Describes the tools in OpenAI's form, which templates expect.
@@ -244,10 +254,8 @@ mod tests {
         tools: &[ToolSpec],
     ) -> (Rendering, Vec<u32>) {
         let tokenizer = fixture::tokenizer();
-        let dialect = Dialect::of(template, &tokenizer, None);
-        let renderer =
-            Renderer { template, tokenizer: &tokenizer, dialect: &dialect, ends: &[], opens_answer: true };
-        let rendering = renderer.render(messages, Opening { tools, ..Opening::default() }, "").unwrap();
+        let opening = Opening { tools, ..Opening::default() };
+        let rendering = render_unloaded(template, &tokenizer, messages, opening).unwrap();
         let tokens = encode_onto(&tokenizer, Vec::new(), &rendering, 0).unwrap();
         (rendering, tokens)
     }
@@ -354,15 +362,7 @@ mod tests {
         for (template, messages) in
             [(ChatTemplate::chatml_default(), vec![]), (refuses, vec![ChatMessage::user("x")])]
         {
-            let dialect = Dialect::of(&template, &tokenizer, None);
-            let renderer = Renderer {
-                template: &template,
-                tokenizer: &tokenizer,
-                dialect: &dialect,
-                ends: &[],
-                opens_answer: true,
-            };
-            let error = renderer.render(&messages, Opening::default(), "").unwrap_err();
+            let error = render_unloaded(&template, &tokenizer, &messages, Opening::default()).unwrap_err();
             assert!(matches!(error, EngineError::InvalidRequest { .. }), "{error}");
         }
     }
