@@ -12,7 +12,7 @@ use skep_cache::DiskTier;
 use super::disk_pages::{bare, cached, engine, open, written};
 use super::executors::Slow;
 use super::fixture::{Generated, collect, generate, greedy, model};
-use crate::{Engine, EngineOptions, EraseScope, GenerateRequest, Timeline};
+use crate::{Engine, EngineOptions, EraseScope, GenerateRequest, Timeline, TokenStream};
 
 /// Time in which the engine of these tests computes a token.
 const TOKEN_TIME: Duration = Duration::from_millis(4);
@@ -90,12 +90,15 @@ impl Paced {
         head / 16
     }
 
-    async fn begins(&self) {
+    /// Starts a request, and returns it once a step has computed some of its pages.
+    async fn begun(&self) -> TokenStream {
+        let running = self.engine.generate(request()).unwrap();
         let begun = Instant::now();
         while self.slow.rows().is_empty() {
             assert!(begun.elapsed() < Duration::from_secs(60), "nothing is computed");
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
+        running
     }
 
     /// Asserts that nothing holds pages once everything has ended.
@@ -162,9 +165,7 @@ async fn a_request_computes_what_the_disk_gives_too_late() {
 async fn a_request_that_is_canceled_during_its_head_start_leaves_its_first_pages() {
     let folder = tempfile::tempdir().unwrap();
     let paced = paced(folder.path(), || {}).await;
-    let running = paced.engine.generate(request()).unwrap();
-    paced.begins().await;
-    drop(running);
+    drop(paced.begun().await);
     let head = paced.slow.take()[0].1;
     paced.tier.faults().read_delay_ms.store(0, SeqCst);
     // The read of the head start ends first.
@@ -198,8 +199,7 @@ async fn a_request_with_the_same_beginning_waits_for_the_head_start_of_another()
 async fn a_session_that_is_forgotten_during_a_head_start_leaves_no_page() {
     let folder = tempfile::tempdir().unwrap();
     let paced = paced(folder.path(), || {}).await;
-    let running = paced.engine.generate(request()).unwrap();
-    paced.begins().await;
+    let running = paced.begun().await;
     let session = EraseScope::Session { agent: "agent".into(), session: "one".into() };
     paced.engine.forget_pages(&session).await;
     assert_eq!(collect(running).await.unwrap().ids, paced.expected.ids);
