@@ -238,16 +238,25 @@ impl StartedChat {
     pub(super) async fn whole(self) -> Result<ChatCompletion, ApiError> {
         let served = self.served().model;
         let StartedChat { model, choices, wants_logprobs, .. } = self;
-        let mut usage = Usage::default();
-        let answers = choices.into_iter().enumerate();
-        let answers = answers.map(|(index, stream)| whole_choice(&model, index, stream, wants_logprobs));
-        // The answer of another server continues only while it is polled.
-        let answers = try_join_all(answers).await?.into_iter().map(|(choice, used)| {
-            usage.add(&used);
-            choice
-        });
-        Ok(completion(&served, answers.collect(), &usage))
+        let choices = choices.into_iter().enumerate();
+        let choices = choices.map(|(index, stream)| whole_choice(&model, index, stream, wants_logprobs));
+        let (choices, usage) = all_choices(choices).await?;
+        Ok(completion(&served, choices, &usage))
     }
+}
+
+/// Waits for all choices of an answer, and returns them with their usage together.
+pub(super) async fn all_choices<C>(
+    choices: impl Iterator<Item = impl Future<Output = Result<(C, Usage), ApiError>>>,
+) -> Result<(Vec<C>, Usage), ApiError> {
+    // The answer of another server continues only while it is polled.
+    let choices = try_join_all(choices).await?;
+    let mut total = Usage::default();
+    let choices = choices.into_iter().map(|(choice, usage)| {
+        total.add(&usage);
+        choice
+    });
+    Ok((choices.collect(), total))
 }
 
 async fn whole_choice(

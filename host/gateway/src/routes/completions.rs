@@ -15,7 +15,7 @@ use crate::{
         prompt::Prompt,
     },
     routes::{
-        chat_completions::{model_of, named},
+        chat_completions::{all_choices, model_of, named},
         text_choice::{Choice, Continued, Continues, TokenReader, streamed},
     },
     spent::Spent,
@@ -26,10 +26,10 @@ use axum::{
     http::HeaderMap,
     response::{IntoResponse, Response},
 };
-use futures::{Stream, future::try_join_all};
+use futures::Stream;
 use skep_api::{Completion, ErrorBody};
 use skep_engine::{
-    Affinity, Cancel, Engine, EngineError, Model, Observer, TokenEvent, TokenStream, Usage,
+    Affinity, Cancel, Engine, EngineError, Model, Observer, TokenEvent, TokenStream,
     chat::{ChatEvent, ChatOptions, ChatStream, Routed, encode_prompt},
 };
 use skep_runtime::{Surface, TenantBudget, WorstCase};
@@ -126,14 +126,8 @@ where
     if streaming.streams {
         return Ok(headers::served(streamed(choices, envelope, streaming.sends_usage), &served));
     }
-    let mut usage = Usage::default();
-    // The answer of another server continues only while it is polled.
-    let answers = try_join_all(choices.into_iter().map(Continued::whole)).await?;
-    let answers = answers.into_iter().map(|(choice, used)| {
-        usage.add(&used);
-        choice
-    });
-    let answer = envelope.text(answers.collect(), Some(&usage));
+    let (choices, usage) = all_choices(choices.into_iter().map(Continued::whole)).await?;
+    let answer = envelope.text(choices, Some(&usage));
     Ok(headers::served(Json(answer).into_response(), &served))
 }
 
