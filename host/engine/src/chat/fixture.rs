@@ -16,7 +16,7 @@ pub(crate) fn tokenizer() -> Tokenizer {
 
 /// Returns a tokenizer of letters that puts a space before a text as this pre-tokenizer or normalizer does, with these special
 /// tokens.
-pub(super) fn spaced_tokenizer(space: &Value, specials: &[&str]) -> Tokenizer {
+pub(crate) fn spaced_tokenizer(space: &Value, specials: &[&str]) -> Tokenizer {
     let letters = (' '..='~').chain(['\n', '▁']).map(String::from);
     let merges = ["▁ t", "▁t he", "h e", "< /", "s >", "▁ <", "▁ h"];
     let merged = merges.map(|merge| merge.replace(' ', ""));
@@ -43,7 +43,7 @@ pub(super) fn spaced_tokenizer(space: &Value, specials: &[&str]) -> Tokenizer {
 }
 
 /// Returns the steps by which vocabularies put a space before a text.
-pub(super) fn spaces() -> [Value; 3] {
+pub(crate) fn spaces() -> [Value; 3] {
     let metaspace = |scheme: &str| json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": false});
     [json!({"type": "Prepend", "prepend": "▁"}), metaspace("always"), metaspace("first")]
 }

@@ -1,12 +1,12 @@
 //! The model's tokenizer as llguidance needs it: the bytes of every token in a trie, special tokens
 //! marked so that no text can spell them, and a way to tokenize forced bytes. Forced bytes must come back
-//! exactly: where the tokenizer would add or change something (a leading space, a normalized character), the
-//! longest tokens of the trie are taken.
+//! exactly, so no space is put before them. Where the tokenizer would add or change something else (a space before each word,
+//! a normalized character), the longest tokens of the trie are taken.
 
 use std::sync::Arc;
 
 use llguidance::toktrie::{INVALID_TOKEN, TokRxInfo, TokTrie, TokenId, TokenizerEnv};
-use skep_model::{SpecialTokens, Tokenizer};
+use skep_model::Tokenizer;
 
 pub(super) struct TokenizerWithTrie {
     tokenizer: Arc<Tokenizer>,
@@ -28,7 +28,7 @@ impl TokenizerWithTrie {
     }
 
     fn tokenize_text(&self, text: &str) -> Vec<TokenId> {
-        let exact = self.tokenizer.encode(text, SpecialTokens::Literal).ok().filter(|ids| {
+        let exact = self.tokenizer.encode_inside(text).ok().filter(|ids| {
             let bytes = ids.iter().flat_map(|id| self.tokenizer.token_bytes(*id).unwrap_or_default());
             bytes.eq(text.as_bytes()) && ids.iter().all(|id| (*id as usize) < self.trie.vocab_size())
         });
@@ -64,4 +64,24 @@ fn trie_bytes(tokenizer: &Tokenizer, id: u32) -> Vec<u8> {
     }
     let text = tokenizer.token_text(id).unwrap_or_default();
     [&[TokTrie::SPECIAL_TOKEN_MARKER], text.as_bytes()].concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::chat::fixture;
+
+    #[test]
+    fn forced_text_has_the_tokens_of_the_model_without_a_space_before_it() {
+        for space in fixture::spaces() {
+            let tokenizer = Arc::new(fixture::spaced_tokenizer(&space, &["<s>", "</s>"]));
+            let env = TokenizerWithTrie::new(tokenizer.clone(), tokenizer.vocabulary_size(), &[fixture::EOS]);
+            let ids = |tokens: &[&str]| {
+                tokens.iter().map(|text| tokenizer.token_id(text).unwrap()).collect::<Vec<_>>()
+            };
+            // The longest tokens would be `a`, `▁h` and `e`.
+            assert_eq!(env.tokenize_bytes("a he".as_bytes()), ids(&["a", "▁", "he"]), "{space}");
+            assert_eq!(env.tokenize_bytes(b"</s>h"), ids(&["</", "s>", "h"]), "{space}");
+        }
+    }
 }
