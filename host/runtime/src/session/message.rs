@@ -10,6 +10,11 @@ use skep_engine::Priority;
 use skep_store::{TurnKey, TurnRow, TurnState};
 use std::time::Duration;
 
+/// The version of a digest of a message's values, which is its first byte.
+const BY_VALUE: u8 = 1;
+/// Length of a digest of a message's spelling, which has no version.
+const SPELLING_DIGEST_BYTES: usize = 32;
+
 /// The message of a turn.
 pub(crate) enum Message {
     InMemory(Accepted),
@@ -112,34 +117,61 @@ impl StoredState {
     }
 }
 
+impl<'a> WrittenInput<'a> {
+    fn of(invocation: &'a Invocation, key: Option<&'a str>) -> Self {
+        let Invocation { principal, text, data, origin, priority, .. } = invocation;
+        let is_background = *priority == Priority::Background;
+        WrittenInput { principal, text, data: data.as_ref(), origin, is_background, key }
+    }
+}
+
 impl Input {
     pub(crate) fn encode(invocation: &Invocation) -> Vec<u8> {
         Self::encode_with_key(invocation, invocation.key.as_deref())
     }
 
     fn encode_with_key(invocation: &Invocation, key: Option<&str>) -> Vec<u8> {
-        let Invocation { principal, text, data, origin, priority, .. } = invocation;
-        let is_background = *priority == Priority::Background;
-        let input = WrittenInput { principal, text, data: data.as_ref(), origin, is_background, key };
+        let input = WrittenInput::of(invocation, key);
         serde_json::to_vec(&input).expect("strings and JSON values always serialize")
     }
 
-    /// Returns whether `invocation` is the message that was stored. A client may send the same JSON
-    /// with different whitespace and with another key of its tenant the next time.
+    /// Returns a message as JSON in the one spelling that its values have. The key of the sender is not part of it.
+    fn values(invocation: &Invocation) -> Vec<u8> {
+        let values = serde_json::to_value(WrittenInput::of(invocation, None));
+        let mut values = values.expect("strings and JSON values always serialize");
+        values.sort_all_objects();
+        serde_json::to_vec(&values).expect("a JSON value always serializes")
+    }
+
+    /// Returns whether `invocation` is the message that was stored. A client may send the same values
+    /// in another spelling and with another key of its tenant the next time.
     pub(crate) fn is_same(stored: &[u8], invocation: &Invocation) -> bool {
         let key = serde_json::from_slice::<KeyOf>(stored).ok().and_then(|stored| stored.key);
         let sent = Self::encode_with_key(invocation, key.as_deref());
-        let values = |input: &[u8]| serde_json::from_slice::<serde_json::Value>(input).ok();
-        // Early versions stored numbers and characters in a different spelling, so values are
-        // compared too.
-        stored == sent || equal_ignoring_whitespace(stored, &sent) || values(stored) == values(&sent)
+        let has_its_values = |stored: Invocation| Self::values(&stored) == Self::values(invocation);
+        // Values take much more memory than their text, so most messages are compared without parsing them.
+        equal_ignoring_whitespace(stored, &sent)
+            || Self::decode(stored, String::new(), String::new(), None).is_ok_and(has_its_values)
     }
 
-    /// Returns a digest of a message, which is kept longer than the message. It depends neither on the white space of JSON nor
-    /// on the key of the sender.
+    /// Returns a digest of a message, which is kept longer than the message. It depends on what [`Self::is_same`] compares.
     pub(crate) fn digest(invocation: &Invocation) -> Vec<u8> {
-        let sent = Self::encode_with_key(invocation, None);
-        Sha256::digest(without_whitespace(&sent).collect::<Vec<u8>>()).to_vec()
+        let digest = Sha256::digest(Self::values(invocation));
+        std::iter::once(BY_VALUE).chain(digest).collect()
+    }
+
+    /// Returns whether a stored digest may be that of `invocation`. A digest of a version that this host does not know may be
+    /// that of any message.
+    pub(crate) fn may_have_digest(invocation: &Invocation, stored: &[u8]) -> bool {
+        match stored {
+            // Early versions stored a digest of the spelling without white space.
+            _ if stored.len() == SPELLING_DIGEST_BYTES => {
+                let sent = Self::encode_with_key(invocation, None);
+                Sha256::digest(without_whitespace(&sent).collect::<Vec<u8>>())[..] == *stored
+            }
+            [BY_VALUE, ..] => stored == Self::digest(invocation),
+            _ => true,
+        }
     }
 
     /// Decodes what was said to a turn. It leaves out a message that it cannot read.
@@ -173,5 +205,51 @@ impl Input {
             idempotency_key,
             detached: true,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::fixture::invocation;
+
+    fn message(data: &str) -> Invocation {
+        let data = Some(Json::from_text(data.to_owned()).expect("JSON"));
+        Invocation { data, ..invocation("a", "s", "one") }
+    }
+
+    #[test]
+    fn a_message_is_the_same_in_every_spelling_of_its_values() {
+        let deepest = |value: &str| format!("{}{value}{}", "[".repeat(127), "]".repeat(127));
+        let deepest = ["10.0", "1e1", "1e2"].map(deepest);
+        for (first, again, other) in [
+            (
+                r#"{"b": 1e2, "a": {"d": "\u00e9", "c": 1}}"#,
+                r#"{"a":{"c":1,"d":"é"},"b":100.0}"#,
+                r#"{"a":{"c":1,"d":"é"},"b":101.0}"#,
+            ),
+            ("[1, 2]", "[ 1,2 ]", "[2, 1]"),
+            ("{}", "{ }", "null"),
+            (deepest[0].as_str(), deepest[1].as_str(), deepest[2].as_str()),
+        ] {
+            let by_another_key = Invocation { key: Some("second".into()), ..message(again) };
+            let stored = Input::encode(&Invocation { key: Some("first".into()), ..message(first) });
+            let digest = Input::digest(&message(first));
+            assert!(Input::is_same(&stored, &by_another_key), "{first}");
+            assert!(Input::may_have_digest(&by_another_key, &digest), "{first}");
+            assert!(!Input::is_same(&stored, &message(other)), "{first}");
+            assert!(!Input::may_have_digest(&message(other), &digest), "{first}");
+        }
+    }
+
+    #[test]
+    fn digests_of_other_versions_are_compared_as_far_as_the_version_is_known() {
+        let sent = message("[1.0]");
+        let spelling = Sha256::digest(Input::encode(&sent));
+        assert!(Input::may_have_digest(&message("[ 1.0 ]"), &spelling));
+        assert!(!Input::may_have_digest(&message("[2.0]"), &spelling));
+        let mut later = Input::digest(&sent);
+        later[0] += 1;
+        assert!(Input::may_have_digest(&sent, &later));
     }
 }

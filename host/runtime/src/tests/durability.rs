@@ -235,15 +235,16 @@ async fn an_idempotency_key_answers_only_its_message_after_its_turn_is_removed()
         data: Some(Json::from_text(data.to_owned()).expect("JSON")),
         ..invocation("count", "s", text)
     };
-    let first = host.agents.invoke(keyed("go", r#"{"n": [1]}"#)).await.expect("taken");
+    let first = host.agents.invoke(keyed("go", r#"{"n": [1], "o": "é"}"#)).await.expect("taken");
     let turn = first.turn_id().to_owned();
     let outcome = first.outcome().await.expect("the turn succeeds");
     assert_eq!(host.store().forget_turns(1 << 60).await.expect("removed"), 1);
     host.agents.follow("count", "s", &turn).await.expect_err("the turn is removed");
-    let by_another_key = Invocation { key: Some("second".into()), ..keyed("go", r#"{ "n":[ 1 ] }"#) };
+    let by_another_key =
+        Invocation { key: Some("second".into()), ..keyed("go", r#"{ "o":"\u00e9","n":[ 1 ] }"#) };
     let again = host.agents.invoke(by_another_key).await.expect("the same message");
     assert_eq!(again.outcome().await.expect("kept"), outcome);
-    for (text, data) in [("stop", r#"{"n": [1]}"#), ("go", r#"{"n": [2]}"#)] {
+    for (text, data) in [("stop", r#"{"n": [1], "o": "é"}"#), ("go", r#"{"n": [2], "o": "é"}"#)] {
         let error = host.agents.invoke(keyed(text, data)).await.expect_err("a different message");
         assert_eq!(error.code(), "invalid_message");
     }
