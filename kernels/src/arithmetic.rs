@@ -10,7 +10,7 @@ use crate::cpu::Kernel;
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::bf16_tiles;
 use crate::cpu::dispatch;
-use crate::cpu::simd::{Block, Simd};
+use crate::cpu::simd::{Blocks, Simd};
 
 const MEASURE: Duration = Duration::from_millis(100);
 /// Passes over the operands in one run. A run takes some tens of microseconds.
@@ -96,10 +96,10 @@ impl<const N: usize> Kernel for Dots<'_, N> {
         // SAFETY: operands are read inside the array.
         unsafe {
             let mut sums = [[S::zero_i(); N]; 2];
-            let weights = [S::splat_i8(1), S::splat_i8(2)];
             for _ in 0..PASSES {
                 let operands = std::hint::black_box(self.0).as_ptr();
                 if S::MANY_REGISTERS {
+                    let weights = [S::splat_i8(1), S::splat_i8(2)];
                     for group in 0..OPERANDS / N {
                         for (sums, weight) in sums.iter_mut().zip(weights) {
                             for (at, sum) in sums.iter_mut().enumerate() {
@@ -109,18 +109,12 @@ impl<const N: usize> Kernel for Dots<'_, N> {
                     }
                     continue;
                 }
-                let [a, b] = std::hint::black_box(weights);
-                let block = Block {
-                    weights: [a, b, a, b, b, a, b, a],
-                    largest: 15,
-                    halves: false,
-                    zero: S::zero_i(),
-                };
+                let registers = std::hint::black_box(&[3u8; 128]).as_ptr();
                 // Each operand is combined with one register here, and counts as combined with two.
                 for _ in 0..2 {
                     let operands = std::hint::black_box(operands);
                     for group in 0..OPERANDS / 8 / N {
-                        let dots = S::dots::<N>(block, operands.add(32 * N * group));
+                        let dots = S::dots::<TwoRegisters, N>(registers, 0, operands.add(32 * N * group));
                         for (sum, [dot, _]) in sums[0].iter_mut().zip(dots) {
                             *sum = S::add_i(*sum, dot);
                         }
@@ -129,6 +123,21 @@ impl<const N: usize> Kernel for Dots<'_, N> {
             }
             sums.into_iter().flatten().fold(0.0, |all, sum| all + S::sum(S::to_f32(sum)))
         }
+    }
+}
+
+/// A block of 4-bit integers that repeats two registers.
+struct TwoRegisters;
+
+impl Blocks for TwoRegisters {
+    const LARGEST: u8 = 15;
+    const HALVES: bool = false;
+
+    #[inline(always)]
+    unsafe fn integers<S: Simd>(registers: *const u8, _: usize) -> [S::I; 8] {
+        // SAFETY: the caller guarantees that there are two.
+        let [a, b] = unsafe { [S::load_i(registers), S::load_i(registers.add(64))] };
+        [a, b, a, b, b, a, b, a]
     }
 }
 

@@ -4,7 +4,8 @@
 
 use std::arch::x86_64::*;
 
-use super::simd::{Block, Simd};
+use super::avx2_dots::{self, signed, signed_dot};
+use super::simd::{Blocks, Simd};
 
 #[derive(Clone, Copy)]
 pub(crate) struct Avx2;
@@ -13,7 +14,7 @@ pub(crate) struct Avx2;
 pub(crate) struct F2(__m256, __m256);
 
 #[derive(Clone, Copy)]
-pub(crate) struct I2(__m256i, __m256i);
+pub(crate) struct I2(pub(super) __m256i, pub(super) __m256i);
 
 /// Defines two-operand operations on both halves.
 macro_rules! both {
@@ -29,6 +30,7 @@ macro_rules! both {
 #[allow(clippy::missing_safety_doc)]
 unsafe impl Simd for Avx2 {
     const MANY_REGISTERS: bool = false;
+    const CENTERED_DOTS: bool = true;
 
     type F = F2;
     type I = I2;
@@ -214,11 +216,12 @@ unsafe impl Simd for Avx2 {
         }
     }
     #[inline(always)]
-    unsafe fn dots<const T: usize>(block: Block<I2>, activations: *const i8) -> [[I2; 2]; T] {
-        // Registers of weights are multiplied with all tokens in turn, because 16 of them and the sums are too many.
-        unsafe {
-            if block.largest > 127 { wide_dots(block, activations) } else { narrow_dots(block, activations) }
-        }
+    unsafe fn dots<B: Blocks, const T: usize>(
+        blocks: *const u8,
+        index: usize,
+        activations: *const i8,
+    ) -> [[I2; 2]; T] {
+        unsafe { avx2_dots::dots::<B, T>(blocks, index, activations) }
     }
     #[inline(always)]
     unsafe fn splat_4(from: *const u8) -> I2 {
@@ -291,115 +294,6 @@ unsafe impl Simd for Avx2 {
     unsafe fn prefetch(at: *const u8) {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
     }
-}
-
-/// Returns the bytes less 128, and their absolute values.
-///
-/// # Safety
-/// The conditions of the methods of [`Simd`] hold.
-#[inline(always)]
-unsafe fn signed(bytes: __m256i) -> (__m256i, __m256i) {
-    // SAFETY: only register arithmetic in the caller's tier.
-    unsafe {
-        let signed = _mm256_xor_si256(bytes, _mm256_set1_epi8(-128));
-        (signed, _mm256_abs_epi8(signed))
-    }
-}
-
-/// Returns the dot products of 4 signed bytes, whose absolute values are `size`, in 32 bits. Those of 2 fit into 16 bits.
-///
-/// # Safety
-/// The conditions of the methods of [`Simd`] hold.
-#[inline(always)]
-unsafe fn signed_dot(signed: __m256i, size: __m256i, four: __m256i) -> __m256i {
-    // SAFETY: only register arithmetic in the caller's tier.
-    unsafe {
-        let pairs = _mm256_maddubs_epi16(size, _mm256_sign_epi8(four, signed));
-        _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))
-    }
-}
-
-/// Loads 4 bytes into every lane.
-///
-/// # Safety
-/// The conditions of the methods of [`Simd`] hold.
-#[inline(always)]
-unsafe fn four_of(activations: *const i8, token: usize, register: usize) -> __m256i {
-    // SAFETY: guaranteed by the caller.
-    unsafe { _mm256_set1_epi32(activations.add(32 * token + 4 * register).cast::<i32>().read_unaligned()) }
-}
-
-/// Computes [`Simd::dots`] of integers up to 127. As many products of a pair as 16 bits hold are added before their sums
-/// are widened.
-///
-/// # Safety
-/// The conditions of [`Simd::dots`] hold.
-#[inline(always)]
-unsafe fn narrow_dots<const T: usize>(block: Block<I2>, activations: *const i8) -> [[I2; 2]; T] {
-    let most = i16::MAX as usize / (2 * 127 * usize::from(block.largest));
-    let registers = match most {
-        8.. if !block.halves => 8,
-        4.. => 4,
-        2.. => 2,
-        _ => 1,
-    };
-    let mut sums = [[block.zero; 2]; T];
-    // SAFETY: guaranteed by the caller.
-    unsafe {
-        let ones = _mm256_set1_epi16(1);
-        for first in (0..8).step_by(registers) {
-            let mut pairs = [block.zero; T];
-            for register in first..first + registers {
-                let weights = block.weights[register];
-                for (token, pairs) in pairs.iter_mut().enumerate() {
-                    let four = four_of(activations, token, register);
-                    pairs.0 = _mm256_add_epi16(pairs.0, _mm256_maddubs_epi16(weights.0, four));
-                    pairs.1 = _mm256_add_epi16(pairs.1, _mm256_maddubs_epi16(weights.1, four));
-                }
-            }
-            for (sums, pairs) in sums.iter_mut().zip(pairs) {
-                let sum = &mut sums[usize::from(block.halves && first >= 4)];
-                sum.0 = _mm256_add_epi32(sum.0, _mm256_madd_epi16(pairs.0, ones));
-                sum.1 = _mm256_add_epi32(sum.1, _mm256_madd_epi16(pairs.1, ones));
-            }
-        }
-    }
-    sums
-}
-
-/// Computes [`Simd::dots`] of integers up to 255. They are reduced by 128, and 128 times the sum of the activations is
-/// added.
-///
-/// # Safety
-/// The conditions of [`Simd::dots`] hold.
-#[inline(always)]
-unsafe fn wide_dots<const T: usize>(block: Block<I2>, activations: *const i8) -> [[I2; 2]; T] {
-    let mut sums = [[block.zero; 2]; T];
-    // SAFETY: guaranteed by the caller.
-    unsafe {
-        for (token, sums) in sums.iter_mut().enumerate() {
-            let all = _mm256_loadu_si256(activations.add(32 * token).cast());
-            let pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), all);
-            let fours = _mm256_madd_epi16(pairs, _mm256_set1_epi16(128));
-            let twos = _mm256_add_epi32(fours, _mm256_shuffle_epi32::<0b01_00_11_10>(fours));
-            let halves = _mm256_add_epi32(twos, _mm256_shuffle_epi32::<0b10_11_00_01>(twos));
-            let low = _mm256_permute2x128_si256::<0x00>(halves, halves);
-            let high = _mm256_permute2x128_si256::<0x11>(halves, halves);
-            let low = if block.halves { low } else { _mm256_add_epi32(low, high) };
-            *sums = [I2(low, low), if block.halves { I2(high, high) } else { block.zero }];
-        }
-        for (register, weights) in block.weights.into_iter().enumerate() {
-            let (low, low_size) = signed(weights.0);
-            let (high, high_size) = signed(weights.1);
-            for (token, sums) in sums.iter_mut().enumerate() {
-                let four = four_of(activations, token, register);
-                let sum = &mut sums[usize::from(block.halves && register >= 4)];
-                sum.0 = _mm256_add_epi32(sum.0, signed_dot(low, low_size, four));
-                sum.1 = _mm256_add_epi32(sum.1, signed_dot(high, high_size, four));
-            }
-        }
-    }
-    sums
 }
 
 /// Loads 16 floats of 8 bits. The bits below the sign, moved to the end of the exponent of a half, are the value divided by

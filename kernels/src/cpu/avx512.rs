@@ -13,6 +13,7 @@ pub(crate) struct Avx512;
 #[allow(clippy::missing_safety_doc)]
 unsafe impl Simd for Avx512 {
     const MANY_REGISTERS: bool = true;
+    const CENTERED_DOTS: bool = false;
 
     type F = __m512;
     type I = __m512i;

@@ -2,13 +2,14 @@
 //!
 //! Invariant: each output depends only on its token and its row. The integers of a block of 32 columns are summed
 //! exactly. The output is one chain of multiply-adds over the blocks in order, which adds for each block the dot product
-//! and then the minimum term, or those of both halves. The number of tokens in the group does not affect the result.
+//! and then the minimum term, or those of both halves. A tier that centers the integers needs no minimum term. The number
+//! of tokens in the group does not affect the result.
 
 use std::marker::PhantomData;
 
 use super::Kernel;
 use super::quantize::GroupView;
-use super::simd::{Block, Simd};
+use super::simd::Simd;
 use super::tile_format::{PREFETCH_BYTES, TILE_ROWS, TileFormat};
 
 /// Multiplies consecutive tiles with consecutive groups of up to 8 tokens.
@@ -100,18 +101,16 @@ impl<Format: TileFormat> TileProduct<Format> {
     unsafe fn compute<S: Simd, const T: usize>(&self) {
         // SAFETY: guaranteed by the caller.
         unsafe {
+            let has_minimum = !S::CENTERED_DOTS || Format::LARGEST <= 127;
             let mut sums = [S::zero(); T];
             for block in 0..self.blocks {
-                let weights = Format::integers::<S>(self.tile, block);
-                let scales = Format::scales::<S>(self.tile, block);
                 let offset = block * T;
                 let ahead = self.tile.wrapping_add((block * Format::BLOCK_BYTES) + PREFETCH_BYTES);
                 for line in 0..Format::BLOCK_BYTES.div_ceil(64) {
                     S::prefetch(ahead.wrapping_add(line * 64));
                 }
-                let block =
-                    Block { weights, largest: Format::LARGEST, halves: Format::HALVES, zero: S::zero_i() };
-                let dots = S::dots::<T>(block, self.group.bytes.add(offset * 32));
+                let dots = S::dots::<Format, T>(self.tile, block, self.group.bytes.add(offset * 32));
+                let scales = Format::scales::<S>(self.tile, block);
                 for (t, (sum, dots)) in sums.iter_mut().zip(dots).enumerate() {
                     let scale = S::splat(*self.group.scales.add(offset + t));
                     let total = *self.group.sums.add(offset + t);
@@ -120,11 +119,15 @@ impl<Format: TileFormat> TileProduct<Format> {
                         let (low, high) = (S::to_f32(dots[0]), S::to_f32(dots[1]));
                         let both = S::fma(low, scales[0].0, S::mul(high, scales[1].0));
                         *sum = S::fma(both, scale, *sum);
-                        *sum = S::fma(scales[0].1, S::splat(low_total), *sum);
-                        *sum = S::fma(scales[1].1, S::splat(total - low_total), *sum);
+                        if has_minimum {
+                            *sum = S::fma(scales[0].1, S::splat(low_total), *sum);
+                            *sum = S::fma(scales[1].1, S::splat(total - low_total), *sum);
+                        }
                     } else {
                         *sum = S::fma(S::mul(S::to_f32(dots[0]), scales[0].0), scale, *sum);
-                        *sum = S::fma(scales[0].1, S::splat(total), *sum);
+                        if has_minimum {
+                            *sum = S::fma(scales[0].1, S::splat(total), *sum);
+                        }
                     }
                 }
             }

@@ -35,6 +35,7 @@ fn pair_of(first: i8, second: i8) -> u32 {
 #[allow(clippy::missing_safety_doc)]
 unsafe impl Simd for Portable {
     const MANY_REGISTERS: bool = false;
+    const CENTERED_DOTS: bool = false;
 
     type F = Floats;
     type I = Words;

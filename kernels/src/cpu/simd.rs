@@ -4,16 +4,18 @@
 //! operation always rounds the same way: a multiply-add is fused either everywhere or nowhere. Loads and stores need no
 //! alignment.
 
-/// The integers of 32 columns of 16 rows: byte `4 r + j` of register `g` is the unsigned value of row `r` and column `4 g + j`.
-#[derive(Clone, Copy)]
-pub(crate) struct Block<I> {
-    pub weights: [I; 8],
+/// Blocks of integers of 32 columns of 16 rows: byte `4 r + j` of register `g` is the unsigned value of row `r` and column `4 g + j`.
+pub(crate) trait Blocks {
     /// Upper bound of the integers.
-    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only AVX2 depends on it"))]
-    pub largest: u8,
+    const LARGEST: u8;
     /// Whether the sums over columns 0 to 15 and 16 to 31 are separate. Otherwise the second sum is zero.
-    pub halves: bool,
-    pub zero: I,
+    const HALVES: bool;
+
+    /// Returns the integers of a block.
+    ///
+    /// # Safety
+    /// `blocks` is valid for the block; call inside a dispatched kernel.
+    unsafe fn integers<S: Simd>(blocks: *const u8, index: usize) -> [S::I; 8];
 }
 
 /// The vector types and operations of one tier.
@@ -24,6 +26,8 @@ pub(crate) struct Block<I> {
 pub(crate) unsafe trait Simd: Copy {
     /// Whether there are enough registers for groups of 8 tokens; otherwise groups have 4.
     const MANY_REGISTERS: bool;
+    /// Whether [`Self::dots`] of blocks with integers above 127 are those of the integers less 128.
+    const CENTERED_DOTS: bool;
 
     /// 16 floats.
     type F: Copy;
@@ -74,27 +78,32 @@ pub(crate) unsafe trait Simd: Copy {
     /// Returns the dot products of a block of 16 rows of weights with the activations of `T` tokens. Each token has 32 signed
     /// bytes, none of which is -128; those of consecutive tokens follow each other.
     #[inline(always)]
-    unsafe fn dots<const T: usize>(block: Block<Self::I>, activations: *const i8) -> [[Self::I; 2]; T] {
-        // It has no loop over the weights, because a build that does not unroll it keeps the registers in memory.
-        let [a, b, c, d, e, f, g, h] = block.weights;
-        let mut sums = [[block.zero; 2]; T];
-        for (token, sums) in sums.iter_mut().enumerate() {
-            // SAFETY: guaranteed by the caller.
-            unsafe {
+    unsafe fn dots<B: Blocks, const T: usize>(
+        blocks: *const u8,
+        index: usize,
+        activations: *const i8,
+    ) -> [[Self::I; 2]; T] {
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            // It has no loop over the weights, because a build that does not unroll it keeps the registers in memory.
+            let [a, b, c, d, e, f, g, h] = B::integers::<Self>(blocks, index);
+            let zero = Self::zero_i();
+            let mut sums = [[zero; 2]; T];
+            for (token, sums) in sums.iter_mut().enumerate() {
                 let at = activations.add(32 * token);
                 // Two independent chains halve the latency.
-                let low = Self::dot(block.zero, a, at);
+                let low = Self::dot(zero, a, at);
                 let low = Self::dot(low, b, at.add(4));
                 let low = Self::dot(low, c, at.add(8));
                 let low = Self::dot(low, d, at.add(12));
-                let high = Self::dot(block.zero, e, at.add(16));
+                let high = Self::dot(zero, e, at.add(16));
                 let high = Self::dot(high, f, at.add(20));
                 let high = Self::dot(high, g, at.add(24));
                 let high = Self::dot(high, h, at.add(28));
-                *sums = if block.halves { [low, high] } else { [Self::add_i(low, high), block.zero] };
+                *sums = if B::HALVES { [low, high] } else { [Self::add_i(low, high), zero] };
             }
+            sums
         }
-        sums
     }
     /// Copies the 4 bytes at `from` to each lane.
     unsafe fn splat_4(from: *const u8) -> Self::I;

@@ -1,5 +1,7 @@
 //! Compares the operations of every tier that have one right result with the portable ones, bit by bit.
 
+use std::marker::PhantomData;
+
 use super::super::{Kernel, dispatch};
 use super::*;
 use crate::Isa;
@@ -130,45 +132,58 @@ fn every_tier_computes_the_same_integers_and_conversions() {
     }
 }
 
-/// Computes the dot products of a block whose integers are at most `largest`.
-struct Dots<'a, const T: usize> {
-    weights: &'a [u8; 8 * 64],
-    activations: &'a [i8; 32 * 8],
-    largest: u8,
-    halves: bool,
+/// Integers up to a bound, in the order of a block.
+struct Integers<const LARGEST: u8, const HALVES: bool>;
+
+impl<const LARGEST: u8, const HALVES: bool> Blocks for Integers<LARGEST, HALVES> {
+    const LARGEST: u8 = LARGEST;
+    const HALVES: bool = HALVES;
+
+    #[inline(always)]
+    unsafe fn integers<S: Simd>(blocks: *const u8, index: usize) -> [S::I; 8] {
+        let mut weights = [unsafe { S::zero_i() }; 8];
+        for (register, weights) in weights.iter_mut().enumerate() {
+            *weights = unsafe { S::load_i(blocks.add(64 * (8 * index + register))) };
+        }
+        weights
+    }
 }
 
-impl<const T: usize> Kernel for Dots<'_, T> {
-    type Output = [[[i32; 16]; 2]; T];
+/// Computes the dot products of the second of two blocks.
+struct Dots<'a, B, const T: usize> {
+    blocks: &'a [[u8; 8 * 64]; 2],
+    activations: &'a [i8; 32 * 8],
+    kind: PhantomData<B>,
+}
+
+impl<B: Blocks, const T: usize> Kernel for Dots<'_, B, T> {
+    /// The sums, and whether they are those of the integers less 128.
+    type Output = ([[[i32; 16]; 2]; T], bool);
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) -> Self::Output {
         let mut lanes = [[[0i32; 16]; 2]; T];
         // SAFETY: the arrays are as long as what is read and written.
         unsafe {
-            let mut weights = [S::zero_i(); 8];
-            for (register, weights) in weights.iter_mut().enumerate() {
-                *weights = S::load_i(self.weights.as_ptr().add(64 * register));
-            }
-            let Dots { largest, halves, .. } = self;
-            let block = Block { weights, largest, halves, zero: S::zero_i() };
-            for (lanes, sums) in lanes.iter_mut().zip(S::dots::<T>(block, self.activations.as_ptr())) {
+            let dots = S::dots::<B, T>(self.blocks.as_ptr().cast(), 1, self.activations.as_ptr());
+            for (lanes, sums) in lanes.iter_mut().zip(dots) {
                 for (lanes, sums) in lanes.iter_mut().zip(sums) {
                     S::store_i(lanes.as_mut_ptr().cast(), sums);
                 }
             }
         }
-        lanes
+        (lanes, S::CENTERED_DOTS && B::LARGEST > 127)
     }
 }
 
 /// Computes the dot products of `T` tokens as a block defines them.
-fn expected<const T: usize>(dots: &Dots<'_, T>) -> [[[i32; 16]; 2]; T] {
+fn expected<B: Blocks, const T: usize>(dots: &Dots<'_, B, T>, centered: bool) -> [[[i32; 16]; 2]; T] {
     let mut sums = [[[0i32; 16]; 2]; T];
     for (token, sums) in sums.iter_mut().enumerate() {
         for (column, row) in (0..32).flat_map(|column| (0..16).map(move |row| (column, row))) {
-            let weight = i32::from(dots.weights[64 * (column / 4) + 4 * row + column % 4]);
-            let half = usize::from(dots.halves && column >= 16);
+            let weight = i32::from(dots.blocks[1][64 * (column / 4) + 4 * row + column % 4]);
+            let weight = if centered { weight - 128 } else { weight };
+            let half = usize::from(B::HALVES && column >= 16);
             sums[half][row] += weight * i32::from(dots.activations[32 * token + column]);
         }
     }
@@ -177,31 +192,37 @@ fn expected<const T: usize>(dots: &Dots<'_, T>) -> [[[i32; 16]; 2]; T] {
 
 #[test]
 fn dot_products_are_exact_up_to_the_largest_integers() {
-    fn check<const T: usize>(random: &mut Random, largest: u8, halves: bool) {
-        for extreme in [false, true] {
-            let mut weight = || if extreme { largest } else { random.below(usize::from(largest) + 1) as u8 };
-            let weights = std::array::from_fn(|_| weight());
+    fn check<B: Blocks, const T: usize>(random: &mut Random) {
+        let (largest, halves) = (B::LARGEST, B::HALVES);
+        // Random integers, the largest, and the smallest.
+        for extreme in [None, Some(largest), Some(0)] {
+            let mut weight = || extreme.unwrap_or_else(|| random.below(usize::from(largest) + 1) as u8);
+            let blocks: [[u8; 8 * 64]; 2] = std::array::from_fn(|_| std::array::from_fn(|_| weight()));
             let sign = if random.below(2) == 0 { 127 } else { -127 };
-            let mut activation = || if extreme { sign } else { random.below(255) as i8 };
-            let activations = std::array::from_fn(|_| activation().max(-127));
-            let dots = |weights, activations| Dots::<T> { weights, activations, largest, halves };
-            let expected = expected(&dots(&weights, &activations));
+            let mut activation = || if extreme.is_some() { sign } else { random.below(255) as i8 };
+            let activations: [i8; 32 * 8] = std::array::from_fn(|_| activation().max(-127));
+            let dots = || Dots::<B, T> { blocks: &blocks, activations: &activations, kind: PhantomData };
             for isa in Isa::ALL.into_iter().filter(|isa| isa.supported()) {
                 // SAFETY: the arrays are as long as the kernel reads.
-                let computed = unsafe { dispatch(isa, dots(&weights, &activations)) };
+                let (computed, centered) = unsafe { dispatch(isa, dots()) };
+                let expected = expected(&dots(), centered);
                 assert_eq!(computed, expected, "{isa}, {T} tokens, up to {largest}, halves: {halves}");
             }
         }
     }
     let mut random = Random::fresh();
-    for largest in [3, 7, 15, 24, 31, 63, 127, 128, 255] {
-        for halves in [false, true] {
-            check::<1>(&mut random, largest, halves);
-            check::<2>(&mut random, largest, halves);
-            check::<4>(&mut random, largest, halves);
-            check::<8>(&mut random, largest, halves);
-        }
+    macro_rules! check {
+        ($($largest:literal, $halves:literal;)*) => {$(
+            check::<Integers<$largest, $halves>, 1>(&mut random);
+            check::<Integers<$largest, $halves>, 4>(&mut random);
+        )*};
     }
+    check! {
+        3, false; 3, true; 7, true; 15, false; 15, true; 16, false; 24, false; 31, false; 63, true; 63, false; 64, false;
+        127, false; 127, true; 255, false; 255, true;
+    }
+    check::<Integers<15, false>, 3>(&mut random);
+    check::<Integers<63, true>, 8>(&mut random);
 }
 
 /// An intrinsic that is called instead of inlined, because the code that calls it was compiled without the features of its

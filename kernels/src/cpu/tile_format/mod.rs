@@ -8,7 +8,7 @@ mod small_blocks;
 #[cfg(test)]
 mod tests;
 
-use super::simd::Simd;
+use super::simd::{Blocks, Simd};
 pub(crate) use large_blocks::{Iq4Xs, Q2K, Q3K, Q4K, Q5K, Q6K};
 pub(crate) use small_blocks::{Int4, Iq4Nl, Mxfp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
 
@@ -28,7 +28,7 @@ pub(crate) trait TileFormat: Copy {
     const BLOCK_BYTES: usize;
     /// Whether the two 16-value halves of a block have separate scales.
     const HALVES: bool;
-    /// Upper bound of the integers.
+    /// Upper bound of the integers. If it is above 127, the minimum is -128 times the scale.
     const LARGEST: u8;
 
     /// Returns the unsigned integers of a block.
@@ -42,6 +42,17 @@ pub(crate) trait TileFormat: Copy {
     /// # Safety
     /// The conditions of `integers` hold.
     unsafe fn scales<S: Simd>(tile: *const u8, block: usize) -> [(S::F, S::F); 2];
+}
+
+impl<Format: TileFormat> Blocks for Format {
+    const LARGEST: u8 = Format::LARGEST;
+    const HALVES: bool = Format::HALVES;
+
+    #[inline(always)]
+    unsafe fn integers<S: Simd>(tile: *const u8, block: usize) -> [S::I; 8] {
+        // SAFETY: guaranteed by the caller.
+        unsafe { <Format as TileFormat>::integers::<S>(tile, block) }
+    }
 }
 
 /// Invokes `$call!` with the tile format of a `DType` that is multiplied with rounded activations.
