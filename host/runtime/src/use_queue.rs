@@ -48,7 +48,7 @@ impl UseQueue {
     /// Has the use of a request recorded. It does not wait.
     pub(crate) fn record(&self, tokens: Option<TokenUse>, usage: Vec<UsageRow>) {
         let mut waiting = self.waiting();
-        waiting.add(Waiting::of_request(tokens, usage));
+        waiting.add(1, tokens, usage);
         if *self.0.is_writing.borrow() {
             return;
         }
@@ -100,7 +100,8 @@ impl UseQueue {
                 Ok(())
             }
             Err(error) => {
-                self.waiting().add(taken);
+                let Waiting { requests, tokens, usage } = taken;
+                self.waiting().add(requests, tokens.into_values(), usage.into_values());
                 Err(error)
             }
             Ok(()) => Ok(()),
@@ -113,21 +114,20 @@ impl UseQueue {
 }
 
 impl Waiting {
-    fn of_request(tokens: Option<TokenUse>, usage: Vec<UsageRow>) -> Self {
-        let key = |row: &UsageRow| (row.day, row.tenant.clone(), row.key.clone(), row.model.clone());
-        Waiting {
-            requests: 1,
-            tokens: tokens.into_iter().map(|used| ((used.day, used.tenant.clone()), used)).collect(),
-            usage: usage.into_iter().map(|row| (key(&row), row)).collect(),
-        }
-    }
-
-    fn add(&mut self, other: Waiting) {
-        self.requests += other.requests;
-        for (key, used) in other.tokens {
+    /// Adds the use of some requests.
+    fn add(
+        &mut self,
+        requests: u64,
+        tokens: impl IntoIterator<Item = TokenUse>,
+        usage: impl IntoIterator<Item = UsageRow>,
+    ) {
+        self.requests += requests;
+        for used in tokens {
+            let key = (used.day, used.tenant.clone());
             self.tokens.entry(key).and_modify(|sum| sum.tokens += used.tokens).or_insert(used);
         }
-        for (key, row) in other.usage {
+        for row in usage {
+            let key = (row.day, row.tenant.clone(), row.key.clone(), row.model.clone());
             self.usage.entry(key).and_modify(|sum| sum.counts.add(&row.counts)).or_insert(row);
         }
     }

@@ -144,6 +144,7 @@ fn in_order(mut value: __m256i) -> __m256i {
 
 /// Returns the pointer. The compiler does not know that it is the same, so it reads again what it points to.
 #[inline(always)]
+#[expect(clippy::pointers_in_nomem_asm_block, reason = "nothing reads what it points to")]
 fn here(mut at: *const u8) -> *const u8 {
     // SAFETY: there is no instruction.
     unsafe { asm!("/* {0} */", inout(reg) at, options(nomem, nostack, preserves_flags)) };
