@@ -190,7 +190,7 @@ fn one_host_that_fails_at_random_loses_and_doubles_nothing() {
     let count = |name: &str| report[name].as_u64().unwrap();
     assert!(count("kills") >= 1 && count("restarts") >= count("kills"), "{report:#}");
     assert_eq!(count("stops") + count("partitions"), 0, "nobody would replace it: {report:#}");
-    assert!(count("acknowledged") > 10 && count("reads") > 2 && count("effects") > 2, "{report:#}");
+    assert!(count("acknowledged") > 5 && count("reads") > 2 && count("effects") > 2, "{report:#}");
 }
 
 #[test]
