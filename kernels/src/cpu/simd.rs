@@ -7,6 +7,7 @@
 /// Blocks of integers of 32 columns of 16 rows: byte `4 r + j` of register `g` is the unsigned value of row `r` and column `4 g + j`.
 pub(crate) trait Blocks {
     /// Upper bound of the integers.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only AVX2 depends on it"))]
     const LARGEST: u8;
     /// Whether the sums over columns 0 to 15 and 16 to 31 are separate. Otherwise the second sum is zero.
     const HALVES: bool;
