@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use skep_cache::{DiskTier, TierOptions};
+use skep_cache::DiskTier;
 use skep_model::{Activation, ExecutorOptions, KvDtype, emulated_executor};
 
 use super::disk_pages::{cached, open, written};
@@ -61,14 +61,11 @@ async fn a_restarted_engine_continues_from_the_disk_with_the_same_tokens() {
 #[tokio::test]
 async fn a_prompt_that_another_engine_computes_gives_the_same_tokens() {
     for ranks in [1, 2] {
-        // On a busy machine an emulated device takes longer than a request waits for another host.
-        let folder = tempfile::tempdir().unwrap();
-        let patient = TierOptions { reads_always: true, ..TierOptions::for_tests(folder.path()) };
-        let tier = Arc::new(DiskTier::open(patient).unwrap());
         let expected = generate(&engine(ranks, EngineOptions::default()), greedy(PROMPT, 12)).await.unwrap();
-        let other = Other::new(engine(ranks, EngineOptions::default()), 64, ALL_PAGES);
-        let options = EngineOptions { disk: Some(tier), ..asking_options(&other, &Arc::default()) };
-        let here = engine(ranks, options);
+        // On a busy machine an emulated device is slow, and a request waits the longer for a slower host.
+        let there = engine(ranks, EngineOptions::default());
+        let other = Other::with_rate(there, 64, ALL_PAGES, Some(2.0));
+        let here = engine(ranks, asking_options(&other, &Arc::default()));
         let found = generate(&here, greedy(PROMPT, 12)).await.unwrap();
         let whole = (PROMPT.len() - 1) / 16 * 16;
         assert_eq!(

@@ -103,6 +103,8 @@ pub(super) struct Other {
     min_tokens: usize,
     /// Number of pages after which it is gone.
     lives_for: usize,
+    /// The rate that it claims.
+    tokens_per_s: Option<f64>,
     orders: AtomicUsize,
     /// Number of orders that may wait.
     in_background: AtomicUsize,
@@ -127,9 +129,18 @@ impl PageSink for Passing {
 
 impl Other {
     pub(super) fn new(engine: Engine, min_tokens: usize, lives_for: usize) -> Arc<Other> {
+        Self::with_rate(engine, min_tokens, lives_for, None)
+    }
+
+    pub(super) fn with_rate(
+        engine: Engine,
+        min_tokens: usize,
+        lives_for: usize,
+        tokens_per_s: Option<f64>,
+    ) -> Arc<Other> {
         let (names, runtime) = (PageNamer::new(KEY), Handle::current());
         let (orders, in_background) = Default::default();
-        Arc::new(Other { engine, names, runtime, min_tokens, lives_for, orders, in_background })
+        Arc::new(Other { engine, names, runtime, min_tokens, lives_for, tokens_per_s, orders, in_background })
     }
 }
 
@@ -158,7 +169,8 @@ impl PagePeers for Other {
 
     fn prefill_view(&self, model: &str) -> Option<PrefillView> {
         assert_eq!(model, "tiny");
-        Some(PrefillView { min_tokens: self.min_tokens, tokens_ahead: 0, tokens_per_s: None })
+        let Other { min_tokens, tokens_per_s, .. } = *self;
+        Some(PrefillView { min_tokens, tokens_ahead: 0, tokens_per_s })
     }
 
     fn prefill(&self, order: PrefillOrder) -> Option<PrefilledPages> {
