@@ -45,10 +45,9 @@ impl DiskPages {
             let compute = self.speed.compute_time(pages * PAGE_TOKENS);
             now + self.patience(self.read_time(pages), compute)
         };
-        let given = latest;
-        let latest = given.unwrap_or_else(|| patience(names.len() - in_memory));
-        let deadline = prefilled_by.unwrap_or_else(|| latest.min(patience(pages - in_memory)));
-        let deadline = given.map_or(deadline, |given| given.min(deadline));
+        let deadline = prefilled_by.unwrap_or_else(|| patience(pages - in_memory));
+        let deadline = latest.map_or(deadline, |latest| deadline.min(latest));
+        let latest = latest.unwrap_or_else(|| patience(names.len() - in_memory));
         let (tenant, last) = (tenant.to_owned(), names[pages - 1]);
         scheduler.hold(id);
         self.waiting_for_other_read.push(HeldRequest { id, tenant, pages, last, deadline, latest });

@@ -245,7 +245,7 @@ impl Sequence {
         self.counts.forced -= dropped.iter().filter(|held| held.token.forced).count();
         self.counts.accepted -= dropped.iter().filter(|held| held.accepted).count();
         self.tokens.truncate(self.prompt_len + position);
-        self.seen = self.seen.take().filter(|seen| seen.marked() <= self.tokens.len());
+        self.seen.take_if(|seen| seen.marked() > self.tokens.len());
         // The row that draws the next token belongs to the last known token.
         let known = self.tokens.len() - 1;
         self.computed.recompute_from = Some(self.computed.recompute_from.unwrap_or(usize::MAX).min(known));
