@@ -137,7 +137,7 @@ unsafe fn wide_dots<B: Blocks, const T: usize>(
 #[inline]
 #[target_feature(enable = "avx2")]
 fn in_order(mut value: __m256i) -> __m256i {
-    // SAFETY: there is no instruction.
+    // SAFETY: the statement has no instructions.
     unsafe { asm!("/* {0} */", inout(ymm_reg) value, options(nomem, nostack, preserves_flags)) };
     value
 }
@@ -146,7 +146,7 @@ fn in_order(mut value: __m256i) -> __m256i {
 #[inline(always)]
 #[expect(clippy::pointers_in_nomem_asm_block, reason = "nothing reads what it points to")]
 fn here(mut at: *const u8) -> *const u8 {
-    // SAFETY: there is no instruction.
+    // SAFETY: the statement has no instructions.
     unsafe { asm!("/* {0} */", inout(reg) at, options(nomem, nostack, preserves_flags)) };
     at
 }

@@ -7,9 +7,8 @@
 /// Blocks of integers of 32 columns of 16 rows: byte `4 r + j` of register `g` is the unsigned value of row `r` and column `4 g + j`.
 pub(crate) trait Blocks {
     /// Upper bound of the integers.
-    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only AVX2 depends on it"))]
     const LARGEST: u8;
-    /// Whether the sums over columns 0 to 15 and 16 to 31 are separate. Otherwise the second sum is zero.
+    /// Whether columns 0 to 15 and 16 to 31 have separate sums and scales. Otherwise the second sum is zero.
     const HALVES: bool;
 
     /// Returns the integers of a block.
@@ -27,7 +26,7 @@ pub(crate) trait Blocks {
 pub(crate) unsafe trait Simd: Copy {
     /// Whether there are enough registers for groups of 8 tokens; otherwise groups have 4.
     const MANY_REGISTERS: bool;
-    /// Whether [`Self::dots`] of blocks with integers above 127 are those of the integers less 128.
+    /// Whether [`Self::dots`] subtracts 128 from the integers of blocks whose integers may exceed 127.
     const CENTERED_DOTS: bool;
 
     /// 16 floats.

@@ -6,7 +6,7 @@ use super::{
     BIT_PLANE, HALF_ROW, NIBBLES, SIX_BIT, SIX_BIT_SCALES, TILE_ROWS, TWO_BITS, TileFormat, nibbles,
     selected_integers, six_bit_pairs, two_bits, with_fifth_bits,
 };
-use crate::cpu::simd::Simd;
+use crate::cpu::simd::{Blocks, Simd};
 use crate::dequantize::IQ4_INTEGERS;
 
 #[derive(Clone, Copy)]
@@ -43,8 +43,7 @@ impl Q2K {
     }
 }
 
-impl TileFormat for Q2K {
-    const BLOCK_BYTES: usize = Self::GROUP / 8;
+impl Blocks for Q2K {
     const HALVES: bool = true;
     const LARGEST: u8 = 3;
 
@@ -53,6 +52,10 @@ impl TileFormat for Q2K {
         // SAFETY: guaranteed by the caller.
         unsafe { two_bits::<S>(Self::part(tile, block).add(2 * TILE_ROWS)) }
     }
+}
+
+impl TileFormat for Q2K {
+    const BLOCK_BYTES: usize = Self::GROUP / 8;
 
     #[inline(always)]
     unsafe fn scales<S: Simd>(tile: *const u8, block: usize) -> [(S::F, S::F); 2] {
@@ -85,8 +88,7 @@ impl Q3K {
     }
 }
 
-impl TileFormat for Q3K {
-    const BLOCK_BYTES: usize = Self::GROUP / 8;
+impl Blocks for Q3K {
     const HALVES: bool = true;
     const LARGEST: u8 = 7;
 
@@ -110,6 +112,10 @@ impl TileFormat for Q3K {
             ]
         }
     }
+}
+
+impl TileFormat for Q3K {
+    const BLOCK_BYTES: usize = Self::GROUP / 8;
 
     #[inline(always)]
     unsafe fn scales<S: Simd>(tile: *const u8, block: usize) -> [(S::F, S::F); 2] {
@@ -125,8 +131,7 @@ impl TileFormat for Q3K {
     }
 }
 
-impl TileFormat for Q6K {
-    const BLOCK_BYTES: usize = 420;
+impl Blocks for Q6K {
     const HALVES: bool = true;
     const LARGEST: u8 = 63;
 
@@ -150,6 +155,10 @@ impl TileFormat for Q6K {
             ]
         }
     }
+}
+
+impl TileFormat for Q6K {
+    const BLOCK_BYTES: usize = 420;
 
     #[inline(always)]
     unsafe fn scales<S: Simd>(tile: *const u8, block: usize) -> [(S::F, S::F); 2] {
@@ -193,8 +202,7 @@ impl<High: HighPlane> SixBit<High> {
     }
 }
 
-impl<High: HighPlane> TileFormat for SixBit<High> {
-    const BLOCK_BYTES: usize = High::GROUP / 8;
+impl<High: HighPlane> Blocks for SixBit<High> {
     const HALVES: bool = false;
     const LARGEST: u8 = if High::BYTES == 0 { 15 } else { 31 };
 
@@ -210,6 +218,10 @@ impl<High: HighPlane> TileFormat for SixBit<High> {
             with_fifth_bits::<S>(low, at.add(NIBBLES))
         }
     }
+}
+
+impl<High: HighPlane> TileFormat for SixBit<High> {
+    const BLOCK_BYTES: usize = High::GROUP / 8;
 
     #[inline(always)]
     unsafe fn scales<S: Simd>(tile: *const u8, block: usize) -> [(S::F, S::F); 2] {
@@ -239,8 +251,7 @@ impl Iq4Xs {
     }
 }
 
-impl TileFormat for Iq4Xs {
-    const BLOCK_BYTES: usize = Self::GROUP / 8;
+impl Blocks for Iq4Xs {
     const HALVES: bool = false;
     const LARGEST: u8 = 255;
 
@@ -249,6 +260,10 @@ impl TileFormat for Iq4Xs {
         // SAFETY: guaranteed by the caller.
         unsafe { selected_integers::<S>(&IQ4_INTEGERS, Self::part(tile, block).add(SIX_BIT_SCALES)) }
     }
+}
+
+impl TileFormat for Iq4Xs {
+    const BLOCK_BYTES: usize = Self::GROUP / 8;
 
     #[inline(always)]
     unsafe fn scales<S: Simd>(tile: *const u8, block: usize) -> [(S::F, S::F); 2] {

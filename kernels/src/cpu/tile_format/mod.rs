@@ -22,37 +22,17 @@ pub(crate) const PREFETCH_TOKENS: usize = 4;
 /// 16 take 18 %, 64 take 6 % and 256 take 4 %.
 pub(crate) const PREFETCH_BYTES: usize = 4096;
 
-/// Reads the tiles of one format. `block` counts blocks of 32 values along the row.
-pub(crate) trait TileFormat: Copy {
+/// Reads the tiles of one format. `block` counts blocks of 32 values along the row. In a format whose integers may exceed 127, the
+/// minimum is -128 times the scale.
+pub(crate) trait TileFormat: Blocks + Copy {
     /// Average size in bytes of 32 columns of a tile.
     const BLOCK_BYTES: usize;
-    /// Whether the two 16-value halves of a block have separate scales.
-    const HALVES: bool;
-    /// Upper bound of the integers. If it is above 127, the minimum is -128 times the scale.
-    const LARGEST: u8;
-
-    /// Returns the unsigned integers of a block.
-    ///
-    /// # Safety
-    /// `tile` holds the block; call inside a dispatched kernel.
-    unsafe fn integers<S: Simd>(tile: *const u8, block: usize) -> [S::I; 8];
 
     /// Returns `(scale, min)` for each half, where value = scale * integer + min.
     ///
     /// # Safety
-    /// The conditions of `integers` hold.
+    /// The conditions of [`Blocks::integers`] hold.
     unsafe fn scales<S: Simd>(tile: *const u8, block: usize) -> [(S::F, S::F); 2];
-}
-
-impl<Format: TileFormat> Blocks for Format {
-    const LARGEST: u8 = Format::LARGEST;
-    const HALVES: bool = Format::HALVES;
-
-    #[inline(always)]
-    unsafe fn integers<S: Simd>(tile: *const u8, block: usize) -> [S::I; 8] {
-        // SAFETY: guaranteed by the caller.
-        unsafe { <Format as TileFormat>::integers::<S>(tile, block) }
-    }
 }
 
 /// Invokes `$call!` with the tile format of a `DType` that is multiplied with rounded activations.

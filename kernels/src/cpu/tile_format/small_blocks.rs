@@ -3,7 +3,7 @@
 use super::{
     BIT_PLANE, HALF_ROW, NIBBLES, TILE_ROWS, TileFormat, nibbles, selected_integers, with_fifth_bits,
 };
-use crate::cpu::simd::Simd;
+use crate::cpu::simd::{Blocks, Simd};
 use crate::dequantize::{IQ4_INTEGERS, MXFP4_INTEGERS, MXFP4_ZERO};
 
 #[derive(Clone, Copy)]
@@ -23,8 +23,7 @@ pub(crate) struct Int4;
 #[derive(Clone, Copy)]
 pub(crate) struct Mxfp4;
 
-impl TileFormat for Q4_0 {
-    const BLOCK_BYTES: usize = 288;
+impl Blocks for Q4_0 {
     const HALVES: bool = false;
     const LARGEST: u8 = 15;
 
@@ -33,6 +32,10 @@ impl TileFormat for Q4_0 {
         // SAFETY: a block is 288 bytes; the rest is guaranteed by the caller.
         unsafe { nibbles::<S>(tile.add(block * 288)) }
     }
+}
+
+impl TileFormat for Q4_0 {
+    const BLOCK_BYTES: usize = 288;
 
     #[inline(always)]
     unsafe fn scales<S: Simd>(tile: *const u8, block: usize) -> [(S::F, S::F); 2] {
@@ -43,8 +46,7 @@ impl TileFormat for Q4_0 {
     }
 }
 
-impl TileFormat for Q4_1 {
-    const BLOCK_BYTES: usize = 320;
+impl Blocks for Q4_1 {
     const HALVES: bool = false;
     const LARGEST: u8 = 15;
 
@@ -53,6 +55,10 @@ impl TileFormat for Q4_1 {
         // SAFETY: a block is 320 bytes; the rest is guaranteed by the caller.
         unsafe { nibbles::<S>(tile.add(block * 320)) }
     }
+}
+
+impl TileFormat for Q4_1 {
+    const BLOCK_BYTES: usize = 320;
 
     #[inline(always)]
     unsafe fn scales<S: Simd>(tile: *const u8, block: usize) -> [(S::F, S::F); 2] {
@@ -64,8 +70,7 @@ impl TileFormat for Q4_1 {
     }
 }
 
-impl TileFormat for Q5_0 {
-    const BLOCK_BYTES: usize = NIBBLES + BIT_PLANE + HALF_ROW;
+impl Blocks for Q5_0 {
     const HALVES: bool = false;
     const LARGEST: u8 = 31;
 
@@ -77,6 +82,10 @@ impl TileFormat for Q5_0 {
             with_fifth_bits::<S>(nibbles::<S>(at), at.add(NIBBLES))
         }
     }
+}
+
+impl TileFormat for Q5_0 {
+    const BLOCK_BYTES: usize = NIBBLES + BIT_PLANE + HALF_ROW;
 
     #[inline(always)]
     unsafe fn scales<S: Simd>(tile: *const u8, block: usize) -> [(S::F, S::F); 2] {
@@ -88,8 +97,7 @@ impl TileFormat for Q5_0 {
     }
 }
 
-impl TileFormat for Q5_1 {
-    const BLOCK_BYTES: usize = NIBBLES + BIT_PLANE + 2 * HALF_ROW;
+impl Blocks for Q5_1 {
     const HALVES: bool = false;
     const LARGEST: u8 = 31;
 
@@ -101,6 +109,10 @@ impl TileFormat for Q5_1 {
             with_fifth_bits::<S>(nibbles::<S>(at), at.add(NIBBLES))
         }
     }
+}
+
+impl TileFormat for Q5_1 {
+    const BLOCK_BYTES: usize = NIBBLES + BIT_PLANE + 2 * HALF_ROW;
 
     #[inline(always)]
     unsafe fn scales<S: Simd>(tile: *const u8, block: usize) -> [(S::F, S::F); 2] {
@@ -112,8 +124,7 @@ impl TileFormat for Q5_1 {
     }
 }
 
-impl TileFormat for Q8_0 {
-    const BLOCK_BYTES: usize = 544;
+impl Blocks for Q8_0 {
     const HALVES: bool = false;
     const LARGEST: u8 = 255;
 
@@ -134,6 +145,10 @@ impl TileFormat for Q8_0 {
             ]
         }
     }
+}
+
+impl TileFormat for Q8_0 {
+    const BLOCK_BYTES: usize = 544;
 
     #[inline(always)]
     unsafe fn scales<S: Simd>(tile: *const u8, block: usize) -> [(S::F, S::F); 2] {
@@ -145,8 +160,7 @@ impl TileFormat for Q8_0 {
     }
 }
 
-impl TileFormat for Iq4Nl {
-    const BLOCK_BYTES: usize = NIBBLES + HALF_ROW;
+impl Blocks for Iq4Nl {
     const HALVES: bool = false;
     const LARGEST: u8 = 255;
 
@@ -155,6 +169,10 @@ impl TileFormat for Iq4Nl {
         // SAFETY: guaranteed by the caller.
         unsafe { selected_integers::<S>(&IQ4_INTEGERS, tile.add(block * Self::BLOCK_BYTES)) }
     }
+}
+
+impl TileFormat for Iq4Nl {
+    const BLOCK_BYTES: usize = NIBBLES + HALF_ROW;
 
     #[inline(always)]
     unsafe fn scales<S: Simd>(tile: *const u8, block: usize) -> [(S::F, S::F); 2] {
@@ -166,8 +184,7 @@ impl TileFormat for Iq4Nl {
     }
 }
 
-impl TileFormat for Int4 {
-    const BLOCK_BYTES: usize = NIBBLES + HALF_ROW + TILE_ROWS;
+impl Blocks for Int4 {
     const HALVES: bool = false;
     const LARGEST: u8 = 15;
 
@@ -176,6 +193,10 @@ impl TileFormat for Int4 {
         // SAFETY: guaranteed by the caller.
         unsafe { nibbles::<S>(tile.add(block * Self::BLOCK_BYTES)) }
     }
+}
+
+impl TileFormat for Int4 {
+    const BLOCK_BYTES: usize = NIBBLES + HALF_ROW + TILE_ROWS;
 
     #[inline(always)]
     unsafe fn scales<S: Simd>(tile: *const u8, block: usize) -> [(S::F, S::F); 2] {
@@ -188,8 +209,7 @@ impl TileFormat for Int4 {
     }
 }
 
-impl TileFormat for Mxfp4 {
-    const BLOCK_BYTES: usize = NIBBLES + TILE_ROWS;
+impl Blocks for Mxfp4 {
     const HALVES: bool = false;
     const LARGEST: u8 = 24;
 
@@ -198,6 +218,10 @@ impl TileFormat for Mxfp4 {
         // SAFETY: guaranteed by the caller.
         unsafe { selected_integers::<S>(&MXFP4_INTEGERS, tile.add(block * Self::BLOCK_BYTES)) }
     }
+}
+
+impl TileFormat for Mxfp4 {
+    const BLOCK_BYTES: usize = NIBBLES + TILE_ROWS;
 
     #[inline(always)]
     unsafe fn scales<S: Simd>(tile: *const u8, block: usize) -> [(S::F, S::F); 2] {

@@ -60,7 +60,7 @@ fn no_integer_exceeds_the_bound_of_its_format() {
                 ($format:ty) => {{
                     let kernel = Largest::<$format> { tile: tile.as_ptr(), format: PhantomData };
                     // SAFETY: the tile has eight blocks.
-                    (unsafe { dispatch(isa, kernel) }, <$format as TileFormat>::LARGEST)
+                    (unsafe { dispatch(isa, kernel) }, <$format as Blocks>::LARGEST)
                 }};
             }
             let (largest, bound) = with_tile_format!(dtype, check);
