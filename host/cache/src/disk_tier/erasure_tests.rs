@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use rustix::fs::{CWD, Mode, mkfifoat};
 
 use super::record::{EMPTY, RECORD_BYTES};
-use super::tests::{is_on_disk, open, pages_file, read, tokens, write};
+use super::tests::{index_file, is_on_disk, open, read, session_of, tokens, write};
 use super::unfinished::UnfinishedErasures;
 use super::*;
 
@@ -19,10 +19,6 @@ fn copy(folder: &Path) -> tempfile::TempDir {
         std::fs::copy(&path, copy.path().join(path.file_name().unwrap())).unwrap();
     }
     copy
-}
-
-fn session_of(tier: &DiskTier, session: &str) -> EraseFilter {
-    EraseFilter::Session(tier.keys().owner(Some("agent"), Some(session)))
 }
 
 fn pin_of(session: &str) -> Pin {
@@ -61,9 +57,8 @@ fn an_erasure_that_the_disk_does_not_take_is_made_at_the_next_start() {
     let shared = write(&tier, form, "t", "stays", &tokens(1, 2));
     let gone = write(&tier, form, "t", "gone", &tokens(1, 4));
     let of_agent = write(&tier, form, "u", "other", &tokens(5, 3));
-    let owner = tier.keys().owner(Some("agent"), Some("gone"));
     tier.faults().erasures_fail.store(true, SeqCst);
-    assert!(tier.erase(vec![EraseFilter::Session(owner)]).is_err());
+    assert!(tier.erase(vec![session_of(&tier, "gone")]).is_err());
     assert!(tier.erase(vec![EraseFilter::Tenant(tier.keys().tenant("u"))]).is_err());
     assert_eq!(tier.status().dropped_pages, 0, "all pages were written");
     drop(tier);
@@ -101,8 +96,7 @@ fn pages_without_a_record_are_erased_at_the_next_start() {
         [1, 2, 3].map(|session| write(&tier, form, "t", &format!("{session}"), &tokens(session, 2)));
     drop(tier);
     // The record of the fourth page is empty, and that of the sixth was not written.
-    let index = pages_file(folder.path()).with_extension("index");
-    let index = std::fs::OpenOptions::new().write(true).open(index).unwrap();
+    let index = index_file(folder.path());
     index.write_all_at(&EMPTY, 4 * RECORD_BYTES as u64).unwrap();
     index.set_len(6 * RECORD_BYTES as u64).unwrap();
     let (tier, form) = open(folder.path());

@@ -64,7 +64,7 @@ mod tests {
 
     use super::super::index::PageKey;
     use super::super::record::{EMPTY, RECORD_BYTES};
-    use super::super::tests::{BYTES, is_on_disk, open, pages_file, tokens, write};
+    use super::super::tests::{BYTES, index_file, is_on_disk, open, tokens, write};
     use super::super::writer::{self, Command};
     use super::super::{PageWrite, TierOptions};
     use super::*;
@@ -77,8 +77,7 @@ mod tests {
         let stays = write(&tier, form, "t", "stays", &tokens(1, 1));
         let left = write(&tier, form, "t", "left", &tokens(2, 100));
         drop(tier);
-        let index = pages_file(folder.path()).with_extension("index");
-        let index = std::fs::OpenOptions::new().write(true).open(index).unwrap();
+        let index = index_file(folder.path());
         for slot in 1..=100 {
             index.write_all_at(&EMPTY, (slot + 1) * RECORD_BYTES as u64).unwrap();
         }

@@ -52,7 +52,7 @@ pub enum PinError {
 #[derive(Debug)]
 pub(super) struct Pins {
     list: Mutex<PinList>,
-    /// Whether the list on disk is the same. It is locked during a change, while the list is written.
+    /// Whether the file has the same pins. The lock is held during a change, while the file is written.
     is_saved: Mutex<bool>,
 }
 

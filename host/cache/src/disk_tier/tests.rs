@@ -46,6 +46,11 @@ pub(super) fn write(
     prefixes
 }
 
+/// Returns the erasure of the pages that [`write`] wrote for a session.
+pub(super) fn session_of(tier: &DiskTier, session: &str) -> EraseFilter {
+    EraseFilter::Session(tier.keys().owner(Some("agent"), Some(session)))
+}
+
 pub(super) fn tokens(seed: u32, pages: u32) -> Vec<u32> {
     (0..pages * 16).map(|at| at * 31 + seed).collect()
 }
@@ -72,6 +77,12 @@ pub(super) fn is_on_disk(folder: &Path, prefix: Digest) -> bool {
 pub(super) fn pages_file(folder: &Path) -> PathBuf {
     let mut paths = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     paths.find(|path| path.extension().is_some_and(|extension| extension == "pages")).unwrap()
+}
+
+/// Opens the index of the only layout in a folder for writing.
+pub(super) fn index_file(folder: &Path) -> std::fs::File {
+    let path = pages_file(folder).with_extension("index");
+    std::fs::OpenOptions::new().write(true).open(path).unwrap()
 }
 
 #[test]
@@ -203,7 +214,7 @@ fn an_erasure_that_the_disk_does_not_take_fails_and_is_made_with_the_next_one() 
     let (tier, form) = open(folder.path());
     let gone = write(&tier, form, "t", "gone", &tokens(1, 3));
     let stays = write(&tier, form, "t", "stays", &tokens(9, 2));
-    let session = |name: &str| EraseFilter::Session(tier.keys().owner(Some("agent"), Some(name)));
+    let session = |name| session_of(&tier, name);
     tier.faults().erasures_fail.store(true, SeqCst);
     assert!(tier.erase(vec![session("gone")]).is_err());
     assert!(tier.erase(vec![session("nobody")]).is_err(), "pages of an earlier erasure are left");
