@@ -25,7 +25,7 @@ struct Inner {
     store: Store,
     shutdown: Shutdown,
     waiting: Mutex<Waiting>,
-    /// Whether a task writes. It changes only while `waiting` is locked.
+    /// Whether a task is writing. The value changes only while `waiting` is locked.
     is_writing: watch::Sender<bool>,
 }
 
