@@ -26,6 +26,8 @@ use crate::progress::Terminal;
 const WORKING_SETS: usize = 4;
 /// Rate of the slow disk, in bytes per second.
 const SLOW_DISK: u64 = 4 << 20;
+/// Rate of the disk that computing keeps up with, as a multiple of the rate of computing.
+const NARROW_DISK: f64 = 1.5;
 /// Time within which the pages of a first turn have to be on disk.
 const WRITTEN_WITHIN: Duration = Duration::from_secs(300);
 const SECOND_QUESTION: &str = " And what about a parcel of 12 kg? Explain the next rule as well.";
@@ -34,8 +36,8 @@ const SECOND_QUESTION: &str = " And what about a parcel of 12 kg? Explain the ne
 ///
 /// The sessions take turns, and all of them together have four times the tokens that the KV cache holds. A first
 /// turn of each fills memory and disk; the second one is measured: where its prompt's pages came from, and how long
-/// the first token took. The cases are no disk, a disk, a disk whose pages are read ahead of each turn, a full disk, a
-/// slow one, and damaged files. Answers must be those without a disk.
+/// the first token took. The cases are no disk, a disk, a disk whose pages are read ahead of each turn, one that gives pages
+/// 1.5 times as fast as they are computed, a full disk, a slow one, and damaged files. Answers must be those without a disk.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -75,13 +77,21 @@ enum Case {
     NoDisk,
     Disk,
     ReadAhead,
+    NarrowDisk,
     FullDisk,
     SlowDisk,
     DamagedFiles,
 }
 
-const CASES: [Case; 6] =
-    [Case::NoDisk, Case::Disk, Case::ReadAhead, Case::FullDisk, Case::SlowDisk, Case::DamagedFiles];
+const CASES: [Case; 7] = [
+    Case::NoDisk,
+    Case::Disk,
+    Case::ReadAhead,
+    Case::NarrowDisk,
+    Case::FullDisk,
+    Case::SlowDisk,
+    Case::DamagedFiles,
+];
 
 #[derive(Debug, Serialize)]
 struct Report {
@@ -103,8 +113,12 @@ struct CaseReport {
     damaged_pages: u64,
     /// Pages that were not written.
     dropped_pages: u64,
+    turns: usize,
     /// Answers that are those without a disk.
     same_answers: usize,
+    /// Bytes of a page on disk.
+    #[serde(skip)]
+    page_bytes: u64,
 }
 
 /// Tokens of prompts by where their keys and values came from.
@@ -135,7 +149,8 @@ pub async fn run(args: Args) -> Result<()> {
     };
     let mut expected: Option<Vec<Vec<u32>>> = None;
     for case in CASES {
-        let (mut measured, answers) = measure(case, &model.path, &args).await?;
+        let read_rate = case.read_rate(&report.cases);
+        let (mut measured, answers) = measure((case, read_rate), &model.path, &args).await?;
         let expected = expected.get_or_insert_with(|| answers.clone());
         measured.same_answers = answers.iter().zip(expected.iter()).filter(|(a, b)| a == b).count();
         report.cases.push(measured);
@@ -153,14 +168,18 @@ pub async fn run(args: Args) -> Result<()> {
     }
 }
 
-/// Runs both turns of all sessions, and returns what the second ones measured and answered.
-async fn measure(case: Case, path: &Path, args: &Args) -> Result<(CaseReport, Vec<Vec<u32>>)> {
+/// Runs both turns of all sessions with a disk of this rate, and returns what the second ones measured and answered.
+async fn measure(
+    (case, read_rate): (Case, Option<u64>),
+    path: &Path,
+    args: &Args,
+) -> Result<(CaseReport, Vec<Vec<u32>>)> {
     let folder = match &args.folder {
         Some(folder) => tempfile::tempdir_in(folder),
         None => tempfile::tempdir(),
     };
     let folder = folder.context("cannot create a temporary folder")?;
-    let tier = case.tier(folder.path())?;
+    let tier = case.tier(folder.path(), read_rate)?;
     let executor = ExecutorOptions {
         threads: args.threads,
         kv: args.kv,
@@ -213,6 +232,7 @@ async fn measure(case: Case, path: &Path, args: &Args) -> Result<(CaseReport, Ve
         first_tokens.push(turn.first_token.as_secs_f64() * 1e3);
         answers.push(turn.ids);
     }
+    report.turns = answers.len();
     first_tokens.sort_by(f64::total_cmp);
     report.first_token_p50_ms = percentile(&first_tokens, 0.5);
     report.first_token_p90_ms = percentile(&first_tokens, 0.9);
@@ -221,6 +241,7 @@ async fn measure(case: Case, path: &Path, args: &Args) -> Result<(CaseReport, Ve
         tokio::task::block_in_place(|| tier.flush());
         let status = tier.status();
         (report.damaged_pages, report.dropped_pages) = (status.damaged_pages, status.dropped_pages);
+        report.page_bytes = status.used_bytes / status.pages.max(1);
     }
     Ok((report, answers))
 }
@@ -315,13 +336,34 @@ impl Case {
             Case::NoDisk => "no disk",
             Case::Disk => "disk",
             Case::ReadAhead => "disk, read ahead",
+            Case::NarrowDisk => "narrow disk",
             Case::FullDisk => "full disk",
             Case::SlowDisk => "slow disk",
             Case::DamagedFiles => "damaged files",
         }
     }
 
-    fn tier(self, folder: &Path) -> Result<Option<Arc<DiskTier>>> {
+    /// Returns the bytes that the disk gives in a second, if it is not to be as fast as it can be. `measured` are the cases before.
+    fn read_rate(self, measured: &[CaseReport]) -> Option<u64> {
+        match self {
+            Case::SlowDisk => Some(SLOW_DISK),
+            Case::NarrowDisk => {
+                let of = |case: Case| measured.iter().find(|report| report.case == case.name());
+                let (computing, disk) = (of(Case::NoDisk)?, of(Case::Disk)?);
+                let prompt = computing.prompt_tokens as f64 / computing.turns as f64;
+                let tokens_per_s = prompt / (computing.first_token_p50_ms / 1e3);
+                Some((NARROW_DISK * tokens_per_s / PAGE_TOKENS as f64 * disk.page_bytes as f64) as u64)
+            }
+            Case::NoDisk | Case::Disk | Case::ReadAhead | Case::FullDisk | Case::DamagedFiles => None,
+        }
+    }
+
+    /// Returns whether the host has to decide by itself between reading and computing.
+    fn decides(self) -> bool {
+        matches!(self, Case::SlowDisk | Case::NarrowDisk)
+    }
+
+    fn tier(self, folder: &Path, read_rate: Option<u64>) -> Result<Option<Arc<DiskTier>>> {
         if self == Case::NoDisk {
             return Ok(None);
         }
@@ -330,10 +372,9 @@ impl Case {
             max_bytes: 1 << 40,
             min_free_percent: if self == Case::FullDisk { 100 } else { 0 },
             write_bytes_per_s: 1 << 40,
-            read_bytes_per_s: (self == Case::SlowDisk).then_some(SLOW_DISK),
+            read_bytes_per_s: read_rate,
             queue_bytes: 1 << 30,
-            // A slow disk is where the host has to decide by itself.
-            reads_always: self != Case::SlowDisk,
+            reads_always: !self.decides(),
             shares: TierShares::default(),
             key: None,
             name_key: None,
@@ -398,13 +439,31 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_takes_no_page_and_a_slow_one_leaves_the_choice_to_the_host() {
+    fn a_full_disk_takes_no_page_and_a_limited_one_leaves_the_choice_to_the_host() {
         let folder = tempfile::tempdir().unwrap();
-        assert!(Case::NoDisk.tier(folder.path()).unwrap().is_none());
-        let full = Case::FullDisk.tier(folder.path()).unwrap().unwrap();
+        assert!(Case::NoDisk.tier(folder.path(), None).unwrap().is_none());
+        let full = Case::FullDisk.tier(folder.path(), None).unwrap().unwrap();
         assert_eq!(full.writable_bytes(), 0);
         drop(full);
-        assert!(!Case::SlowDisk.tier(folder.path()).unwrap().unwrap().reads_always());
-        assert!(Case::Disk.tier(folder.path()).unwrap().unwrap().reads_always());
+        for (case, rate) in [(Case::SlowDisk, Some(SLOW_DISK)), (Case::NarrowDisk, Some(1 << 30))] {
+            assert!(!case.tier(folder.path(), rate).unwrap().unwrap().reads_always());
+        }
+        assert!(Case::Disk.tier(folder.path(), None).unwrap().unwrap().reads_always());
+    }
+
+    #[test]
+    fn a_narrow_disk_is_half_as_fast_again_as_computing() {
+        let of = |case: Case, page_bytes| CaseReport {
+            case: case.name(),
+            prompt_tokens: 4 * 1600,
+            turns: 4,
+            first_token_p50_ms: 1000.0,
+            page_bytes,
+            ..CaseReport::default()
+        };
+        let measured = [of(Case::NoDisk, 0), of(Case::Disk, 4096)];
+        // 100 pages are computed in a second.
+        assert_eq!(Case::NarrowDisk.read_rate(&measured), Some(150 * 4096));
+        assert_eq!(Case::FullDisk.read_rate(&measured), None);
     }
 }
