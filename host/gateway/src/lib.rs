@@ -18,6 +18,7 @@ mod cluster;
 mod configuration;
 mod console;
 mod device_figures;
+mod erased_handler;
 mod error;
 mod figures;
 mod headers;
@@ -40,6 +41,7 @@ mod trace;
 mod workers_ai;
 
 use axum::{Router, body::Bytes, extract::DefaultBodyLimit, middleware};
+use erased_handler::routes;
 use figures::Figures;
 use ipnet::IpNet;
 use load_figures::LoadFigures;
@@ -56,10 +58,7 @@ use std::{
 };
 use tokio::sync::watch;
 use tower_http::catch_panic::CatchPanicLayer;
-use utoipa_axum::{
-    router::{OpenApiRouter, UtoipaMethodRouterExt},
-    routes,
-};
+use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouterExt};
 
 pub use access::AccessOptions;
 pub use cluster::{
