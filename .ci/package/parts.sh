@@ -39,16 +39,6 @@ container() {
     rm -rf "$staged"
 }
 
-# inlined BINARY: fails if a kernel calls the wrapper of a vector instruction instead of having the instruction in its code. Such
-# calls, which appear when the compiler inlines less than before, make a kernel ten times slower and are not wrong otherwise.
-inlined() {
-    local symbols calls
-    symbols=$(nm "$1" 2>&1 | grep -E 'run_avx2|core_arch.*_mm' || true)
-    grep -q run_avx2 <<< "$symbols" || fail "$1 has no symbols of kernels"
-    calls=$(sed -nE 's/.*core_arch.*(_mm(256|512)?_[a-z0-9]+(_[a-z0-9]+)?).*/\1/p' <<< "$symbols" | sort -u | tr '\n' ' ')
-    [ -z "$calls" ] || fail "$1 calls instructions instead of having them: $calls"
-}
-
 # sums FOLDER: lists the digests of all files in SHA256SUMS, and checks them as a user does.
 sums() (
     cd "$1"

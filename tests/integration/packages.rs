@@ -372,35 +372,36 @@ fn a_binary_that_needs_more_than_a_release_promises_is_refused() {
     }
 }
 
-/// Unoptimized programs, as tests run them, call wrappers of instructions.
 #[cfg(target_arch = "x86_64")]
 #[test]
-fn a_binary_that_calls_vector_instructions_is_refused() {
-    if !has("cc", &["--version"]) || !has("nm", &["--version"]) {
-        return skipped(
-            "a C compiler makes the programs of this test, and nm of binutils lists their symbols",
-        );
+fn a_binary_whose_kernels_call_vector_instructions_is_refused() {
+    if !has("cc", &["--version"]) || !has("objdump", &["--version"]) {
+        return skipped("a C compiler makes the programs of this test, and objdump of binutils reads them");
     }
     let folder = tempfile::tempdir().unwrap();
     let program = |name: &str, source: &str| {
         let file = folder.path().join(name).with_extension("c");
-        fs::write(&file, source).unwrap();
+        fs::write(&file, format!("{source}\nint main(void) {{ return 0; }}\n")).unwrap();
         let program = folder.path().join(name);
-        let (succeeds, printed) = outcome(Command::new("cc").arg(&file).arg("-o").arg(&program));
+        let (succeeds, printed) = outcome(Command::new("cc").arg("-O0").arg(&file).arg("-o").arg(&program));
         assert!(succeeds, "{printed}");
         program
     };
-    let inlined = |program: PathBuf| release_steps("inlined \"$1\"; echo continued", &[program]);
-    let kernels = program("kernels", "void run_avx2(void) {}\nint main(void) { return 0; }\n");
-    assert_eq!(inlined(kernels), (true, "continued\n".to_owned()));
-    let calls = "void core_arch_x86_avx_mm256_mul_ps(void) {}\nvoid run_avx2(void) {}\nint main(void) { return 0; }\n";
+    let inlined = |program: PathBuf| outcome(Command::new("python3").arg(package("inlined.py")).arg(program));
+    let wrapper = "void core_arch_x86_avx_mm256_mul_ps(void) {}\n";
+    let between = "void between(void) { core_arch_x86_avx_mm256_mul_ps(); }\n";
+    let elsewhere = format!("{wrapper}{between}void run_avx2(void) {{}}");
+    assert_eq!(inlined(program("elsewhere", &elsewhere)), (true, String::new()));
+    let called = "instructions instead of having them: _mm256_mul_ps";
+    let direct = format!("{wrapper}void run_avx512(void) {{ core_arch_x86_avx_mm256_mul_ps(); }}");
+    let indirect = format!("{wrapper}{between}void run_avx2(void) {{ between(); }}");
     for (program, reason) in [
-        (program("calls", calls), "instructions instead of having them: _mm256_mul_ps"),
-        (program("others", "int main(void) { return 0; }\n"), "has no symbols of kernels"),
-        (env!("CARGO_BIN_EXE_skep").into(), "instructions instead of having them: "),
+        (program("direct", &direct), called),
+        (program("indirect", &indirect), called),
+        (program("others", ""), "has no symbols of kernels"),
     ] {
         let (succeeds, printed) = inlined(program);
-        assert!(!succeeds && printed.contains(reason) && !printed.contains("continued"), "{printed}");
+        assert!(!succeeds && printed.starts_with("error: ") && printed.contains(reason), "{printed}");
     }
 }
 
