@@ -2,13 +2,14 @@
 //! keeps its version.
 
 use super::{
-    fixture::{Host, until},
+    fixture::{Host, Setup, until},
     guest::{Guest, counter, echo},
+    parallel_calls::{GATE, Gate, calling},
+    tools::{granted, granting},
 };
-use crate::RunEvent;
 use std::{
+    sync::Arc,
     thread::{self, JoinHandle},
-    time::Duration,
 };
 use tokio::runtime::Handle;
 
@@ -20,20 +21,6 @@ fn one() -> Guest {
 
 fn two() -> Guest {
     Guest { module: r#"(data (i32.const 512) "two")"#, on_message: REPLY, ..Guest::default() }
-}
-
-/// Replies "one" after about a million steps per letter of the message.
-fn slow_agent() -> Guest {
-    Guest {
-        module: r#"(data (i32.const 512) "one")"#,
-        on_message: r#"
-            (local.set $a (i32.shl (local.get $length) (i32.const 20)))
-            (loop $again
-                (local.set $a (i32.sub (local.get $a) (i32.const 1)))
-                (br_if $again (local.get $a)))
-            (local.set $text (i32.const 512)) (local.set $length (i32.const 3))"#,
-        ..Guest::default()
-    }
 }
 
 async fn active_versions(host: &Host, agent: &str) -> Vec<(u64, bool)> {
@@ -126,23 +113,18 @@ async fn a_rollback_that_would_take_a_route_of_another_agent_is_refused() {
 
 #[tokio::test]
 async fn a_running_turn_finishes_on_its_version_and_the_next_uses_the_new_one() {
-    let host = Host::start().await;
-    for letters in [250, 500, 1_000, 2_000, 4_000] {
-        host.deploy("a", "[limits]\ncpu_ms = 30000", slow_agent()).await.expect("valid");
-        let mut running = host.invoke("a", "s", &"x".repeat(letters)).await.expect("taken");
-        assert!(matches!(running.next().await, Some(Ok(RunEvent::Started { .. }))));
-        let version = host.deploy("a", "", two()).await.expect("valid").version;
-        assert_eq!(host.answer("a", "other", "go").await, "two", "version {version} is active");
-        let still_runs = tokio::time::timeout(Duration::ZERO, running.next()).await.is_err();
-        if !still_runs {
-            // Deployment is slow on this machine, so the next round keeps the turn open for longer.
-            continue;
-        }
-        assert_eq!(running.outcome().await.expect("the turn continues").text, "one");
-        assert_eq!(host.answer("a", "s", "go").await, "two");
-        return;
-    }
-    panic!("no turn ran longer than a deployment takes");
+    let gate = Arc::<Gate>::default();
+    let mut setup = Setup::from(granting(&["mcp:*/*"]));
+    setup.tool_servers.insert("gate".to_owned(), gate.clone());
+    let host = Host::with(setup).await;
+    host.deploy("a", &granted(&format!("\"{GATE}\"")), calling(&[GATE])).await.expect("valid");
+    let running = host.invoke("a", "s", "go").await.expect("taken");
+    gate.reached.notified().await;
+    host.deploy("a", "", two()).await.expect("valid");
+    assert_eq!(host.answer("a", "other", "go").await, "two", "the new version is active");
+    gate.opened.notify_one();
+    assert_eq!(running.outcome().await.expect("the turn continues").text, r#"{"id":1}"#);
+    assert_eq!(host.answer("a", "s", "go").await, "two");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

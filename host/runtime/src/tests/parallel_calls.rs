@@ -12,13 +12,13 @@ use std::{future::ready, pin::Pin, sync::Arc};
 use tokio::sync::Notify;
 
 const BROKER: &str = "agent:broker/find";
-const GATE: &str = "mcp:gate/pass";
+pub(super) const GATE: &str = "mcp:gate/pass";
 
 /// A server whose tool `pass` returns once the test lets it.
 #[derive(Debug, Default)]
-struct Gate {
-    reached: Notify,
-    opened: Notify,
+pub(super) struct Gate {
+    pub(super) reached: Notify,
+    pub(super) opened: Notify,
 }
 
 type ToolFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, ToolServerError>> + Send + 'a>>;
@@ -45,7 +45,7 @@ impl ToolServer for Gate {
 }
 
 /// Calls up to three tools at the same time with `{"id":1}`, and replies with the result or the error's text of the last one.
-fn calling(tools: &[&str]) -> Guest {
+pub(super) fn calling(tools: &[&str]) -> Guest {
     let (mut names, mut calls) = (String::new(), String::new());
     for (index, tool) in tools.iter().enumerate() {
         let (name, call) = (3_000 + index * 100, 640 + index * 128);
