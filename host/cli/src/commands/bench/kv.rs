@@ -113,7 +113,6 @@ struct CaseReport {
     damaged_pages: u64,
     /// Pages that were not written.
     dropped_pages: u64,
-    turns: usize,
     /// Answers that are those without a disk.
     same_answers: usize,
     /// Bytes of a page on disk.
@@ -149,7 +148,7 @@ pub async fn run(args: Args) -> Result<()> {
     };
     let mut expected: Option<Vec<Vec<u32>>> = None;
     for case in CASES {
-        let read_rate = case.read_rate(&report.cases);
+        let read_rate = case.read_rate(&report.cases, args.sessions);
         let (mut measured, answers) = measure((case, read_rate), &model.path, &args).await?;
         let expected = expected.get_or_insert_with(|| answers.clone());
         measured.same_answers = answers.iter().zip(expected.iter()).filter(|(a, b)| a == b).count();
@@ -232,7 +231,6 @@ async fn measure(
         first_tokens.push(turn.first_token.as_secs_f64() * 1e3);
         answers.push(turn.ids);
     }
-    report.turns = answers.len();
     first_tokens.sort_by(f64::total_cmp);
     report.first_token_p50_ms = percentile(&first_tokens, 0.5);
     report.first_token_p90_ms = percentile(&first_tokens, 0.9);
@@ -343,14 +341,15 @@ impl Case {
         }
     }
 
-    /// Returns the bytes that the disk gives in a second, if it is not to be as fast as it can be. `measured` are the cases before.
-    fn read_rate(self, measured: &[CaseReport]) -> Option<u64> {
+    /// Returns the bytes that the disk gives in a second, if it is not to be as fast as it can be. `measured` are the cases before,
+    /// with a turn of each session.
+    fn read_rate(self, measured: &[CaseReport], sessions: u32) -> Option<u64> {
         match self {
             Case::SlowDisk => Some(SLOW_DISK),
             Case::NarrowDisk => {
                 let of = |case: Case| measured.iter().find(|report| report.case == case.name());
                 let (computing, disk) = (of(Case::NoDisk)?, of(Case::Disk)?);
-                let prompt = computing.prompt_tokens as f64 / computing.turns as f64;
+                let prompt = computing.prompt_tokens as f64 / f64::from(sessions);
                 let tokens_per_s = prompt / (computing.first_token_p50_ms / 1e3);
                 Some((NARROW_DISK * tokens_per_s / PAGE_TOKENS as f64 * disk.page_bytes as f64) as u64)
             }
@@ -456,14 +455,13 @@ mod tests {
         let of = |case: Case, page_bytes| CaseReport {
             case: case.name(),
             prompt_tokens: 4 * 1600,
-            turns: 4,
             first_token_p50_ms: 1000.0,
             page_bytes,
             ..CaseReport::default()
         };
         let measured = [of(Case::NoDisk, 0), of(Case::Disk, 4096)];
         // 100 pages are computed in a second.
-        assert_eq!(Case::NarrowDisk.read_rate(&measured), Some(150 * 4096));
-        assert_eq!(Case::FullDisk.read_rate(&measured), None);
+        assert_eq!(Case::NarrowDisk.read_rate(&measured, 4), Some(150 * 4096));
+        assert_eq!(Case::FullDisk.read_rate(&measured, 4), None);
     }
 }
