@@ -189,7 +189,7 @@ struct State {
     layouts: Vec<Layout>,
     /// Pages that wait to be written.
     queued: HashSet<PageKey>,
-    /// The changes of erasures that the disk did not take, earlier processes included. No page has these slots.
+    /// Changes that the disk did not take, or the writer's queue. Those of earlier processes are included. No page has these slots.
     unerased: Changes,
     used_bytes: u64,
 }
@@ -231,8 +231,8 @@ impl DiskTier {
         let shared = tier.shared.clone();
         tier.threads.push(thread("kv-writer", Box::new(move || writer::run(&shared, &commands)))?);
         let shared = tier.shared.clone();
-        let damaged = tier.writes.clone().expect("the channel was just made");
-        tier.threads.push(thread("kv-reader", Box::new(move || reader::run(&shared, &jobs, &damaged)))?);
+        let writer = tier.writes.clone().expect("the channel was just made");
+        tier.threads.push(thread("kv-reader", Box::new(move || reader::run(&shared, &jobs, &writer)))?);
         let shared = tier.shared.clone();
         tier.threads.push(thread("kv-notes", Box::new(move || erasures::note(&shared, &requests)))?);
         Ok(tier)

@@ -7,9 +7,9 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, TrySendError, sync_channel};
 use std::time::{Duration, Instant};
 
-use super::Shared;
 use super::index::{LayoutId, PageKey};
-use super::writer::Command;
+use super::writer::{Command, Undone, change};
+use super::{Shared, State};
 use crate::image::{HEADER_BYTES, Header};
 use crate::{Digest, metric};
 
@@ -107,8 +107,8 @@ enum Turn {
     Ended,
 }
 
-/// Reads until all senders are gone. `damaged` receives the pages that must be removed.
-pub(super) fn run(shared: &Shared, jobs: &Receiver<ReadJob>, damaged: &SyncSender<Command>) {
+/// Reads until all senders are gone. `writer` receives the damaged pages, which must be erased.
+pub(super) fn run(shared: &Shared, jobs: &Receiver<ReadJob>, writer: &SyncSender<Command>) {
     let mut running: VecDeque<RunningJob> = VecDeque::new();
     // The number of turns in a row in which no job read a page.
     let mut idle = 0;
@@ -136,7 +136,7 @@ pub(super) fn run(shared: &Shared, jobs: &Receiver<ReadJob>, damaged: &SyncSende
             return;
         }
         let Some(mut job) = running.pop_front() else { continue };
-        match job.turn(shared, damaged) {
+        match job.turn(shared, writer) {
             Turn::Read => {
                 idle = 0;
                 running.push_back(job);
@@ -171,7 +171,7 @@ impl RunningJob {
     }
 
     /// Reads the next page, if the reader has room for it.
-    fn turn(&mut self, shared: &Shared, damaged: &SyncSender<Command>) -> Turn {
+    fn turn(&mut self, shared: &Shared, writer: &SyncSender<Command>) -> Turn {
         let page = match self.kept.take() {
             Some(page) => page,
             None => {
@@ -180,7 +180,7 @@ impl RunningJob {
                 self.asked = self.asked.saturating_sub(1);
                 let key = PageKey { layout: self.layout, prefix };
                 let started = Instant::now();
-                let page = read(shared, key, damaged);
+                let page = read(shared, key, writer);
                 if let Some(rate) = shared.options.read_bytes_per_s {
                     let least = Duration::from_secs_f64(self.payload_bytes as f64 / rate.max(1) as f64);
                     std::thread::sleep(least.saturating_sub(started.elapsed()));
@@ -205,7 +205,7 @@ impl RunningJob {
     }
 }
 
-fn read(shared: &Shared, key: PageKey, damaged: &SyncSender<Command>) -> Option<Vec<u8>> {
+fn read(shared: &Shared, key: PageKey, writer: &SyncSender<Command>) -> Option<Vec<u8>> {
     let (files, slot) = {
         let state = shared.state();
         (state.layouts.get(key.layout.0)?.files.clone(), state.index.slot(&key)?)
@@ -227,13 +227,33 @@ fn read(shared: &Shared, key: PageKey, damaged: &SyncSender<Command>) -> Option<
     match opened {
         Ok(payload) => Some(payload),
         Err(problem) => {
-            // The slot may have got another page meanwhile.
-            if shared.state().index.slot(&key) == Some(slot) {
+            if remove_damaged(shared, key, slot, writer) {
                 tracing::warn!(slot, problem, "a KV page on disk is damaged and will be recomputed");
-                // If the queue is full, the next reader finds it again.
-                let _ = damaged.try_send(Command::Damaged { key });
             }
             None
         }
     }
+}
+
+/// Takes a damaged page out of use, with the pages after it, and has the writer erase them. Whoever computes them again can write
+/// them from now on. Returns false if the slot no longer has the page.
+fn remove_damaged(shared: &Shared, key: PageKey, slot: u32, writer: &SyncSender<Command>) -> bool {
+    let changes = change(shared, |state| {
+        let State { index, layouts, .. } = state;
+        let is_there = index.slot(&key) == Some(slot);
+        is_there.then(|| index.remove_tree(key, State::slot_bytes(layouts)))
+    });
+    let pages = changes.removed.len() as u64;
+    if pages == 0 {
+        return false;
+    }
+    shared.totals.damaged_pages.fetch_add(1, Relaxed);
+    metrics::counter!(metric::REMOVED_PAGES, "reason" => "damaged").increment(pages);
+    if let Err(error) = writer.try_send(Command::Remove { changes }) {
+        let (TrySendError::Full(command) | TrySendError::Disconnected(command)) = error;
+        let Command::Remove { changes } = command else { return true };
+        // The next erasure removes them.
+        let _ = Undone { changes, error: None }.keep(shared);
+    }
+    true
 }

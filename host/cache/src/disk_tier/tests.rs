@@ -147,7 +147,7 @@ fn a_damaged_page_is_a_miss_and_is_removed_with_those_after_it() {
 }
 
 #[test]
-fn a_damaged_page_that_two_readers_find_counts_once() {
+fn a_damaged_page_that_two_readers_find_counts_once_and_is_written_again() {
     let folder = tempfile::tempdir().unwrap();
     let (tier, form) = open(folder.path());
     let prefixes = write(&tier, form, "t", "s", &tokens(1, 6));
@@ -165,9 +165,18 @@ fn a_damaged_page_that_two_readers_find_counts_once() {
         bytes: contents(other),
     }));
     assert_eq!([(); 2].map(|()| read(&tier, form, &prefixes).len()), [3, 3]);
-    tier.flush();
+    assert_eq!(
+        prefixes.iter().filter(|prefix| tier.has(form, **prefix)).count(),
+        3,
+        "the writer is still busy"
+    );
+    tier.faults().write_delay_ms.store(0, SeqCst);
+    write(&tier, form, "t", "s", &tokens(1, 6));
     let status = tier.status();
-    assert_eq!((status.pages, status.damaged_pages, status.dropped_pages), (4, 1, 0));
+    assert_eq!((status.pages, status.damaged_pages, status.dropped_pages), (7, 1, 0));
+    drop(tier);
+    let (tier, form) = open(folder.path());
+    assert_eq!(read(&tier, form, &prefixes).len(), 6);
 }
 
 #[test]

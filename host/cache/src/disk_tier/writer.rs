@@ -1,7 +1,7 @@
 //! The thread that changes the files: it writes pages at a bounded rate, evicts pages, and erases those that are to go (`erasing`).
 //!
-//! Invariant: only this thread changes files after the tier was opened. It holds the lock of the state only while it
-//! decides, never while it writes.
+//! Invariant: only this thread changes files after the tier was opened, and only it lets slots be used again. It holds the lock of
+//! the state only while it decides, never while it writes. The reader takes damaged pages out of use meanwhile.
 
 use std::io;
 use std::sync::atomic::Ordering::Relaxed;
@@ -30,8 +30,9 @@ pub(super) enum Command {
         owner: Owner,
         ticket: u64,
     },
-    Damaged {
-        key: PageKey,
+    /// Erases pages that are out of use already.
+    Remove {
+        changes: Changes,
     },
     /// Wakes the writer for an erasure.
     Erase,
@@ -89,15 +90,7 @@ pub(super) fn run(shared: &Arc<Shared>, commands: &Receiver<Command>) {
                 let changes = shared.state().index.mark(key, owner);
                 follow(shared, changes).unwrap_or_else(|error| pause(shared, error));
             }
-            Command::Damaged { key } => {
-                let changes = change(shared, |state| {
-                    let State { index, layouts, .. } = state;
-                    Some(index.remove_tree(key, State::slot_bytes(layouts)))
-                });
-                // Several readers may have found it, and the pages after it go with it.
-                let pages = changes.removed.len() as u64;
-                shared.totals.damaged_pages.fetch_add(u64::from(pages > 0), Relaxed);
-                metrics::counter!(metric::REMOVED_PAGES, "reason" => "damaged").increment(pages);
+            Command::Remove { changes } => {
                 erase(shared, changes).map(drop).unwrap_or_else(|error| pause(shared, error));
             }
             Command::Erase => {}
@@ -168,10 +161,19 @@ fn write(shared: &Shared, page: PageWrite) -> Result<u64, Refusal> {
         shared.state().layouts[layout.0].free.push(slot);
         return Err(Refusal::Failed(error));
     }
-    let changes = {
+    let inserted = {
         let mut state = shared.state();
-        state.used_bytes += slot_bytes;
-        state.index.insert(key, slot, (parent, tenant), owner, slot_bytes)
+        let has_parent = keep.is_none_or(|before| state.index.contains(&before));
+        has_parent.then(|| {
+            state.used_bytes += slot_bytes;
+            state.index.insert(key, slot, (parent, tenant), owner, slot_bytes)
+        })
+    };
+    let Some(changes) = inserted else {
+        // A reader has found the page before to be damaged meanwhile.
+        let unused = Changes { removed: vec![Slot { layout, number: slot }], ..Changes::default() };
+        erase(shared, unused)?;
+        return Err(Refusal::Dropped);
     };
     follow(shared, changes)?;
     let written = slot_bytes;
