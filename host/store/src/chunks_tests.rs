@@ -146,10 +146,8 @@ async fn beside<T>(
     (result, turns, Duration::from_micros(longest_us.load(Ordering::Relaxed)))
 }
 
-/// Copies, imports and deletes a session with `keys` keys, and checks the results. Returns the measurements.
-async fn copied_and_deleted_beside_others(keys: usize) -> Vec<(&'static str, u64, Duration)> {
-    let folder = tempfile::tempdir().unwrap();
-    let store = with_session(folder.path(), keys).await;
+/// Copies, imports and deletes the session of a store, which has `keys` keys, and checks the results. Returns the measurements.
+async fn copied_and_deleted_beside_others(store: Store, keys: usize) -> Vec<(&'static str, u64, Duration)> {
     let source = store.session(AGENT, "s").await.unwrap().unwrap();
     assert_eq!(source.state.len(), keys);
 
@@ -191,7 +189,13 @@ async fn leftovers(store: &Store) -> (i64, i64) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn turns_are_committed_while_a_large_session_is_copied_and_deleted() {
-    for (what, turns, _) in copied_and_deleted_beside_others(20_000).await {
+    const KEYS: usize = 20_000;
+    let folder = tempfile::tempdir().unwrap();
+    let store = with_session(folder.path(), KEYS).await.in_small_chunks();
+    // However fast the database is, each transaction takes long enough for another turn to ask for the next one.
+    let slow = |moment| (moment == Moment::Commit).then_some(Fault::Slow(Duration::from_millis(2)));
+    store.faults().choose(slow);
+    for (what, turns, _) in copied_and_deleted_beside_others(store, KEYS).await {
         assert!(turns >= 5, "{what}: {turns} commits of another session came between the chunks");
     }
 }
@@ -200,7 +204,10 @@ async fn turns_are_committed_while_a_large_session_is_copied_and_deleted() {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "prints measurements"]
 async fn figures_of_a_session_with_a_hundred_thousand_keys() {
-    for (what, turns, waited) in copied_and_deleted_beside_others(100_000).await {
+    const KEYS: usize = 100_000;
+    let folder = tempfile::tempdir().unwrap();
+    let store = with_session(folder.path(), KEYS).await;
+    for (what, turns, waited) in copied_and_deleted_beside_others(store, KEYS).await {
         println!("{what}: {turns} commits of another session, the longest waited {waited:?}");
     }
 }
@@ -229,9 +236,8 @@ async fn crashed_everywhere(
 ) -> u64 {
     for crash_at in 0.. {
         let folder = tempfile::tempdir().unwrap();
-        let mut store = with_session(folder.path(), 1_200).await;
-        // Make every statement a chunk.
-        store.chunk_time = Duration::ZERO;
+        // Every statement is a chunk.
+        let store = with_session(folder.path(), 1_200).await.in_small_chunks();
         let mut transactions = 0;
         store.faults().choose(move |moment| {
             transactions += u64::from(moment == Moment::Begin);
@@ -323,8 +329,7 @@ async fn a_deletion_cut_off_by_a_crash_completes_or_never_started() {
 async fn an_agent_whose_deletion_was_interrupted_is_deleted_and_can_be_redeployed() {
     for crash_at in 0.. {
         let folder = tempfile::tempdir().unwrap();
-        let mut store = with_session(folder.path(), 600).await;
-        store.chunk_time = Duration::ZERO;
+        let store = with_session(folder.path(), 600).await.in_small_chunks();
         let mut transactions = 0;
         store.faults().choose(move |moment| {
             transactions += u64::from(moment == Moment::Begin);
