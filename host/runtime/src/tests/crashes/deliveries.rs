@@ -6,7 +6,7 @@ use super::{
         fixture::Host,
         outside::Outside,
     },
-    Scenario, cut_off_at_every_write, eventually,
+    Scenario, cut_off_during_effects, eventually,
 };
 use crate::{
     BatchItem, BatchOutcome, BatchRequest, BatchTerms, Clock, Event, NewBatch, NewWebhook, ScheduleState,
@@ -65,14 +65,12 @@ impl Scenario for Alarm {
 
 #[test]
 fn an_alarm_survives_every_crash() {
-    let tally = cut_off_at_every_write(&Alarm { outside: Outside::start(), repeats: false });
-    assert!(tally.crashes > 15 && tally.interrupted > 0, "{tally:?}");
+    cut_off_during_effects(&Alarm { outside: Outside::start(), repeats: false }, 15);
 }
 
 #[test]
 fn a_repeating_alarm_survives_every_crash() {
-    let tally = cut_off_at_every_write(&Alarm { outside: Outside::start(), repeats: true });
-    assert!(tally.crashes > 15 && tally.interrupted > 0, "{tally:?}");
+    cut_off_during_effects(&Alarm { outside: Outside::start(), repeats: true }, 15);
 }
 
 fn event() -> Event {
@@ -121,14 +119,12 @@ impl Scenario for SessionEvent {
 
 #[test]
 fn an_event_of_a_client_survives_every_crash() {
-    let tally = cut_off_at_every_write(&SessionEvent { outside: Outside::start(), by_a_client: true });
-    assert!(tally.crashes > 9 && tally.interrupted > 0, "{tally:?}");
+    cut_off_during_effects(&SessionEvent { outside: Outside::start(), by_a_client: true }, 9);
 }
 
 #[test]
 fn an_event_of_an_agent_survives_every_crash() {
-    let tally = cut_off_at_every_write(&SessionEvent { outside: Outside::start(), by_a_client: false });
-    assert!(tally.crashes > 15 && tally.interrupted > 0, "{tally:?}");
+    cut_off_during_effects(&SessionEvent { outside: Outside::start(), by_a_client: false }, 15);
 }
 
 /// A webhook that receives an event and the end of a turn.
@@ -166,8 +162,7 @@ impl Scenario for Webhook {
 
 #[test]
 fn webhooks_survive_every_crash() {
-    let tally = cut_off_at_every_write(&Webhook(Outside::start()));
-    assert!(tally.crashes > 15 && tally.interrupted > 0, "{tally:?}");
+    cut_off_during_effects(&Webhook(Outside::start()), 15);
 }
 
 /// Two batches: turns of an agent, and requests to a model.
@@ -258,6 +253,5 @@ impl Scenario for Batches {
 
 #[test]
 fn batches_survive_every_crash() {
-    let tally = cut_off_at_every_write(&Batches(Outside::start()));
-    assert!(tally.crashes > 30 && tally.interrupted > 0, "{tally:?}");
+    cut_off_during_effects(&Batches(Outside::start()), 30);
 }

@@ -30,6 +30,9 @@ const LIFE: Duration = Duration::from_secs(150);
 const LOOK: Duration = Duration::from_millis(3);
 /// After every second crash, the next host is interrupted as well, at one of its first writes.
 const WRITES_OF_A_RESTART: u32 = 6;
+/// Maximum number of times that a scenario is interrupted at all its writes until an effect is interrupted. Background processes
+/// write as well, so the write before an effect does not always have the same number, and a sweep may miss it.
+const SWEEPS: u32 = 4;
 
 /// The actions of clients, and the expected result.
 trait Scenario {
@@ -75,6 +78,19 @@ enum Life<T> {
     Whole(T),
     /// The host was interrupted and left this on the disk.
     Cut(TempDir),
+}
+
+/// Interrupts the scenario at each of its writes, and checks that there were more than `crashes` crashes and that an effect was
+/// interrupted.
+fn cut_off_during_effects(scenario: &impl Scenario, crashes: u32) {
+    let mut tally = Tally::default();
+    for _ in 0..SWEEPS {
+        tally = cut_off_at_every_write(scenario);
+        if tally.interrupted > 0 {
+            break;
+        }
+    }
+    assert!(tally.crashes > crashes && tally.interrupted > 0, "{tally:?}");
 }
 
 /// Interrupts the scenario at each of its writes, before and after the commit.
