@@ -114,8 +114,12 @@ fn models(files: &[(&Path, &str)]) -> BTreeSet<String> {
 
 /// Returns the files of the agent with dice.
 fn from_templates(name: &str) -> Vec<(PathBuf, String)> {
-    let filled =
-        |template: &str| template.replace("{{name}}", name).replace("{{ident}}", &name.replace('-', "_"));
+    let mut function = name.replace('-', "_");
+    if FILES.iter().any(|(_, template)| template.contains(&format!("fn {function}("))) {
+        // The template has another function of this name.
+        function.push_str("_agent");
+    }
+    let filled = |template: &str| template.replace("{{name}}", name).replace("{{ident}}", &function);
     FILES.map(|(path, template)| (PathBuf::from(path), filled(template))).into()
 }
 
@@ -186,6 +190,27 @@ mod tests {
             let error = check_name(taken).expect_err(taken).to_string();
             assert!(error.contains(&format!("such as `{taken}-agent`")), "{error}");
             check_name(&format!("{taken}-agent")).expect("the name of the hint");
+        }
+    }
+
+    #[test]
+    fn an_agent_can_have_the_name_of_a_function_of_the_template() {
+        let of_template = |name: &str| {
+            let mut files = from_templates(name).into_iter();
+            files.find(|(path, _)| path.ends_with("lib.rs")).expect("the template has code").1
+        };
+        let functions = |code: &str| -> Vec<String> {
+            let named = code.split("fn ").skip(1).filter_map(|rest| Some(rest.split_once('(')?.0.to_owned()));
+            named.collect()
+        };
+        let others = functions(&of_template("my-agent"));
+        assert!(others.len() > 4, "{others:?}");
+        for name in others {
+            let mut all = functions(&of_template(&name.replace('_', "-")));
+            let count = all.len();
+            all.sort();
+            all.dedup();
+            assert_eq!(all.len(), count, "{name}");
         }
     }
 

@@ -36,9 +36,18 @@ impl AgentHost {
     pub async fn pin_session(&self, agent: &str, session: &str) -> Result<bool, RuntimeError> {
         let host = self.host();
         host.deployments.known(agent)?;
-        let known = host.store.conversation_names(agent, session).await?;
-        known.ok_or_else(|| session_not_found(agent, session))?;
-        host.reach.disk.set_pin(pin(agent, session), true).await
+        let exists = async || match host.store.conversation_names(agent, session).await? {
+            Some(_) => Ok(()),
+            None => Err(session_not_found(agent, session)),
+        };
+        exists().await?;
+        let is_new = host.reach.disk.set_pin(pin(agent, session), true).await?;
+        if let Err(error) = exists().await {
+            // A deletion has removed the pins of the session before this one was there.
+            host.reach.disk.set_pin(pin(agent, session), false).await?;
+            return Err(error);
+        }
+        Ok(is_new)
     }
 
     /// Undoes a pin. Returns whether the session was pinned.

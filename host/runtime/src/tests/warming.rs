@@ -178,3 +178,23 @@ async fn a_pin_needs_a_session_and_a_disk_and_ends_with_the_session() {
     assert_eq!(bare.agents.pin_session("chat", "s").await.expect_err("no disk").code(), "kv_disk_off");
     assert!(bare.agents.pinned_sessions().is_empty());
 }
+
+#[tokio::test]
+async fn a_session_that_is_deleted_while_it_is_pinned_leaves_no_pin() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let tier = tier(folder.path());
+    let host = restarted(&tier, &Clock::at(START_MS), "", Duration::ZERO).await;
+    for round in 0..20 {
+        let session = format!("short-{round}");
+        host.ask("chat", &session, QUESTION).await.expect("the turn succeeds");
+        let (pinned, deleted) = tokio::join!(
+            host.agents.pin_session("chat", &session),
+            host.agents.delete_session("chat", &session)
+        );
+        deleted.expect("the session exists");
+        if let Err(error) = pinned {
+            assert_eq!(error.code(), "session_not_found");
+        }
+        assert!(host.agents.pinned_sessions().is_empty(), "round {round}");
+    }
+}
