@@ -8,6 +8,7 @@
 
 use crate::{
     RuntimeError,
+    name::tenant_of,
     tenancy::{Tenancy, TenantPermit, TenantPermits},
 };
 use skep_engine::{DiskTier, EraseScope, ModelSet, Pin, PinError, PinStatus, TierStatus, WeakModelSet};
@@ -165,6 +166,15 @@ impl DiskPages {
         })
     }
 
+    /// Undoes the pin of a session that does not exist anymore.
+    pub(crate) async fn forget_pin(&self, agent: &str, session: &str) {
+        if let Err(error) = self.set_pin(pin_of(agent, session), false).await
+            && !matches!(error, RuntimeError::KvDiskOff)
+        {
+            tracing::warn!(%error, agent, session, "the pin of a deleted session is left");
+        }
+    }
+
     pub(crate) fn pins(&self) -> Vec<PinStatus> {
         self.tier.as_ref().map_or_else(Vec::new, |tier| tier.pins())
     }
@@ -176,6 +186,11 @@ impl DiskPages {
             }
         }
     }
+}
+
+/// Returns the pin of a session, whose id is that of the host.
+pub(crate) fn pin_of(agent: &str, session: &str) -> Pin {
+    Pin { tenant: tenant_of(session).to_owned(), agent: agent.to_owned(), session: session.to_owned() }
 }
 
 /// Returns the scopes of erasures. Sessions are erased together, because each scope costs a step of every engine, and thousands

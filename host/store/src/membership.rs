@@ -127,14 +127,19 @@ mod tests {
     async fn a_host_that_was_away_has_not_watched_the_others() {
         let listening = PgPoolOptions::new().connect_lazy("postgres://localhost/none").unwrap();
         let membership = Membership::new(listening.clone(), listening);
-        let now = Instant::now();
+        let met = |at: Option<Instant>| *membership.met.lock().unwrap() = at;
         for gap in [GAP, LONG_GAP] {
-            *membership.met.lock().unwrap() = None;
-            assert!(!membership.has_watched(now, gap), "it has never met them");
-            membership.has_met();
-            assert!(membership.has_watched(Instant::now(), gap));
+            met(None);
+            assert!(!membership.has_watched(Instant::now(), gap), "it has never met them");
+            // A busy machine may stop this process for a while.
+            let watched = (0..10).any(|_| {
+                membership.has_met();
+                membership.has_watched(Instant::now(), gap)
+            });
+            assert!(watched);
+            let now = Instant::now();
             assert!(!membership.has_watched(now - gap, gap), "it has looked for too long");
-            *membership.met.lock().unwrap() = Some(now - gap);
+            met(Some(now - gap));
             assert!(!membership.has_watched(Instant::now(), gap), "it has been away for too long");
         }
     }
@@ -157,6 +162,7 @@ mod tests {
         age();
         assert_eq!(judge(late(2)), [late(2)]);
         let cut_off = SignOfLife { number: 8, at_ms: 1, is_lease_over: false, is_cut_off: true };
+        membership.has_met();
         assert_eq!(judge(cut_off), [cut_off]);
         assert_eq!(membership.signs.lock().unwrap().len(), 1, "hosts that are gone are forgotten");
         *membership.met.lock().unwrap() = Some(Instant::now() - GAP);

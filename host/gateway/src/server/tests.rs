@@ -107,12 +107,12 @@ async fn a_client_that_reads_too_slowly_is_disconnected() {
 
 #[tokio::test]
 async fn a_client_that_keeps_reading_stays_connected() {
-    let mut server = Endless::start(Duration::from_millis(300)).await;
+    let mut server = Endless::start(Duration::from_secs(2)).await;
     let mut stream = server.ask().await;
     let mut piece = vec![0; 256 << 10];
-    // This takes three times as long as a client may read nothing.
-    for _ in 0..9 {
-        tokio::time::sleep(Duration::from_millis(100)).await;
+    // Together these pauses are longer than a client may read nothing, and each of them is much shorter.
+    for _ in 0..4 {
+        tokio::time::sleep(Duration::from_millis(700)).await;
         stream.read_exact(&mut piece).await.expect("the stream continues");
     }
     assert!(server.dropped.try_recv().is_err(), "the stream is still open");

@@ -11,8 +11,21 @@ use skep_engine::{
 use std::{sync::Arc, time::Duration};
 use tokio::sync::Barrier;
 
-/// A model whose answers end once as many of them are awaited at the same time as the barrier lets pass.
-struct Together(RemoteInfo, Arc<Barrier>);
+/// A model of another server, whose answers end once as many of them are awaited at the same time as the barrier lets pass.
+pub(super) struct Together(RemoteInfo, Arc<Barrier>);
+
+impl Together {
+    /// Returns a model of the name `far/model`.
+    pub(super) fn model(barrier: &Arc<Barrier>) -> Model {
+        let info = RemoteInfo {
+            name: "far/model".to_owned(),
+            digest: ModelDigest::remote("http://far", "far/model"),
+            context_length: Some(8192),
+            created_unix_s: 0,
+        };
+        Model::Remote(Arc::new(Together(info, barrier.clone())))
+    }
+}
 
 impl RemoteModel for Together {
     fn info(&self) -> &RemoteInfo {
@@ -43,14 +56,7 @@ impl RemoteModel for Together {
 #[tokio::test]
 async fn the_choices_of_a_remote_model_are_awaited_together() {
     let server = Server::with(GatewayOptions::default()).await;
-    let info = RemoteInfo {
-        name: "far/model".to_owned(),
-        digest: ModelDigest::remote("http://far", "far/model"),
-        context_length: Some(8192),
-        created_unix_s: 0,
-    };
-    let model = Together(info, Arc::new(Barrier::new(3)));
-    let _ = server.host.models().clone().with(Model::Remote(Arc::new(model)));
+    let _ = server.host.models().clone().with(Together::model(&Arc::new(Barrier::new(3))));
     let messages = json!([{"role": "user", "content": "hello"}]);
     for (path, body) in [
         ("/v1/chat/completions", json!({"model": "far/model", "messages": messages, "n": 3})),

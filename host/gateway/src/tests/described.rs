@@ -101,17 +101,24 @@ fn template(path: &str) -> Option<&'static str> {
 
 /// Checks a value against a schema of the document.
 pub fn valid(schema: &Value, value: &Value) -> Result<(), String> {
-    let validator = VALIDATORS
-        .lock()
-        .unwrap()
-        .entry(schema.to_string())
-        .or_insert_with(|| {
-            let mut whole = schema.clone();
-            whole["components"] = json!({"schemas": *STRICT});
-            Arc::new(jsonschema::validator_for(&whole).unwrap())
-        })
-        .clone();
+    let validator = validator(schema);
     validator.validate(value).map_err(|error| format!("{error} at {:?}", error.instance_path().to_string()))
+}
+
+/// Returns the validator of a schema of the document.
+fn validator(schema: &Value) -> Arc<Validator> {
+    let text = schema.to_string();
+    let known = VALIDATORS.lock().unwrap().get(&text).cloned();
+    if let Some(validator) = known {
+        return validator;
+    }
+    // Compiling takes long. The lock is not held meanwhile, because a response would wait for the schemas of other tests. Two
+    // tests may compile the same schema.
+    let mut whole = schema.clone();
+    whole["components"] = json!({"schemas": *STRICT});
+    let validator = Arc::new(jsonschema::validator_for(&whole).unwrap());
+    VALIDATORS.lock().unwrap().insert(text, validator.clone());
+    validator
 }
 
 /// Makes every schema refuse fields that it does not name. A schema that is a part of others has a copy that does not, because

@@ -8,14 +8,17 @@ use axum::{
     http::{HeaderMap, Request, StatusCode},
 };
 use serde_json::{Value, json};
-use skep_engine::{Engine, EngineOptions, LocalModel, ModelSet};
+use skep_engine::{Engine, EngineOptions, LocalModel, ModelSet, Priority};
 use skep_model::{
     ChatTemplate, Checkpoint, ExecutorOptions, LoadedModel, ModelDigest, ModelWeights, Tokenizer,
 };
 use skep_runtime::{AgentHost, HostParts, RuntimeOptions, ToolServer};
 use skep_store::Store;
-use std::{collections::BTreeMap, path::Path, sync::Arc};
+use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
 use tower::ServiceExt;
+
+/// A timeout longer than any step takes, so that a test fails instead of hanging.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 pub struct Server {
     pub router: Router,
@@ -121,6 +124,16 @@ impl Server {
 pub fn tiny_engine(name: &str) -> Engine {
     let model = LoadedModel { name: name.into(), ..tiny_model() };
     Engine::start(model, EngineOptions::default()).unwrap()
+}
+
+/// Waits until an engine has no interactive request. A request counts from the moment at which it is sent to the engine.
+pub async fn until_idle(engine: &Engine) {
+    let until_idle = async {
+        while engine.free_slots(Priority::Interactive) < engine.max_sequences() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, until_idle).await.expect("all requests end");
 }
 
 /// Starts a model with this many replicas.

@@ -151,7 +151,8 @@ async fn next(body: &mut BodyDataStream, text: &mut String) -> Value {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_stream_of_an_agent_in_the_background_opens_before_its_turn() {
-    let server = turns::server().await;
+    let server = Server::start().await;
+    turns::deploy_with_time(&server).await;
     // The session is busy with this turn until it is cancelled.
     let ask = |input: &str| json!({"model": "agent:echo", "input": input, "user": "ann", "background": true});
     let busy = server.ok(RESPONSES, &ask("~ forever")).await.json();

@@ -2,6 +2,7 @@
 
 use super::{
     access,
+    choices::Together,
     fixture::{Server, TestResponse},
     turns,
 };
@@ -12,8 +13,9 @@ use axum::{
 };
 use futures::future::join_all;
 use serde_json::{Value, json};
-use skep_runtime::{Manifest, ResponseOptions, Role, RuntimeOptions, TurnPhase};
-use std::time::Duration;
+use skep_runtime::{ResponseOptions, Role, RuntimeOptions, TurnPhase};
+use std::{sync::Arc, time::Duration};
+use tokio::sync::Barrier;
 
 const RESPONSES: &str = "/v1/responses";
 
@@ -250,7 +252,9 @@ async fn a_response_in_the_background_can_be_followed_from_any_event() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_response_in_the_background_is_cancelled() {
     let server = Server::start().await;
-    let body = hello(json!({"background": true, "ignore_eos": true, "max_output_tokens": 3000}));
+    // The only answer of this model waits for a second one.
+    let _ = server.host.models().clone().with(Together::model(&Arc::new(Barrier::new(2))));
+    let body = hello(json!({"model": "far/model", "background": true}));
     let queued = server.ok(RESPONSES, &body).await.json();
     let path = format!("{RESPONSES}/{}", queued["id"].as_str().unwrap());
     let unended = server.post(RESPONSES, &hello(json!({"previous_response_id": queued["id"]}))).await;
@@ -315,8 +319,7 @@ async fn no_turn_runs_on_whose_response_could_not_be_stored() {
     let responses = ResponseOptions { max_stored_bytes: 15_000, ..ResponseOptions::default() };
     let runtime = RuntimeOptions { responses, ..RuntimeOptions::default() };
     let server = Server::with_runtime(GatewayOptions::default(), runtime).await;
-    let manifest = Manifest::from_toml("name = \"echo\"\n[limits]\ncpu_ms = 60000").unwrap();
-    server.host.deploy(manifest, turns::echo(), "tester").await.unwrap();
+    turns::deploy_with_time(&server).await;
     let create = async |user: &str| {
         let input = format!("~{}", "x".repeat(10_000));
         let body = json!({"model": "agent:echo", "user": user, "background": true, "input": input});

@@ -41,9 +41,18 @@ pub(crate) fn echo() -> Vec<u8> {
 
 pub(super) async fn server() -> Server {
     let server = Server::start().await;
-    let manifest = Manifest::from_toml("name = \"echo\"").unwrap();
-    server.host.deploy(manifest, echo(), "tester").await.unwrap();
+    deploy(&server, "name = \"echo\"").await;
     server
+}
+
+/// Deploys the agent so that a turn that computes until its limit does so for longer than a test takes.
+pub(super) async fn deploy_with_time(server: &Server) {
+    deploy(server, "name = \"echo\"\n[limits]\ncpu_ms = 60000").await;
+}
+
+async fn deploy(server: &Server, manifest: &str) {
+    let manifest = Manifest::from_toml(manifest).unwrap();
+    server.host.deploy(manifest, echo(), "tester").await.unwrap();
 }
 
 async fn send(server: &Server, path: &str, text: &str, headers: &[(&str, &str)]) -> TestResponse {

@@ -119,7 +119,8 @@ async fn a_stream_that_the_client_leaves_is_an_estimate() {
     assert_eq!(total["estimated"]["requests"], 1, "{total}");
     assert_eq!(total["estimated"]["input_tokens"], total["input_tokens"]);
     let output = total["output_tokens"].as_u64().unwrap();
-    assert!((1..3_000).contains(&output), "{output}");
+    // The engine may have produced everything before it learned that nobody reads.
+    assert!((1..=3_000).contains(&output), "{output}");
 }
 
 #[tokio::test]

@@ -1,9 +1,9 @@
 //! Tests `/ai/run/{model}`: shapes, streams and errors of Workers AI.
 
-use super::fixture::{Server, TestResponse};
+use super::fixture::{Server, TestResponse, until_idle};
 use crate::GatewayOptions;
 use serde_json::{Value, json};
-use skep_engine::{Engine, GenerateRequest, LiveSetting, TokenStream};
+use skep_engine::{Engine, GenerateRequest, LiveSetting, Priority, TokenStream};
 
 const RUN: &str = "/ai/run/tiny";
 
@@ -139,12 +139,13 @@ async fn errors_have_a_number_and_name_their_field() {
     assert_eq!((status, &error["code"]), (400, &json!(5006)));
 }
 
-/// Starts as many sequences as the engine runs at once, so that another one has to wait.
+/// Starts as many sequences as the engine runs at once, so that another one has to wait. They are as long as the context allows,
+/// because the engine does not wait for their readers. Earlier sequences must have been dropped, and their end is awaited first.
 async fn occupy(engine: &Engine) -> Vec<TokenStream> {
+    until_idle(engine).await;
     let mut streams = Vec::new();
-    while engine.free_slots(skep_engine::Priority::Interactive) > 0 {
+    while engine.free_slots(Priority::Interactive) > 0 {
         let mut request = GenerateRequest::new(vec![65; 8]);
-        request.max_tokens = Some(300);
         request.ignore_eos = true;
         streams.push(engine.generate(request).unwrap());
     }
@@ -154,18 +155,20 @@ async fn occupy(engine: &Engine) -> Vec<TokenStream> {
 #[tokio::test]
 async fn requests_wait_for_a_busy_model_unless_they_ask_to_be_rejected() {
     let server = Server::start().await;
-    let streams = occupy(&server.engine).await;
     for (path, body) in [
         ("/ai/run/tiny?rejectIfBusy=true", prompt(json!({}))),
         (RUN, prompt(json!({"rejectIfBusy": true}))),
         (RUN, prompt(json!({"options": {"rejectIfBusy": true}}))),
     ] {
+        // Comparing a response with the document takes long, so each request gets new sequences.
+        let _streams = occupy(&server.engine).await;
         let answer = server.post(path, &body).await;
         assert!(answer.headers.contains_key("retry-after"));
         let (status, error) = failure(&answer);
         assert_eq!((status, &error["code"]), (429, &json!(3040)));
         assert_eq!(error["message"], "Capacity temporarily exceeded, please try again.");
     }
+    let streams = occupy(&server.engine).await;
     let body = prompt(json!({}));
     let waiting = server.post(RUN, &body);
     let free = async {

@@ -157,7 +157,12 @@ async fn a_server_that_fails_to_start_is_retried_after_a_delay() {
     let server = McpServer::new("files", options);
     let first = unavailable(&server, "add").await;
     assert!(first.contains("cannot be started") && first.contains("[mcp.files]"), "{first}");
-    assert!(unavailable(&server, "add").await.contains("the next attempt is in"));
+    // A busy machine may let the delay pass before the second call; that call tries again, and the next one may not.
+    let mut messages = Vec::new();
+    while !messages.last().is_some_and(|last: &String| last.contains("the next attempt is in")) {
+        assert!(messages.len() < 10, "{messages:?}");
+        messages.push(unavailable(&server, "add").await);
+    }
 
     let silent = bounded("silent", McpBounds { connect: Duration::from_millis(200), ..McpBounds::default() });
     assert!(unavailable(&silent, "add").await.contains("did not complete the handshake"));
@@ -167,7 +172,7 @@ async fn a_server_that_fails_to_start_is_retried_after_a_delay() {
 async fn invalid_output_does_not_break_the_connection() {
     let noisy = server("noisy");
     assert_eq!(noisy.call("add", json!({"a": 1, "b": 2})).await, Ok(json!({"sum": 3})));
-    let limit = Duration::from_millis(500);
+    let limit = Duration::from_secs(2);
     let server = bounded("good", McpBounds { call: limit, ..McpBounds::default() });
     assert_eq!(call(&server, "nonsense").await, Err(ToolServerError::TimedOut(limit)));
     assert_eq!(server.call("add", json!({"a": 1, "b": 2})).await, Ok(json!({"sum": 3})));

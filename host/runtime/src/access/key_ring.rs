@@ -265,11 +265,13 @@ mod tests {
 
     #[tokio::test]
     async fn the_use_of_a_key_is_recorded_once_a_day() {
-        let ring = ring().await;
+        let mut ring = ring().await;
+        // The day does not end during the test.
+        ring.clock = Clock::at(20_000 * 86_400_000);
         let (_, secret) = ring.create(new(None)).await.expect("made");
         ring.authenticate(&secret).await.expect("valid");
         let used = async || ring.list().await.expect("reads")[0].last_used_day;
-        within_a_second(async || used().await.is_some()).await;
+        soon(async || used().await.is_some()).await;
         let before = ring.store.api_key_changes().await.expect("reads");
         ring.authenticate(&secret).await.expect("valid");
         assert_eq!(ring.store.api_key_changes().await.expect("reads"), before);
@@ -284,9 +286,9 @@ mod tests {
         let [host, other] = [host, other].map(|store| KeyRing::new(store, Clock::default()));
         host.authenticate(&bogus(0)).await.expect_err("no key");
         let (key, secret) = other.create(new(None)).await.expect("made");
-        within_a_second(async || host.authenticate(&secret).await.is_ok()).await;
+        soon(async || host.authenticate(&secret).await.is_ok()).await;
         other.revoke(&key.id).await.expect("there");
-        within_a_second(async || host.authenticate(&secret).await.is_err()).await;
+        soon(async || host.authenticate(&secret).await.is_err()).await;
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -314,16 +316,22 @@ mod tests {
                 }
             }
         });
-        let mut slowest = Duration::ZERO;
+        let mut waits = Vec::new();
         while !attack.is_finished() {
             let asked = Instant::now();
             ring.authenticate(&secret).await.expect("valid");
-            slowest = slowest.max(asked.elapsed());
+            waits.push(asked.elapsed());
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         attack.await.expect("every bogus key was refused");
-        println!("slowest answer to the valid key: {slowest:?}");
-        assert!(slowest < Duration::from_millis(250), "{slowest:?}");
+        waits.sort();
+        // A busy machine may stop this process for a while.
+        let late = waits[waits.len() * 9 / 10];
+        assert!(
+            late < Duration::from_millis(250),
+            "a tenth of {} answers took {late:?} or more",
+            waits.len()
+        );
         assert_eq!(ring.known.len(), 1);
     }
 
@@ -332,10 +340,11 @@ mod tests {
         format!("{PREFIX}{number:064x}")
     }
 
-    async fn within_a_second(is_so: impl AsyncFn() -> bool) {
+    /// Waits until something is so, which takes a second on an idle machine.
+    async fn soon(is_so: impl AsyncFn() -> bool) {
         let begun = Instant::now();
         while !is_so().await {
-            assert!(begun.elapsed() < Duration::from_secs(1), "not within a second");
+            assert!(begun.elapsed() < Duration::from_secs(10), "not within 10 seconds");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }

@@ -1,8 +1,8 @@
 //! KV pages on disk, as operators and clients see them: what there is, what is erased, read ahead and kept.
 
 use super::AgentHost;
-use crate::{RuntimeError, WarmedConversation, dispatch::session_not_found, name::tenant_of, warming};
-use skep_engine::{EraseScope, Pin, PinStatus, TierStatus};
+use crate::{RuntimeError, WarmedConversation, disk_pages::pin_of, dispatch::session_not_found, warming};
+use skep_engine::{EraseScope, PinStatus, TierStatus};
 
 impl AgentHost {
     /// Returns what the disk holds of the KV cache; `None` if it holds nothing.
@@ -41,10 +41,10 @@ impl AgentHost {
             None => Err(session_not_found(agent, session)),
         };
         exists().await?;
-        let is_new = host.reach.disk.set_pin(pin(agent, session), true).await?;
+        let is_new = host.reach.disk.set_pin(pin_of(agent, session), true).await?;
         if let Err(error) = exists().await {
             // A deletion has removed the pins of the session before this one was there.
-            host.reach.disk.set_pin(pin(agent, session), false).await?;
+            host.reach.disk.set_pin(pin_of(agent, session), false).await?;
             return Err(error);
         }
         Ok(is_new)
@@ -52,15 +52,11 @@ impl AgentHost {
 
     /// Undoes a pin. Returns whether the session was pinned.
     pub async fn unpin_session(&self, agent: &str, session: &str) -> Result<bool, RuntimeError> {
-        self.host().reach.disk.set_pin(pin(agent, session), false).await
+        self.host().reach.disk.set_pin(pin_of(agent, session), false).await
     }
 
     /// Returns the pinned sessions, which have the host's ids, in the order in which they were pinned.
     pub fn pinned_sessions(&self) -> Vec<PinStatus> {
         self.host().reach.disk.pins()
     }
-}
-
-fn pin(agent: &str, session: &str) -> Pin {
-    Pin { tenant: tenant_of(session).to_owned(), agent: agent.to_owned(), session: session.to_owned() }
 }

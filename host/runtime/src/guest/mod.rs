@@ -28,7 +28,11 @@ use crate::{
 use cpu::{CpuMeter, Metered};
 use exports::GuestInstance;
 use slots::InstanceSlots;
-use std::{convert::Infallible, sync::Arc, time::Instant};
+use std::{
+    convert::Infallible,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 use verdict::Verdict;
 use wasmtime::{AsContextMut, Store, UpdateDeadline, component::Accessor};
 
@@ -36,6 +40,8 @@ use wasmtime::{AsContextMut, Store, UpdateDeadline, component::Accessor};
 const MAX_CALL_BYTES: usize = 32 << 20;
 /// Maximum number of resources, streams, futures and calls that a guest holds at once.
 const MAX_HANDLES: usize = 4_096;
+/// Time that a component has at least to describe itself, however short its turns are: it is deployed on busy machines, too.
+const DESCRIBE_TIME: Duration = Duration::from_secs(1);
 
 /// How a guest's call ended.
 pub(crate) enum CallEnd<R, S> {
@@ -91,8 +97,8 @@ pub(crate) async fn describe(
     code: Code<'_>,
     context: TurnContext,
 ) -> (Result<handler::Description, RuntimeError>, TurnContext) {
-    let deadline =
-        Deadline::new(Instant::now() + std::time::Duration::from_millis(code.limits.turn_ms.into()));
+    let time = Duration::from_millis(code.limits.turn_ms.into()).max(DESCRIBE_TIME);
+    let deadline = Deadline::new(Instant::now() + time);
     let forever = std::future::pending::<Infallible>();
     let (CallEnd::Returned(described), context) =
         call(code, deadline, forever, context, async |agent, accessor| agent.describe(accessor).await).await;
@@ -132,7 +138,7 @@ pub(crate) async fn instantiate(
 ) -> Result<Store<TurnContext>, RuntimeError> {
     let (mut store, meter) = bounded_store(code, context);
     let _ticking = code.wasm.tick();
-    let deadline = Instant::now() + std::time::Duration::from_millis(code.limits.turn_ms.into());
+    let deadline = Instant::now() + Duration::from_millis(code.limits.turn_ms.into());
     let made = Metered::new(code.pre.instantiate(store.as_context_mut()), meter);
     let made = tokio::time::timeout_at(deadline.into(), made).await;
     match made.map_err(|_elapsed| RuntimeError::DeadlineExceeded)? {

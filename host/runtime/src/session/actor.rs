@@ -150,8 +150,12 @@ impl Actor {
             Command::Delete(responder) => {
                 self.forget_requests().await;
                 self.erase_pages().await;
+                let host = self.host.clone();
                 self.write(responder, async |store, SessionKey { agent, session }| {
-                    store.delete_session(agent, session).await
+                    let deleted = store.delete_session(agent, session).await?;
+                    // The session could be pinned until now.
+                    host.reach.disk.forget_pin(agent, session).await;
+                    Ok(deleted)
                 })
                 .await;
             }

@@ -69,7 +69,7 @@ async fn occupy(engine: &Engine) -> Vec<TokenStream> {
     let mut streams = Vec::new();
     while engine.free_slots(Priority::Background) > 0 {
         let mut request = GenerateRequest::new(vec![65; 8]);
-        (request.max_tokens, request.ignore_eos) = (Some(200), true);
+        (request.max_tokens, request.ignore_eos) = (Some(500), true);
         streams.push(engine.generate(request).expect("the engine has room"));
     }
     streams
@@ -315,15 +315,18 @@ async fn an_orderly_shutdown_returns_running_items_to_the_queue() {
 async fn cancelling_ends_unfinished_items_and_keeps_results() {
     let batch = BatchOptions { max_running: 1, ..BatchOptions::default() };
     let host = Host::with(RuntimeOptions { batch, ..RuntimeOptions::default() }).await;
-    let endless = ChatOptions { max_tokens: Some(400), ignore_eos: true, ..ChatOptions::default() };
-    let items = vec![short("done"), chat("runs", endless.clone()), chat("waits", endless)];
+    let long = ChatOptions { max_tokens: Some(480), ignore_eos: true, ..ChatOptions::default() };
+    let items = [vec![short("done")], vec![chat("long", long); 20]].concat();
     let id = queue(&host, "tiny", items).await.expect("room");
     until(async || (counts(&host, &id).await.done == 1).then_some(())).await;
     host.agents.cancel_batch(PRINCIPAL, &id).await.expect("known");
     let BatchResults { status, items } = results(&host, &id).await;
     assert!(matches!(status.phase, BatchPhase::Ended { cancelled: true, .. }));
     assert!(matches!(items[0].outcome, BatchOutcome::Done(_)), "{items:?}");
-    assert!(items[1..].iter().all(|item| matches!(item.outcome, BatchOutcome::Cancelled)), "{items:?}");
+    // Some may have ended before the batch was cancelled.
+    let ended = items.iter().take_while(|item| matches!(item.outcome, BatchOutcome::Done(_))).count();
+    assert!(ended < items.len(), "{items:?}");
+    assert!(items[ended..].iter().all(|item| matches!(item.outcome, BatchOutcome::Cancelled)), "{items:?}");
     let engine = host.agents.models().engines().next().expect("a local model");
     until(async || (engine.stats().running == 0).then_some(())).await;
     host.agents.cancel_batch(PRINCIPAL, &id).await.expect("cancelling again changes nothing");

@@ -10,6 +10,13 @@ use crate::{
     AgentName, Clock, NewApiKey, NewWebhook, Role, RuntimeOptions, Tenant, TopicPattern, TurnPhase, WorstCase,
 };
 use skep_store::{Fault, Moment, TEST_SERVER};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::SeqCst},
+    },
+    time::Duration,
+};
 
 /// Statements that each write something into a row that no version of the host can read.
 const SPOILT: &[&str] = &[
@@ -122,6 +129,21 @@ async fn a_full_disk_is_reported_to_callers_and_the_host_recovers() {
     until(async || host.agents.store_ready().await.ok()).await;
 }
 
+/// Waits until no transaction begins for a while.
+async fn nothing_is_written(host: &Host) {
+    let begun = Arc::new(AtomicU64::new(0));
+    let counted = begun.clone();
+    host.store().faults().choose(move |_| {
+        counted.fetch_add(1, SeqCst);
+        None
+    });
+    let mut seen = u64::MAX;
+    while seen != begun.load(SeqCst) {
+        seen = begun.load(SeqCst);
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_turn_whose_acceptance_is_not_confirmed_does_not_run_after_its_caller_got_the_error() {
     if std::env::var_os(TEST_SERVER).is_some() {
@@ -131,6 +153,8 @@ async fn a_turn_whose_acceptance_is_not_confirmed_does_not_run_after_its_caller_
     let host = Host::start().await;
     host.deploy("count", "", counter()).await.expect("valid");
     assert_eq!(host.answer("count", "s", "go").await, "x");
+    // The fault is for this turn, and not for what a host does in the background once it has started.
+    nothing_is_written(&host).await;
     host.store().faults().choose(once(Moment::Committed));
     let error = host.ask("count", "s", "go").await.expect_err("nobody knows whether it was written");
     assert_eq!(error.code(), "store_failed", "{error}");

@@ -80,6 +80,7 @@ async fn an_interrupted_turn_completes_although_the_budget_is_used_up() {
     let options = RuntimeOptions { ceilings, ..RuntimeOptions::default() };
     let host = host.restart_with(Setup::at(&clock, options)).await;
     let outcome = host.agents.follow("talk", "s", &id).await.expect("kept").outcome().await;
-    assert!(outcome.expect("the turn is resumed").usage.completion_tokens > 1);
+    // A random answer may end with its first token.
+    assert!(outcome.expect("the turn is resumed").usage.completion_tokens > 0);
     used_up(host.invoke("talk", "s", "hello").await);
 }

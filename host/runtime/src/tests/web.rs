@@ -224,7 +224,7 @@ async fn a_response_over_the_rest_of_fetch_kb_is_an_error_for_the_guest() {
 #[tokio::test]
 async fn a_turn_that_ends_aborts_its_request() {
     let mut server = Server::start().await;
-    let host = host_with(granting(&["*"]), &format!("{EVERYWHERE}\n[limits]\nturn_ms = 200")).await;
+    let host = host_with(granting(&["*"]), &format!("{EVERYWHERE}\n[limits]\nturn_ms = 2000")).await;
     let error =
         host.ask("web", "s", &format!("http://{}/", server.address)).await.expect_err("nobody answers");
     assert_eq!(error.code(), "deadline_exceeded");

@@ -28,7 +28,10 @@ use skep_runtime::{HostRole, Member};
 use skep_transfer::{AgentOptions, TransferAgent};
 use std::{
     path::Path,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::{Duration, Instant},
 };
 use tempfile::TempDir;
@@ -258,7 +261,13 @@ async fn pages_that_are_not_those_that_were_asked_for_are_not_used() {
 
 #[tokio::test]
 async fn a_host_that_does_not_answer_is_not_waited_for_again() {
-    let silent = Router::new().route(routes::PAGES_COUNT, post(std::future::pending::<()>));
+    let questions = Arc::new(AtomicUsize::new(0));
+    let counter = questions.clone();
+    let count = move || {
+        counter.fetch_add(1, Ordering::AcqRel);
+        std::future::pending::<()>()
+    };
+    let silent = Router::new().route(routes::PAGES_COUNT, post(count));
     let (member, _stop) = serve(silent).await;
     let (pages, folder) = here(&member, &key());
     let asked = question(&tier(&folder.path().join("other")), 4);
@@ -266,9 +275,9 @@ async fn a_host_that_does_not_answer_is_not_waited_for_again() {
     assert!(fetch(&pages, &asked).await.is_empty());
     assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
     assert!(!pages.are_there());
-    let begun = Instant::now();
     assert!(fetch(&pages, &asked).await.is_empty());
-    assert!(begun.elapsed() < Duration::from_millis(400), "{:?}", begun.elapsed());
+    // The first question may come too late to be counted.
+    assert!(questions.load(Ordering::Acquire) <= 1, "it is not asked again");
 }
 
 #[tokio::test]
