@@ -69,7 +69,7 @@ const AFTER_FAILURE: Duration = Duration::from_secs(10);
 /// Time that a caller waits for an erasure.
 const ERASE_TIME: Duration = Duration::from_secs(30);
 /// Time that a tier that is closed gives its threads. A disk that hangs does not keep the process from ending.
-const CLOSE_TIME: Duration = if cfg!(test) { Duration::from_millis(500) } else { Duration::from_secs(10) };
+const CLOSE_TIME: Duration = Duration::from_secs(if cfg!(test) { 5 } else { 10 });
 
 /// The operator's settings of the tier.
 #[derive(Clone, Debug)]

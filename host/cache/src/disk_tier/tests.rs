@@ -323,7 +323,8 @@ fn an_abandoned_read_ends_and_a_slow_disk_is_detected() {
     let (tier, form) = open(folder.path());
     let prefixes = write(&tier, form, "t", "s", &tokens(1, 40));
     let before = tier.read_time(BYTES as u64);
-    tier.faults().read_delay_ms.store(30, SeqCst);
+    // No page arrives before the next lines have run.
+    tier.faults().read_delay_ms.store(1_000, SeqCst);
     let mut pages = tier.read(form, prefixes.clone()).unwrap();
     assert!(tier.read_time(0) > before, "what waits is counted");
     assert_eq!(pages.poll(), PageRead::NotYet);

@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use skep_model::Sampling;
+use skep_model::{LoadedModel, Sampling};
 
 use super::{LocalModel, ModelChanges, ModelSet, ModelState, OtherModels, ServedModel, check_name};
 use crate::chat::{ChatEvent, ChatFinish, ChatMessage, ChatOptions, ChatOutcome, Input, RemoteStream};
+use crate::tests::executors::Slow;
 use crate::tests::fixture::{collect, engine, first_token, greedy, model};
 use crate::{
     Engine, EngineError, EngineOptions, LoadProgress, Model, ModelDigest, RemoteInfo, RemoteModel, TokenEvent,
@@ -19,7 +20,16 @@ use crate::{
 const LONG: Duration = Duration::from_secs(60);
 
 fn start(name: &str) -> Result<Engine, String> {
-    let mut loaded = model(4096, |executor| Box::new(executor));
+    start_model(name, model(4096, |executor| Box::new(executor)))
+}
+
+/// Starts an engine that takes seconds for an answer of 400 tokens.
+fn start_slow(name: &str) -> Result<Engine, String> {
+    let token_time = Duration::from_millis(10);
+    start_model(name, model(4096, |executor| Box::new(Slow::default().guard(executor, token_time))))
+}
+
+fn start_model(name: &str, mut loaded: LoadedModel) -> Result<Engine, String> {
     loaded.name = name.to_owned();
     Engine::start(loaded, EngineOptions::default()).map_err(|error| error.to_string())
 }
@@ -71,11 +81,17 @@ async fn a_request_that_does_not_wait_gets_the_load_progress() {
     assert_eq!(unloaded.code(), "model_unloaded");
     let refused = models.engine_at_once("slow").expect_err("another host does not wait");
     assert_eq!(refused.code(), "model_loading", "the load begins for later requests");
+    let loading = ModelState::Loading { step: "reading weights".into(), percent: Some(25) };
+    let begun = async {
+        while models.find(Some("slow")).expect("declared").state() != loading {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(LONG, begun).await.expect("the loader reports its progress");
     let error = models.ready(Some("slow")).await.expect_err("the load is held");
     let EngineError::ModelLoading { name, retry_after_ms, progress } = &error else { panic!("{error}") };
     assert_eq!((name.as_str(), progress.as_str()), ("slow", "reading weights, 25 %"));
     assert!((500..=30_000).contains(retry_after_ms), "{error}");
-    let loading = ModelState::Loading { step: "reading weights".into(), percent: Some(25) };
     assert_eq!(models.find(Some("slow")).expect("declared").state(), loading);
     assert_eq!(models.iter().count(), 1, "a model that is being loaded is not used");
     release.send(()).expect("the loader waits");
@@ -257,7 +273,7 @@ async fn the_number_of_requests_that_wait_for_a_load_is_bounded() {
 
 #[tokio::test]
 async fn requests_running_at_the_unload_deadline_are_cut_off() {
-    let models = ModelSet::new(declared("cut"));
+    let models = ModelSet::new(LocalModel::new("cut", "cpu", |_: &LoadProgress| start_slow("cut")));
     let held = engine_of(models.ready(None).await.expect("loaded"));
     let mut running = held.generate(greedy("a long answer", 400)).expect("accepted");
     first_token(&mut running).await;

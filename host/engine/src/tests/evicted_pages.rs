@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 use skep_cache::{DiskTier, TierOptions};
 use skep_model::Executor;
 
-use super::disk_pages::{cached, engine_of, open, written};
-use super::fixture::{collect, executor_options, first_token, generate, greedy, ids_together, model};
+use super::disk_pages::{cached, open, written};
+use super::executors::Gate;
+use super::fixture::{collect, generate, greedy, ids_together, model};
 use super::intercepted::{Intercepted, Interceptor};
 use crate::{Engine, EngineOptions, GenerateRequest};
 
@@ -46,26 +47,33 @@ async fn the_pages_of_a_preempted_sequence_are_written() {
     let always = TierOptions { reads_always: true, ..TierOptions::for_tests(folder.path()) };
     let tier = Arc::new(DiskTier::open(always).unwrap());
     // Sixteen pages, of which both would need more together.
-    let engine = engine_of(Some(&tier), executor_options(256), "weights");
+    let gate = Gate::default();
+    let start = |pool| {
+        let options = EngineOptions { disk: Some(tier.clone()), ..EngineOptions::default() };
+        Engine::start(model(pool, |executor| Box::new(gate.guard(executor))), options).unwrap()
+    };
+    let engine = start(256);
     let older = "the older one ".repeat(3);
     let old = engine.generate(greedy(&older, 180)).unwrap();
     let prompt = "the younger one ".repeat(4);
-    let mut young = engine.generate(greedy(&prompt, 180)).unwrap();
-    first_token(&mut young).await;
+    let young = engine.generate(greedy(&prompt, 180)).unwrap();
     let begun = Instant::now();
     while engine.stats().preemptions == 0 {
         assert!(
             begun.elapsed() < Duration::from_secs(60),
             "the pool is too large for the test to mean anything"
         );
+        gate.let_one_pass();
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
+    // The older one still runs, so the younger one waits.
     drop(young);
+    gate.open();
     let old = collect(old).await.unwrap();
     let pages_of_old = (older.len() + old.ids.len() - 1) / 16;
     written(&engine, &tier, pages_of_old as u64 + 2).await;
     drop(engine);
-    let after = engine_of(Some(&tier), executor_options(4096), "weights");
+    let after = start(4096);
     let again = generate(&after, greedy(&prompt, 4)).await.unwrap();
     assert!(cached(&again) >= 32, "{} tokens were cached: {:?}", cached(&again), tier.status());
 }

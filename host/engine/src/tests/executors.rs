@@ -14,12 +14,21 @@ use super::intercepted::{Intercepted, Interceptor};
 /// Bounds the wait at a gate: a test that fails before it opens its gate must not hang.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
-/// Holds every step of the executors that it guards until it is opened, so that a test can arrange the waiting
-/// requests.
+/// Holds steps of the executors that it guards until it is opened, so that a test can arrange requests meanwhile.
 #[derive(Clone, Default)]
-pub struct Gate(Arc<(Mutex<bool>, Condvar)>);
+pub struct Gate(Arc<(Mutex<Passage>, Condvar)>);
+
+/// The steps that a gate lets pass.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Passage {
+    #[default]
+    Closed,
+    OneStep,
+    Open,
+}
 
 impl Gate {
+    /// Returns an executor of which each step is held.
     pub fn guard(&self, executor: CpuExecutor) -> impl Executor + use<> {
         let gate = self.clone();
         let before = move |_: &Batch| {
@@ -29,16 +38,48 @@ impl Gate {
         Intercepted { executor, interceptor: BeforeStep(before) }
     }
 
-    pub fn open(&self) {
-        *self.0.0.lock().unwrap() = true;
-        self.0.1.notify_all();
+    /// Returns an executor of which each step is held in which every sequence has a single token. A longer prompt is computed, so
+    /// that its request has its first token, and runs on only once the gate is opened.
+    pub fn guard_decodes(&self, executor: CpuExecutor) -> impl Executor + use<> {
+        let gate = self.clone();
+        let before = move |batch: &Batch| {
+            if batch.sequences.iter().all(|sequence| sequence.tokens.len() == 1) {
+                gate.pass();
+            }
+            Ok(())
+        };
+        Intercepted { executor, interceptor: BeforeStep(before) }
     }
 
-    fn pass(&self) {
-        let (is_open, opened) = &*self.0;
-        let is_open = is_open.lock().unwrap();
-        let waited = opened.wait_timeout_while(is_open, LONGEST_WAIT, |is_open| !*is_open).unwrap();
-        assert!(!waited.1.timed_out(), "the gate was not opened in time");
+    pub fn open(&self) {
+        self.set(Passage::Open);
+    }
+
+    pub fn close(&self) {
+        self.set(Passage::Closed);
+    }
+
+    /// Lets the step pass that is held, or the next one, and holds the one after it. However often this is called meanwhile, it is
+    /// one step.
+    pub fn let_one_pass(&self) {
+        self.set(Passage::OneStep);
+    }
+
+    /// Waits until a step may pass.
+    pub fn pass(&self) {
+        let (passage, changed) = &*self.0;
+        let passage = passage.lock().unwrap();
+        let is_closed = |passage: &mut Passage| *passage == Passage::Closed;
+        let (mut passage, waited) = changed.wait_timeout_while(passage, LONGEST_WAIT, is_closed).unwrap();
+        assert!(!waited.timed_out(), "the gate was not opened in time");
+        if *passage == Passage::OneStep {
+            *passage = Passage::Closed;
+        }
+    }
+
+    fn set(&self, passage: Passage) {
+        *self.0.0.lock().unwrap() = passage;
+        self.0.1.notify_all();
     }
 }
 
@@ -50,6 +91,17 @@ impl Recorder {
     pub fn watch(&self, executor: CpuExecutor) -> impl Executor + use<> {
         let recorder = self.clone();
         let before = move |batch: &Batch| {
+            recorder.note(batch);
+            Ok(())
+        };
+        Intercepted { executor, interceptor: BeforeStep(before) }
+    }
+
+    /// Returns such an executor behind a gate.
+    pub fn watch_behind(&self, gate: &Gate, executor: CpuExecutor) -> impl Executor + use<> {
+        let (recorder, gate) = (self.clone(), gate.clone());
+        let before = move |batch: &Batch| {
+            gate.pass();
             recorder.note(batch);
             Ok(())
         };
@@ -199,8 +251,16 @@ pub struct AheadCounts {
 
 impl Ahead {
     pub fn watch(&self, executor: CpuExecutor) -> impl Executor + use<> {
+        self.watch_after(executor, || {})
+    }
+
+    /// Returns such an executor that calls a function ahead of each step.
+    pub fn watch_after<F>(&self, executor: CpuExecutor, before: F) -> impl Executor + use<F>
+    where
+        F: FnMut() + Send + 'static,
+    {
         let counts = self.clone();
-        Intercepted { executor, interceptor: Continues { begun: None, counts } }
+        Intercepted { executor, interceptor: Continues { begun: None, counts, before } }
     }
 
     pub fn counts(&self) -> AheadCounts {
@@ -208,13 +268,15 @@ impl Ahead {
     }
 }
 
-struct Continues {
+struct Continues<F> {
     begun: Option<Batch>,
     counts: Ahead,
+    before: F,
 }
 
-impl Interceptor for Continues {
+impl<F: FnMut() + Send> Interceptor for Continues<F> {
     fn forward(&mut self, executor: &mut CpuExecutor, batch: &Batch) -> Result<(), ModelError> {
+        (self.before)();
         if let Some(begun) = self.begun.take() {
             executor.forward(&begun)?;
             let mut counts = self.counts.0.lock().unwrap();

@@ -100,15 +100,18 @@ async fn an_engine_without_an_executor_is_not_ready_and_tries_again_until_it_has
 async fn a_request_that_meets_two_losses_in_a_row_is_ended_and_others_continue() {
     let loss = DeviceLoss::default();
     let (model, attempts) = fragile(&loss, 0);
-    let engine = start(model);
+    let (replace, of_replacement) = (model.restart.clone().unwrap(), loss.clone());
+    // The loss of the first replacement is set before it computes anything, so that the request cannot end before.
+    let restart: Restart = Arc::new(move || {
+        let replaced = replace();
+        if attempts.load(Relaxed) == 1 {
+            of_replacement.lose_after(1);
+        }
+        replaced
+    });
+    let engine = start(LoadedModel { restart: Some(restart), ..model });
     loss.lose_after(1);
     let suspect = engine.generate(greedy("a long answer", 200)).unwrap();
-    let waited = Instant::now();
-    while attempts.load(Relaxed) == 0 {
-        assert!(waited.elapsed() < Duration::from_secs(60), "the executor is never replaced");
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
-    loss.lose_after(1);
     let error = collect(suspect).await.expect_err("it may be the cause");
     assert!(matches!(&error, EngineError::Failed(reason) if reason.contains("CUDA_ERROR_ECC")), "{error}");
     assert_eq!(generate(&engine, greedy("y", 4)).await.unwrap().ids.len(), 4);
@@ -144,7 +147,7 @@ async fn pages_of_a_read_under_way_are_lost_with_the_executor() {
     written(&before, &tier, pages).await;
     drop(before);
 
-    tier.faults().read_delay_ms.store(20, SeqCst);
+    tier.faults().read_delay_ms.store(200, SeqCst);
     let loss = DeviceLoss::default();
     let (mut model, attempts) = fragile(&loss, 0);
     model.digest.weights = "weights".to_owned();
@@ -164,6 +167,7 @@ async fn pages_of_a_read_under_way_are_lost_with_the_executor() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     assert!(tier.status().read_pages < pages, "the read ended before the loss");
+    tier.faults().read_delay_ms.store(0, SeqCst);
     let (other, stored) = tokio::join!(collect(other), collect(stored));
     assert_eq!([other.unwrap().ids, stored.unwrap().ids], expected[..]);
     engine.drain(Duration::from_secs(60)).await;

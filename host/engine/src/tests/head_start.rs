@@ -12,7 +12,7 @@ use skep_cache::DiskTier;
 use super::disk_pages::{bare, cached, engine, open, written};
 use super::executors::Slow;
 use super::fixture::{Generated, collect, generate, greedy, model};
-use crate::{Engine, EngineOptions, EraseScope, GenerateRequest, Timeline, TokenStream};
+use crate::{Engine, EngineOptions, EraseScope, GenerateRequest, Phase, Timeline, TokenStream};
 
 /// Time in which the engine of these tests computes a token.
 const TOKEN_TIME: Duration = Duration::from_millis(4);
@@ -22,6 +22,9 @@ const PAGE_MS: u64 = 24;
 const PAGES: usize = 28;
 /// Number of pages of another prompt on the disk.
 const OTHER_PAGES: usize = 4;
+
+/// Number of tokens with which the engine is measured.
+const MEASURED_TOKENS: usize = 100;
 
 /// A host that knows how fast it computes and reads, and has the pages of a prompt on its disk.
 struct Paced {
@@ -52,6 +55,18 @@ async fn paced(folder: &Path, spoil: impl FnOnce()) -> Paced {
         written(&before, &tier, (PAGES + OTHER_PAGES) as u64).await;
     }
     spoil();
+    for letter in 'A'..='T' {
+        if let Some(paced) = measured(folder, &other, letter).await {
+            return paced;
+        }
+    }
+    panic!("no host has measured the rates of its disk and its executor");
+}
+
+/// Opens a host, which measures its executor with a prompt of this letter and its disk with the `other` prompt. A letter is used
+/// once, because its pages stay on the disk. Returns `None` if the measured rates are not near those of the delays, because a
+/// thread has slept for longer: they decide how many pages a head start has.
+async fn measured(folder: &Path, other: &GenerateRequest, letter: char) -> Option<Paced> {
     let tier = open(folder);
     let (slow, timeline) = (Slow::default(), Arc::<Timeline>::default());
     let guarded = slow.clone();
@@ -64,13 +79,27 @@ async fn paced(folder: &Path, spoil: impl FnOnce()) -> Paced {
     };
     let engine = Engine::start(model, options).unwrap();
     // The first step measures the executor, and the first pages measure the disk.
-    generate(&engine, greedy(&"x".repeat(100), 1)).await.unwrap();
+    generate(&engine, greedy(&letter.to_string().repeat(MEASURED_TOKENS), 1)).await.unwrap();
     tier.faults().read_delay_ms.store(PAGE_MS, SeqCst);
-    let warmed = engine.warm(&other.affinity, other.prompt).await;
+    let warmed = engine.warm(&other.affinity, other.prompt.clone()).await;
     assert_eq!(warmed.read, OTHER_PAGES, "{warmed:?}");
+    let step = timeline.steps()[0];
+    assert_eq!(step.work.tokens, MEASURED_TOKENS);
+    let computed: Duration =
+        [Phase::Forward, Phase::Masks, Phase::Sample].into_iter().map(|phase| step.took(phase)).sum();
+    let (_, page_bytes) = engine.page_layout(tier.keys()).unwrap();
+    let read = tier.read_time((PAGES * page_bytes) as u64);
+    let is_near = |measured: Duration, expected: Duration| {
+        (0.75..1.35).contains(&(measured.as_secs_f64() / expected.as_secs_f64()))
+    };
+    let compute_time = TOKEN_TIME * MEASURED_TOKENS as u32;
+    let read_time = Duration::from_millis(PAGE_MS) * PAGES as u32;
+    if !is_near(computed, compute_time) || !is_near(read, read_time) {
+        return None;
+    }
     slow.take();
     let expected = generate(&bare(), request()).await.unwrap();
-    Paced { engine, tier, slow, timeline, expected }
+    Some(Paced { engine, tier, slow, timeline, expected })
 }
 
 impl Paced {

@@ -4,18 +4,32 @@ use std::time::{Duration, Instant};
 
 use skep_model::{Batch, CpuExecutor, Executor, ModelError, Sampling};
 
-use super::executors::Gate;
+use super::executors::{Gate, Slow};
 use super::fixture::{collect, engine, engine_with, first_token, generate, greedy, model};
 use super::intercepted::{Intercepted, Interceptor};
 use crate::{Engine, EngineError, EngineOptions, EraseScope, ModelSet, Priority, TokenEvent};
 
-fn one_at_a_time(max_queue: usize) -> Engine {
-    engine_with(4096, EngineOptions { max_sequences: 1, max_queue, ..EngineOptions::default() })
+fn one_at_a_time(max_queue: usize) -> EngineOptions {
+    EngineOptions { max_sequences: 1, max_queue, ..EngineOptions::default() }
+}
+
+/// Starts an engine whose requests get their first token, and run on once the gate is opened.
+fn held(gate: &Gate, options: EngineOptions) -> Engine {
+    let model = model(4096, |executor| Box::new(gate.guard_decodes(executor)));
+    Engine::start(model, options).expect("the engine starts")
+}
+
+/// Starts an engine that takes seconds for an answer of 400 tokens.
+fn slow() -> Engine {
+    let token_time = Duration::from_millis(10);
+    let model = model(4096, |executor| Box::new(Slow::default().guard(executor, token_time)));
+    Engine::start(model, EngineOptions::default()).expect("the engine starts")
 }
 
 #[tokio::test]
 async fn a_full_queue_refuses_with_an_estimate() {
-    let engine = one_at_a_time(1);
+    let gate = Gate::default();
+    let engine = held(&gate, one_at_a_time(1));
     let mut running = engine.generate(greedy("running", 400)).unwrap();
     first_token(&mut running).await;
     let waiting = engine.generate(greedy("waiting", 4)).unwrap();
@@ -24,13 +38,15 @@ async fn a_full_queue_refuses_with_an_estimate() {
     };
     assert!((50..=30_000).contains(&retry_after_ms));
     drop(running);
+    gate.open();
     assert_eq!(collect(waiting).await.unwrap().ids.len(), 4);
     assert_eq!(generate(&engine, greedy("accepted again", 4)).await.unwrap().ids.len(), 4);
 }
 
 #[tokio::test]
 async fn room_counts_sequences_that_could_start_now() {
-    let engine = engine_with(4096, EngineOptions { max_sequences: 3, ..EngineOptions::default() });
+    let gate = Gate::default();
+    let engine = held(&gate, EngineOptions { max_sequences: 3, ..EngineOptions::default() });
     let free_slots = || (engine.free_slots(Priority::Interactive), engine.free_slots(Priority::Background));
     assert_eq!(free_slots(), (3, 3));
     let mut background = greedy("in the background", 400);
@@ -40,6 +56,7 @@ async fn room_counts_sequences_that_could_start_now() {
     let interactive = engine.generate(greedy("in the foreground", 400)).unwrap();
     assert_eq!(free_slots(), (2, 0));
     drop((background, interactive));
+    gate.open();
     engine.drain(Duration::from_secs(60)).await;
     assert_eq!(free_slots(), (0, 0), "an engine that drains starts no request");
 }
@@ -88,7 +105,7 @@ async fn under_pressure_no_output_is_lost_and_all_pages_are_freed() {
 
 #[tokio::test]
 async fn a_deadline_ends_running_and_waiting_requests() {
-    let engine = one_at_a_time(8);
+    let engine = engine_with(4096, one_at_a_time(8));
     let mut late = greedy("late", 400);
     late.deadline = Some(Instant::now());
     assert!(matches!(generate(&engine, late.clone()).await, Err(EngineError::DeadlineExceeded)));
@@ -99,7 +116,8 @@ async fn a_deadline_ends_running_and_waiting_requests() {
 
 #[tokio::test]
 async fn interactive_work_is_admitted_before_background_work_and_sessions_take_turns() {
-    let engine = one_at_a_time(16);
+    let gate = Gate::default();
+    let engine = held(&gate, one_at_a_time(16));
     let mut running = engine.generate(greedy("running", 400)).unwrap();
     first_token(&mut running).await;
     let submit = |session: &str, priority| {
@@ -122,9 +140,11 @@ async fn interactive_work_is_admitted_before_background_work_and_sessions_take_t
             ended.send(name).unwrap();
         });
     }
-    // The requests run one after the other, and this runtime has one thread, so tasks continue in the order in
-    // which streams finish.
+    // All tasks wait for their streams before any request can finish. The requests run one after the other, and this
+    // runtime has one thread, so tasks continue in the order in which streams finish.
+    tokio::task::yield_now().await;
     drop((running, ended));
+    gate.open();
     let mut names = Vec::new();
     while let Some(name) = order.recv().await {
         names.push(name);
@@ -164,7 +184,7 @@ async fn the_longest_request_that_fits_runs_to_the_end_of_the_context() {
 
 #[tokio::test]
 async fn dropping_the_last_handle_ends_running_requests() {
-    let engine = engine();
+    let engine = slow();
     let mut stream = engine.generate(greedy("running", 400)).unwrap();
     first_token(&mut stream).await;
     drop(engine);
@@ -182,7 +202,7 @@ async fn draining_lets_running_work_finish_and_refuses_new_work() {
 
 #[tokio::test]
 async fn draining_past_its_deadline_ends_running_requests() {
-    let engine = engine();
+    let engine = slow();
     let mut stream = engine.generate(greedy("running", 400)).unwrap();
     first_token(&mut stream).await;
     engine.drain(Duration::ZERO).await;

@@ -8,15 +8,23 @@ use serde_json::json;
 use skep_model::Sampling;
 
 use super::dice::Dice;
-use super::executors::{Ahead, AheadCounts};
+use super::executors::{Ahead, AheadCounts, Gate};
 use super::fixture::{first_token, generate, greedy, ids_together, model};
 use crate::{Constraint, Engine, EngineOptions, FinishReason, GenerateRequest, Speculation, TokenEvent};
 
 fn engine(kv_tokens: usize, speculation: Speculation) -> (Engine, Ahead) {
+    engine_after(kv_tokens, speculation, || {})
+}
+
+/// Starts an engine that calls a function ahead of each step.
+fn engine_after<F>(kv_tokens: usize, speculation: Speculation, before: F) -> (Engine, Ahead)
+where
+    F: FnMut() + Send + 'static,
+{
     let ahead = Ahead::default();
     let watched = ahead.clone();
     let options = EngineOptions { speculation, ..EngineOptions::default() };
-    let model = model(kv_tokens, move |executor| Box::new(watched.watch(executor)));
+    let model = model(kv_tokens, move |executor| Box::new(watched.watch_after(executor, before)));
     (Engine::start(model, options).expect("the engine starts"), ahead)
 }
 
@@ -91,8 +99,12 @@ async fn a_step_whose_only_sequence_has_ended_is_wasted_and_holds_no_page() {
 async fn a_step_keeps_the_rows_of_others_when_a_sequence_ends() {
     let requests = [greedy("a long request", 300), ending("a request that ends", 20)];
     let expected = ids_together(&super::fixture::engine(), &requests).await;
-    let (engine, ahead) = engine(4096, Speculation::Off);
-    assert_eq!(ids_together(&engine, &requests).await, expected);
+    let gate = Gate::default();
+    let held = gate.clone();
+    let (engine, ahead) = engine_after(4096, Speculation::Off, move || held.pass());
+    // No step passes before both requests are there.
+    let (found, ()) = join(ids_together(&engine, &requests), async { gate.open() }).await;
+    assert_eq!(found, expected);
     assert_eq!(ahead.counts().forgotten, 0, "the long request continues in each step");
     let stats = engine.stats().ahead;
     assert_eq!((stats.wasted_rows, stats.wasted_steps), (1, 0), "{stats:?}");
@@ -232,7 +244,9 @@ async fn clients_that_come_end_and_cancel_get_the_same_tokens_and_few_steps_are_
         for client in &clients {
             expected.push(run(&plain, client).await);
         }
-        let (engine, ahead) = engine(kv_tokens, speculation);
+        // Steps take long enough that the clients' turns overlap.
+        let before = || std::thread::sleep(Duration::from_millis(1));
+        let (engine, ahead) = engine_after(kv_tokens, speculation, before);
         let found = join_all(clients.iter().map(|client| run(&engine, client))).await;
         assert_eq!(found, expected, "seed {seed}");
         assert_all_pages_are_free(&engine).await;

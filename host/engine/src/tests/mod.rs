@@ -9,7 +9,7 @@ pub(crate) mod dice;
 mod disk_pages;
 pub(crate) mod draws;
 mod evicted_pages;
-mod executors;
+pub(crate) mod executors;
 mod faults;
 pub(crate) mod fixture;
 mod head_start;

@@ -95,17 +95,20 @@ async fn exactly_the_tokens_not_reported_as_cached_are_computed() {
 
 #[tokio::test]
 async fn preempted_sequences_report_only_never_computed_tokens_as_cached() {
-    let recorder = Recorder::default();
-    let model = model(512, |executor| Box::new(recorder.watch(executor)));
+    let (recorder, gate) = (Recorder::default(), Gate::default());
+    gate.open();
+    let model = model(512, |executor| Box::new(recorder.watch_behind(&gate, executor)));
     let engine =
         Engine::start(model, EngineOptions { step_tokens: Some(40), ..EngineOptions::default() }).unwrap();
     for owner in 0..4 {
         generate(&engine, recorded(owner, 64, 1)).await.unwrap();
         recorder.take(owner, 64);
     }
-    // The sequences start with their cached pages, and then grow until there is no room for all of them.
-    let streams = (0..4).map(|owner| engine.generate(recorded(owner, 96, 160)).unwrap());
-    let runs = join_all(streams.collect::<Vec<_>>().into_iter().map(collect)).await;
+    // The sequences start together with their cached pages, and then grow until there is no room for all of them.
+    gate.close();
+    let streams: Vec<_> = (0..4).map(|owner| engine.generate(recorded(owner, 96, 160)).unwrap()).collect();
+    gate.open();
+    let runs = join_all(streams.into_iter().map(collect)).await;
     for (owner, run) in (0..4).zip(runs) {
         let cached = run.unwrap().finished.usage.cached_tokens as usize;
         assert_eq!(96 - cached, recorder.take(owner, 96), "prompt of {owner}");

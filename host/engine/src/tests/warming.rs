@@ -69,7 +69,8 @@ async fn a_request_does_not_wait_for_a_slow_read_ahead() {
     let (affinity, tokens) = (next.affinity.clone(), next.prompt.clone());
     let begun = Instant::now();
     let (warmed, second) = tokio::join!(engine.warm(&affinity, tokens), generate(&engine, next));
-    assert!(begun.elapsed() < Duration::from_secs(5), "the request waited for the disk");
+    // All pages would take longer than this, and a single one would count as read.
+    assert!(begun.elapsed() < Duration::from_secs(20), "the request waited for the disk");
     assert_eq!((second.unwrap().ids, warmed.read), (expected.ids, 0));
     tier.faults().read_delay_ms.store(0, SeqCst);
 }

@@ -5,7 +5,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use serde_json::json;
@@ -18,7 +18,8 @@ use super::{
     stopped,
 };
 use crate::{
-    BreakerOptions, Choice, LimitOptions, Member, Route, RouteOptions, UpstreamKind::OpenAi, UpstreamOptions,
+    BreakerOptions, Choice, LimitOptions, Member, Route, RouteOptions, UpstreamKind::OpenAi, UpstreamModel,
+    UpstreamOptions,
 };
 
 #[tokio::test]
@@ -32,7 +33,7 @@ async fn a_failing_upstream_gets_no_requests_until_a_trial_succeeds() {
     .await;
     let mut options = options(OpenAi, &server.url);
     options.retries.attempts = 1;
-    let cool_down = Duration::from_millis(100);
+    let cool_down = Duration::from_secs(2);
     options.breaker = BreakerOptions { failures: 3, cool_down, max_cool_down: cool_down };
     let model = model(options);
     for _ in 0..3 {
@@ -45,18 +46,23 @@ async fn a_failing_upstream_gets_no_requests_until_a_trial_succeeds() {
     assert!(ask(&*model).await.error().contains("circuit breaker"));
     assert_eq!(server.count(), 3, "nothing is sent while it is open");
     // A failed trial opens it again.
-    while model.problem().is_some() {
-        tokio::task::yield_now().await;
-    }
+    trial_is_due(&model).await;
     assert!(ask(&*model).await.error().contains("status 500"));
     assert!(model.problem().is_some());
     repaired.store(true, Ordering::SeqCst);
-    while model.problem().is_some() {
-        tokio::task::yield_now().await;
-    }
+    trial_is_due(&model).await;
     assert_eq!(ask(&*model).await.outcome().text, "Hi");
     assert_eq!(model.problem(), None);
     assert!(model.free_slots() > 0);
+}
+
+/// Waits until the breaker lets a request pass as a trial.
+async fn trial_is_due(model: &UpstreamModel) {
+    let start = Instant::now();
+    while let Some(problem) = model.problem() {
+        assert!(start.elapsed() < Duration::from_secs(60), "{problem}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
 }
 
 #[tokio::test]
