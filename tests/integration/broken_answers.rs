@@ -132,7 +132,8 @@ async fn a_stream_of_which_the_agent_has_read_some_is_interrupted() {
     let upstream = ScriptedUpstream::start(|_| {
         let begun = futures::stream::iter([Ok(chunk(json!({"content": "Blue "})))]);
         let ended = futures::stream::once(async {
-            tokio::time::sleep(Duration::from_secs(1)).await;
+            // The agent reads the beginning meanwhile.
+            tokio::time::sleep(Duration::from_secs(5)).await;
             Err(std::io::Error::other("the server dies"))
         });
         ([("content-type", "text/event-stream")], Body::from_stream(begun.chain(ended))).into_response()

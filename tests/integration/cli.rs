@@ -3,6 +3,7 @@
 use crate::{
     durability::tiny_model,
     harness::{Host, Killed, MODEL, client, model_path, repository, shared},
+    ports::unused_address,
 };
 use serde_json::{Value, json};
 use std::{
@@ -168,7 +169,7 @@ fn a_host_that_does_not_answer_is_not_healthy() {
 async fn a_host_goes_on_if_nobody_reads_its_output() {
     let model = tempfile::tempdir().unwrap();
     tiny_model(model.path());
-    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let address = unused_address();
     let mut command = Command::new(env!("CARGO_BIN_EXE_skep"));
     command.args(["up", "--ephemeral", "--listen", &address, "--threads", "1", "--model"]).arg(model.path());
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());

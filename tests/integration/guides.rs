@@ -49,9 +49,9 @@ const PROGRAMS: [&str; 24] = [
     "sudo",
     "systemctl",
 ];
-/// Time within which a block has to end. A build may wait for one of another page or of the copies of examples, because they share
-/// a folder.
-const BLOCK_SECONDS: u32 = 300;
+/// Time within which a block has to end. A build may wait for several of other pages and of the copies of examples, because they
+/// share a folder.
+const BLOCK_SECONDS: u32 = 1_200;
 
 /// A fenced block of a page.
 struct Block {
@@ -239,18 +239,18 @@ failed() {{ echo "line $1: status $2"; tail -c 4000 "$3.out"; exit 1; }}
                 "setsid bash -euo pipefail '{path}' >'{path}.out' 2>&1 </dev/null & running+=($!)"
             )
             .unwrap();
-            let ready = if block.text.contains("skep up") {
+            let is_ready = if block.text.contains("skep up") {
                 let listen = block.text.split_whitespace().skip_while(|word| *word != "--listen").nth(1);
-                let address = listen.unwrap_or("127.0.0.1:8080");
-                format!(
-                    "for _ in $(seq 1800); do curl -sf -o /dev/null http://{address}/readyz && break; \
-                     kill -0 $! 2>/dev/null || failed {line} ended '{path}'; sleep 0.1; done; \
-                     curl -sf -o /dev/null http://{address}/readyz || failed {line} 'not ready' '{path}'"
-                )
+                format!("curl -sf -o /dev/null http://{}/readyz", listen.unwrap_or("127.0.0.1:8080"))
             } else {
-                "sleep 1".to_owned()
+                format!("(exec 3<>/dev/tcp/127.0.0.1/{}) 2>/dev/null", port_of(&block, page))
             };
-            writeln!(script, "{ready}").unwrap();
+            writeln!(
+                script,
+                "for _ in $(seq 1800); do {is_ready} && break; kill -0 $! 2>/dev/null || failed {line} ended '{path}'; \
+                 sleep 0.1; done; {is_ready} || failed {line} 'not ready' '{path}'"
+            )
+            .unwrap();
         } else if block.has("fails") {
             writeln!(script, "if block '{path}'; then failed {line} '0, though it should fail' '{path}'; fi")
                 .unwrap();
@@ -259,6 +259,15 @@ failed() {{ echo "line $1: status $2"; tail -c 4000 "$3.out"; exit 1; }}
         }
     }
     script
+}
+
+/// Returns the port of the small server that a block starts, whose program is another block of the page.
+fn port_of(starts: &Block, page: &Path) -> u16 {
+    let (blocks, file) = (blocks(page), starts.text.split_whitespace().next_back().expect("a command"));
+    let program = blocks.iter().find(|block| block.value("file") == Some(file));
+    let place = program.and_then(|program| program.text.split("(\"127.0.0.1\", ").nth(1)?.split(')').next());
+    let port = place.and_then(|port| port.parse().ok());
+    port.unwrap_or_else(|| panic!("{}:{}: it is not known where it listens", page.display(), starts.line))
 }
 
 macro_rules! pages {

@@ -17,7 +17,7 @@ fn start(data: &Path, arguments: &[&str]) -> (Host, Process) {
 }
 
 /// Time after a turn within which its pages are on disk. The checksums of a debug build take longer.
-const WRITTEN_WITHIN: Duration = Duration::from_secs(if cfg!(debug_assertions) { 20 } else { 2 });
+const WRITTEN_WITHIN: Duration = Duration::from_secs(if cfg!(debug_assertions) { 60 } else { 2 });
 
 /// Returns a text of about a thousand tokens.
 fn long_text() -> String {
@@ -54,7 +54,7 @@ async fn written(host: &Host, pages: u64) {
         if status["pages"].as_u64() >= Some(pages) && status["queued_bytes"] == 0 {
             return;
         }
-        assert!(begun.elapsed() < Duration::from_secs(60), "{status}");
+        assert!(begun.elapsed() < Duration::from_secs(120), "{status}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
@@ -143,6 +143,8 @@ async fn a_killed_host_continues_sessions_and_chats_from_the_disk_with_the_same_
     written(&warm.host, pages).await;
     println!("{pages} pages were on disk {} ms after the turn", ended.elapsed().as_millis());
     assert!(ended.elapsed() < WRITTEN_WITHIN, "the pages were on disk only after {:?}", ended.elapsed());
+    // The host is killed with the last pages on disk, too, whose number the answers do not say.
+    settled(&warm.host).await;
     assert_eq!(say(&reference, &task).await["text"], said["text"]);
     other.terminate();
     let (reference, other) = start(cold.path(), &["--kv-disk-gb", "0"]);

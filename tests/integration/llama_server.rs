@@ -4,12 +4,12 @@
 
 use crate::{
     harness::{Host, client, content, model_path, skipped_without},
+    ports::unused_port,
     upstreams::options,
 };
 use serde_json::{Value, json};
 use std::{
     ffi::{OsStr, OsString},
-    net::TcpListener,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
@@ -41,7 +41,7 @@ impl LlamaServer {
         };
         let template =
             template.iter().flat_map(|file| [OsStr::new("--chat-template-file"), file.as_os_str()]);
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = unused_port();
         let arguments = |words: &[&str]| words.iter().map(OsString::from).collect::<Vec<_>>();
         let (port, context) = (port.to_string(), (2 * CONTEXT).to_string());
         let child = Command::new(binary)

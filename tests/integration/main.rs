@@ -107,6 +107,8 @@ mod mooncake;
 mod openai_routes;
 /// The service manager, a machine without compilers, and what a release consists of.
 mod packages;
+/// Ports that are known before a process listens on them.
+mod ports;
 /// A PostgreSQL server of the test's own.
 mod postgres_server;
 /// Rate limits and weights of a `skep.toml`, on a host that uses it.

@@ -19,9 +19,12 @@ use rmcp::{
 use serde_json::{Value, json};
 use std::{
     sync::{Arc, Mutex},
-    time::Duration,
+    time::{Duration, Instant},
 };
 use tokio::sync::mpsc;
+
+/// Time in which everything happens that a test waits for.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A client whose person gives the same answer to every form.
 #[derive(Clone)]
@@ -94,6 +97,15 @@ impl Connected {
 
 fn text(result: &CallToolResult) -> &str {
     &result.content[0].as_text().expect("a text").text
+}
+
+/// Waits until this is true.
+async fn until(what: impl AsyncFn() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !what().await {
+        assert!(Instant::now() < end, "it did not happen in {PATIENCE:?}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
 }
 
 fn approve() -> Option<(ElicitationAction, Value)> {
@@ -229,12 +241,12 @@ async fn the_time_that_a_person_takes_is_not_the_turns_and_has_a_limit_of_its_ow
     let answer = Some((ElicitationAction::Accept, json!({"username": "ann", "email": "ann@example.com"})));
     let message = json!({"message": "Who are you?"});
     for (name, limits, answers) in [
-        ("patient", "[limits]\nturn_ms = 1000\n", true),
-        ("hasty", "[limits]\nturn_ms = 1000\napproval_ms = 500\n", false),
+        ("patient", "[limits]\nturn_ms = 5000\n", true),
+        ("hasty", "[limits]\nturn_ms = 5000\napproval_ms = 500\n", false),
     ] {
         deploy(&up.host, "mcp_conformance", name, &format!("{OFFER}{limits}")).await;
         let url = up.host.at(&format!("/mcp/{name}"));
-        let person = connect_slow(&url, answer.clone(), Duration::from_millis(2500)).await;
+        let person = connect_slow(&url, answer.clone(), Duration::from_secs(8)).await;
         let result = person.call("test_elicitation", message.clone()).await;
         match answers {
             true => assert_eq!(text(&result), "User response: ann at ann@example.com"),
@@ -329,29 +341,31 @@ async fn a_person_who_answered_is_not_asked_again_after_a_kill() {
         tokio::task::spawn_blocking(move || Process::configured(&config, &model, &data))
     };
     let process = start().await.unwrap();
-    deploy(&Host::elsewhere(process.url.clone()), "mcp_conformance", "asks", grants).await;
+    let host = Host::elsewhere(process.url.clone());
+    deploy(&host, "mcp_conformance", "asks", grants).await;
     let form = json!({"username": "ann", "email": "ann@example.com"});
     let person = connect(&format!("{}/mcp/asks", process.url), Some((ElicitationAction::Accept, form))).await;
     let asked = person.asked.clone();
     let call = CallToolRequestParams::new("elicit_and_work");
-    let call = call.with_arguments(json!({"message": "Who are you?"}).as_object().cloned().unwrap());
+    let mut call = call.with_arguments(json!({"message": "Who are you?"}).as_object().cloned().unwrap());
+    call.meta = Some(serde_json::from_value(json!({"skep.dev/session": "s"})).unwrap());
+    let session = "/v1/agents/asks/sessions/s";
     let called = tokio::spawn(async move { person.client.call_tool(call).await });
-    while asked.lock().unwrap().is_empty() {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    // The tool has the answer and works on.
+    // The tool has the answer and works on, for which it sleeps.
+    until(async || {
+        let (_, turns) = host.get(&format!("{session}/turns")).await;
+        let turn = turns["data"][0]["turn_id"].as_str().unwrap_or_default();
+        let (_, timeline) = host.get(&format!("{session}/turns/{turn}/timeline")).await;
+        timeline["calls"].as_array().is_some_and(|calls| calls.iter().any(|call| call["name"] == "sleep"))
+    })
+    .await;
+    // What the tool got before is written meanwhile.
     tokio::time::sleep(Duration::from_secs(1)).await;
     process.kill();
     let process = start().await.unwrap();
     let host = Host::elsewhere(process.url.clone());
-    let session = loop {
-        let (_, sessions) = host.get("/v1/agents/asks/sessions").await;
-        match &sessions["data"][0] {
-            session if session["turns"] == 1 => break session["id"].as_str().unwrap().to_owned(),
-            _ => tokio::time::sleep(Duration::from_millis(50)).await,
-        }
-    };
-    let (_, turn) = host.get(&format!("/v1/agents/asks/sessions/{session}/turns/1")).await;
+    until(async || host.get(session).await.1["turns"] == 1).await;
+    let (_, turn) = host.get(&format!("{session}/turns/1")).await;
     assert!(turn["data"].to_string().contains("User response: ann at ann@example.com"), "{turn}");
     assert_eq!(asked.lock().unwrap().len(), 1, "the answer is in the turn's journal");
     // The client keeps waiting for a connection that was closed.

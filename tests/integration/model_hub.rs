@@ -49,8 +49,6 @@ pub enum Fault {
     Stall(usize),
     /// Other bytes come than the hub describes.
     Corrupt,
-    /// Every chunk comes after a pause.
-    Slow,
     /// Something happens after this number of bytes; then the rest comes.
     Then(usize, Arc<dyn Fn() + Send + Sync>),
 }
@@ -295,10 +293,6 @@ fn stored(shared: &Arc<Shared>, name: &str, from: Option<usize>) -> Response {
                     Err(std::io::Error::other("the connection is cut"))
                 }
                 Some(Fault::Stall(limit)) if reached(limit) => std::future::pending().await,
-                Some(Fault::Slow) => {
-                    tokio::time::sleep(Duration::from_millis(30)).await;
-                    Ok(chunk)
-                }
                 Some(Fault::Then(limit, happens)) if reached(limit) => {
                     tokio::time::sleep(Duration::from_millis(200)).await;
                     happens();

@@ -4,10 +4,11 @@ use crate::{
     clients::{installed, made},
     durability::{Process, tiny_model},
     harness::{Host, client, skipped_without},
+    ports::unused_port,
 };
 use serde_json::{Value, json};
 use std::{
-    net::{TcpListener, TcpStream},
+    net::TcpStream,
     os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -73,10 +74,7 @@ impl Mooncake {
 
     /// Starts a master, and waits until it listens.
     fn master(&self, folder: &Path) -> Master {
-        let [port, metrics] = [(); 2].map(|()| {
-            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-            listener.local_addr().unwrap().port()
-        });
+        let [port, metrics] = [(); 2].map(|()| unused_port());
         let mut command = Command::new(self.folder.join("unpacked/mooncake/mooncake_master"));
         command.args([format!("--rpc_port={port}"), format!("--metrics_port={metrics}")]);
         command.env("LD_LIBRARY_PATH", self.libraries()).current_dir(folder).stdin(Stdio::null());

@@ -3,10 +3,11 @@
 use crate::{
     clients::{made, npm, run},
     harness::{skipped, skipped_without},
+    ports::unused_port,
 };
 use sqlx::{Connection as _, Executor as _, PgConnection};
 use std::{
-    net::{TcpListener, TcpStream},
+    net::TcpStream,
     os::unix::{
         fs::{MetadataExt as _, chown, symlink},
         process::CommandExt as _,
@@ -37,7 +38,7 @@ impl Server {
         let binaries = binaries()?;
         let folder = own_folder();
         let binaries = if is_root() { reachable(binaries, folder.path()) } else { binaries };
-        let server = Server { binaries, folder, port: free_port() };
+        let server = Server { binaries, folder, port: unused_port() };
         run(Command::new("cp").arg("-a").arg(server.empty_data()).arg(server.data()));
         server.control("start");
         Some(server)
@@ -147,7 +148,7 @@ impl Server {
 
     /// Returns a copy of this server that will be a standby, and is not started.
     fn copy(&self) -> Server {
-        let copy = Server { binaries: self.binaries.clone(), folder: own_folder(), port: free_port() };
+        let copy = Server { binaries: self.binaries.clone(), folder: own_folder(), port: unused_port() };
         self.end("fast");
         run(Command::new("cp").arg("-a").arg(self.data()).arg(copy.data()));
         self.control("start");
@@ -248,10 +249,6 @@ fn own_folder() -> TempDir {
     folder
 }
 
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
-
 fn is_root() -> bool {
     std::fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0)
 }
@@ -321,7 +318,7 @@ impl Pooler {
             run(Command::new("dpkg").arg("-x").arg(package.path()).arg(folder.path().join("root")));
         }
         run(Command::new("chmod").args(["-R", "a+rX"]).arg(folder.path()));
-        let port = free_port();
+        let port = unused_port();
         let settings = format!(
             "[databases]\n* = host=127.0.0.1 port={} user=skep\n[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\n\
              unix_socket_dir =\nauth_type = any\npool_mode = transaction\nignore_startup_parameters = \

@@ -2,6 +2,7 @@
 
 use crate::{
     harness::{Host, client, model_path},
+    ports::unused_address,
     scripted_upstream::{ScriptedUpstream, answered, refused},
 };
 use axum::{
@@ -341,8 +342,7 @@ async fn a_fallback_of_a_route_is_an_event_of_the_request_and_attempts_are_count
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unreachable_collector_causes_only_a_warning() {
-    // A port that was free a moment ago.
-    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let closed = unused_address();
     let server = Process::start(&format!("http://{closed}"));
     server.host.ok("/v1/completions", json!({"prompt": "One", "max_tokens": 2})).await;
     let (status, log) = server.stop().await;

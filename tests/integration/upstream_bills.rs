@@ -180,8 +180,16 @@ async fn tokens_that_a_provider_wrote_to_its_cache_have_a_price_of_their_own() {
 async fn an_answer_that_its_client_abandons_before_it_was_checked_is_an_estimate() {
     let upstream = ScriptedUpstream::start(|_| stalled(&[json!({"content": "{\"n\": 1, "})])).await;
     let host = host_beside(&[("far", &upstream.url)], "");
-    let leaves = client().post(host.at("/v1/chat/completions")).timeout(Duration::from_secs(1));
-    leaves.json(&structured("far/m")).send().await.expect_err("the client leaves");
+    let leaves = client().post(host.at("/v1/chat/completions")).json(&structured("far/m"));
+    let leaves = tokio::spawn(leaves.send());
+    while upstream.asked().is_empty() {
+        assert!(!leaves.is_finished(), "the client has an answer");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    // The beginning of the answer arrives meanwhile.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    leaves.abort();
+    assert!(leaves.await.unwrap_err().is_cancelled(), "the client leaves");
     let lines = billed(&host, 1).await;
     let (requests, input, output, estimated, _) = counts(line(&lines, "far/m"));
     assert_eq!((requests, output, estimated), (1, 3, 1));

@@ -62,8 +62,19 @@ impl Balancer {
         }
     }
 
-    /// Returns the address of the next host that is ready.
-    pub fn pick(&self) -> Option<String> {
+    /// Returns the address of the next host that is ready. Waits for one, because on a busy machine no host may answer in time.
+    pub async fn pick(&self) -> String {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            if let Some(url) = self.ready() {
+                return url;
+            }
+            assert!(Instant::now() < until, "no host is ready: {:?}", self.hosts.lock().unwrap());
+            tokio::time::sleep(INTERVAL).await;
+        }
+    }
+
+    fn ready(&self) -> Option<String> {
         let hosts = self.hosts.lock().unwrap();
         let ready: Vec<&String> =
             hosts.iter().filter(|(_, is_ready)| *is_ready).map(|(url, _)| url).collect();

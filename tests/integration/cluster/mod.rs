@@ -165,7 +165,7 @@ fn fail_at_random(server: &Server, hosts: u32, part: f64) -> Value {
     tiny_model(model.path());
     let seconds: f64 = std::env::var("SKEP_CLUSTER_SECONDS").map_or(60.0, |seconds| seconds.parse().unwrap());
     let mut command = Command::new(env!("CARGO_BIN_EXE_skep"));
-    command.args(["bench", "cluster", "--json", "--pairs", "4", "--measure-s", "1", "--seed", "2026"]);
+    command.args(["bench", "cluster", "--json", "--pairs", "4", "--measure-s", "5", "--seed", "2026"]);
     command.args(["--hosts", &hosts.to_string(), "--minutes", &(seconds * part / 60.0).to_string()]);
     command.args(["--database", &server.url(), "--restart-database", &server.restart_line()]);
     let watch = epochs::Watch::start(server.url());

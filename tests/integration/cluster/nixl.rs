@@ -2,7 +2,7 @@
 
 use super::{
     nodes::{Node, Site, until},
-    pages::{chat, kv, long_text, prompt_tokens, written},
+    pages::{ATTEMPTS, REST, chat, kv, long_text, peer_figure, prompt_tokens, written},
     split,
 };
 use crate::clients::{installed, made};
@@ -38,9 +38,13 @@ fn library() -> Option<PathBuf> {
 
 /// Returns the bytes of pages that took a lane to this host.
 async fn lane_bytes(node: &Node, lane: &str) -> u64 {
+    lane_metric(node, "skep_cluster_kv_lane_bytes_total", lane).await
+}
+
+async fn lane_metric(node: &Node, name: &str, lane: &str) -> u64 {
     let metrics = node.request(Method::GET, "/metrics").send().await.unwrap().text().await.unwrap();
-    let name = format!("skep_cluster_kv_lane_bytes_total{{lane=\"{lane}\"}} ");
-    let line = metrics.lines().find_map(|line| line.strip_prefix(&name));
+    let series = format!("{name}{{lane=\"{lane}\"}} ");
+    let line = metrics.lines().find_map(|line| line.strip_prefix(&series));
     line.unwrap_or_else(|| panic!("{metrics}")).parse().unwrap()
 }
 
@@ -59,6 +63,32 @@ async fn ask_both(a: &Node, b: &Node, title: &str) -> (u64, u64) {
     let at_a = chat(a, &other).await;
     assert_eq!(at_a["choices"][0]["message"], at_b["choices"][0]["message"]);
     prompt_tokens(&at_b)
+}
+
+/// Has a host fetch the pages of a prompt that another one has computed, at least some of them on this lane. A busy machine may delay
+/// pages until the host that waits for them goes on without them or without the lane, which is right, and which its figures say; then
+/// another prompt is tried. Returns which prompt it was, and the numbers of pages that were fetched and of tokens that were not computed.
+async fn fetch(a: &Node, b: &Node, title: &str, lane: &str) -> (usize, u64, u64) {
+    let late = async || {
+        peer_figure(b, "missed").await + lane_metric(b, "skep_cluster_kv_lane_errors_total", "nixl").await
+    };
+    let mut attempt = 1;
+    loop {
+        let (pages, bytes, late_before) =
+            (peer_figure(b, "fetched_pages").await, lane_bytes(b, lane).await, late().await);
+        let (prompt, cached) = ask_both(a, b, &format!("{attempt}: {title}")).await;
+        let all = kv(b).await;
+        let (is_cached, is_on_lane) = (cached + 96 > prompt, lane_bytes(b, lane).await > bytes);
+        if !(is_cached && is_on_lane) && attempt < ATTEMPTS && late().await > late_before {
+            eprintln!("another prompt is tried, because pages came too late: {all}");
+            tokio::time::sleep(REST).await;
+            attempt += 1;
+            continue;
+        }
+        assert!(is_cached, "{cached} of {prompt} tokens were cached: {all}");
+        assert!(is_on_lane, "no page took the lane {lane}: {all}");
+        return (attempt, peer_figure(b, "fetched_pages").await - pages, cached);
+    }
 }
 
 fn signal(process: u32, name: &str) {
@@ -84,35 +114,31 @@ async fn pages_are_read_in_the_memory_of_another_host_and_over_http_without_its_
     for node in [&a, &b] {
         until(async || lane(node).await == "nixl").await;
     }
-    let (prompt, cached) = ask_both(&a, &b, "The first rules.").await;
+    let (attempt, pages, cached) = fetch(&a, &b, "The first rules.", "nixl").await;
     let fetched = kv(&b).await;
-    assert!(cached + 96 > prompt, "{cached} of {prompt} tokens were cached: {fetched}");
-    assert_eq!(fetched["peers"]["fetched_pages"].as_u64(), Some(cached / 16), "{fetched}");
+    // Before the first attempt, the other host had nothing of its own.
+    let is_expected = if attempt == 1 { pages == cached / 16 } else { pages + 6 > cached / 16 };
+    assert!(is_expected, "{pages} pages for {cached} tokens: {fetched}");
     // A READ that a busy machine delays is given up, and its pages come over HTTP.
     let (bytes, others) = (lane_bytes(&b, "nixl").await, lane_bytes(&b, "http").await);
-    assert!(bytes > 0, "{fetched}");
     assert_eq!(Some(bytes + others), fetched["peers"]["fetched_bytes"].as_u64(), "{fetched}");
 
     // A helper that is stopped delays the pages, which are then asked for over HTTP. One that is killed is started again.
     let theirs = a.process_with("kv-agent").expect("the helper runs");
     signal(theirs, "-STOP");
-    let before = lane_bytes(&b, "http").await;
-    let (prompt, cached) = ask_both(&a, &b, "Other rules.").await;
-    assert!(cached + 96 > prompt, "{cached} of {prompt} tokens were cached: {}", kv(&b).await);
-    assert!(lane_bytes(&b, "http").await > before, "{}", kv(&b).await);
+    fetch(&a, &b, "Other rules.", "http").await;
     signal(theirs, "-KILL");
     until(async || a.process_with("kv-agent").is_some_and(|process| process != theirs)).await;
-    until(async || lane(&a).await == "nixl").await;
+    for node in [&a, &b] {
+        until(async || lane(node).await == "nixl").await;
+    }
 
     // A helper that cannot be started anymore leaves the pages to HTTP.
     std::fs::remove_file(folder).unwrap();
     let ours = b.process_with("kv-agent").expect("the helper runs");
     signal(ours, "-KILL");
     until(async || lane(&b).await == "http").await;
-    let before = lane_bytes(&b, "http").await;
-    let (prompt, cached) = ask_both(&a, &b, "The last rules.").await;
-    assert!(cached + 96 > prompt, "{cached} of {prompt} tokens were cached: {}", kv(&b).await);
-    assert!(lane_bytes(&b, "http").await > before, "{}", kv(&b).await);
+    fetch(&a, &b, "The last rules.", "http").await;
 
     // A helper ends with its host, however this one ends.
     let theirs = a.process_with("kv-agent").expect("the helper runs");

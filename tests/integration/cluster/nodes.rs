@@ -3,6 +3,7 @@
 use crate::{
     durability::tiny_model,
     harness::{client, guest, parse_events},
+    ports::unused_address,
     postgres_server::Server,
 };
 use reqwest::{Method, RequestBuilder, Response};
@@ -10,7 +11,6 @@ use serde_json::{Value, json};
 use std::{
     fs::File,
     io::{BufRead, BufReader, Write},
-    net::TcpListener,
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -150,7 +150,7 @@ impl Site {
     async fn joined(&self, mut command: Command, cluster_key: &Path) -> Node {
         command.arg("--cluster").arg("--cluster-key-file").arg(cluster_key);
         let log = self.path(&format!("log-{}", self.started.load(Ordering::Acquire)));
-        let (key, listen) = (self.key.clone(), free_address());
+        let (key, listen) = (self.key.clone(), unused_address());
         command.args(["--listen", &listen]);
         let started = tokio::task::spawn_blocking(move || Node::start(command, log, key));
         let mut node = started.await.unwrap();
@@ -171,10 +171,6 @@ impl Site {
 fn private(path: &Path, text: &str) {
     let file = File::options().write(true).create(true).truncate(true).mode(0o600).open(path);
     file.unwrap().write_all(text.as_bytes()).unwrap();
-}
-
-fn free_address() -> String {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
 }
 
 /// A host, which is killed when the test finishes.

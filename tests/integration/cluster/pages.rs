@@ -10,9 +10,9 @@ use serde_json::{Value, json};
 use std::{fs::OpenOptions, io::Write, time::Duration};
 
 /// Time for which a host is not asked for pages after it did not answer in time.
-const REST: Duration = Duration::from_secs(30);
+pub const REST: Duration = Duration::from_secs(30);
 /// Number of texts with which something is tried that a busy machine may delay.
-const ATTEMPTS: usize = 3;
+pub const ATTEMPTS: usize = 3;
 
 /// Returns a text of about 1,500 tokens.
 pub fn long_text() -> String {
@@ -57,7 +57,7 @@ async fn figures(a: &Node, b: &Node) -> String {
     format!("host {}: {}\nhost {}: {}", a.number, kv(a).await, b.number, kv(b).await)
 }
 
-async fn peer_figure(node: &Node, name: &str) -> u64 {
+pub async fn peer_figure(node: &Node, name: &str) -> u64 {
     kv(node).await["peers"][name].as_u64().unwrap()
 }
 

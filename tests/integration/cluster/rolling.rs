@@ -36,7 +36,7 @@ impl Load {
                 if self.ends.load(Ordering::Relaxed) {
                     return;
                 }
-                let url = self.balancer.pick().expect("a host is ready");
+                let url = self.balancer.pick().await;
                 let answer = match turn % 2 {
                     0 => self.whole(&url, &session).await,
                     _ => self.streamed(&url, &session).await,

@@ -5,6 +5,7 @@ use crate::{
     config_host::{Up, skep},
     durability::{Process, tiny_model, tiny_model_of},
     harness::{Host, Killed, client, example, guest},
+    ports::unused_address,
     scripted_upstream::{ScriptedUpstream, answered},
     upstreams::options,
 };
@@ -270,7 +271,7 @@ async fn an_open_page_survives_a_killed_host() {
     blocking(move || {
         let (model, data) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         tiny_model(model.path());
-        let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+        let address = unused_address();
         let start = || Process::with(Stdio::inherit(), &["--listen", &address], model.path(), data.path());
         let mut process = Some(start());
         browser.run("restart", &format!("http://{address}"), &[], |asked| {

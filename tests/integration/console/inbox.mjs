@@ -1,5 +1,5 @@
 // A delivery that failed for good is delivered again from the inbox, once its receiver was mended.
-import { api, ask, check, healthy, inspect, open, scenario, visit } from './browser.mjs';
+import { api, ask, check, healthy, inspect, open, scenario, toasted, visit } from './browser.mjs';
 
 await scenario(async () => {
   const page = await open();
@@ -12,8 +12,9 @@ await scenario(async () => {
   await inspect(page, 'inbox-dead-letter');
   const again = row.getByRole('button', { name: 'Redeliver' });
   // It fails again and comes back while nobody has mended the receiver.
+  const said = toasted(page, 'is delivered again');
   await again.click();
-  await page.getByText('is delivered again').first().waitFor();
+  await said;
   await again.waitFor();
   await ask('mend');
   await again.click();

@@ -62,15 +62,15 @@ async function scroll(page, { name, rows, delta, isDone, mostSteps = 2_000 }) {
   }
   check(steps < mostSteps, `${name} did not come to its end in ${steps} steps`);
   const figures = await page.evaluate((since) => ({ tasks: [...window.longTasks], perSecond: (window.drawn * 1000) / (performance.now() - since) }), began);
-  // The browser collects garbage in a few steps. Two of them do not count.
-  const longestMs = workedInSteps.toSorted((a, b) => b - a)[2];
+  // The browser collects garbage in a few steps, and a busy machine makes others longer. A tenth of them, and at least two, do not count.
+  const longestMs = workedInSteps.toSorted((a, b) => b - a)[Math.max(2, Math.floor(workedInSteps.length / 10))];
   const sumMs = workedInSteps.reduce((sum, ms) => sum + ms, 0);
   return { steps, most, stepMs: sumMs / steps, longestMs, ...figures };
 }
 
 function tell(what, { steps, most, stepMs, longestMs, tasks, perSecond }) {
   const longest = Math.max(0, ...tasks);
-  console.log(`${what}: ${steps} steps of the wheel, ${stepMs.toFixed(1)} ms of processor time in a step, at most ${longestMs.toFixed(0)} ms in all but two, ${perSecond.toFixed(0)} frames/s, at most ${most} rows in the document, `
+  console.log(`${what}: ${steps} steps of the wheel, ${stepMs.toFixed(1)} ms of processor time in a step, at most ${longestMs.toFixed(0)} ms in nine of ten, ${perSecond.toFixed(0)} frames/s, at most ${most} rows in the document, `
     + `${tasks.length} tasks over 50 ms${tasks.length ? `, the longest ${longest} ms` : ''}`);
   check(longestMs <= MOST_STEP_MS, `${what}: a step of the wheel took ${longestMs.toFixed(0)} ms of processor time, and not ${MOST_STEP_MS} ms at most`);
   if (LONGEST_TASK_MS) check(longest <= Number(LONGEST_TASK_MS), `${what}: a task took ${longest} ms`);

@@ -27,6 +27,8 @@ const LONGEST_LEASES: u64 = 12;
 const EXIT: Duration = Duration::from_secs(60);
 /// Time in which the database has to restart, however busy the machine is.
 const RESTART: Duration = Duration::from_secs(240);
+/// Time after the end within which the first faults still come, however busy the machine is.
+const OPENING_TIME: Duration = Duration::from_secs(180);
 /// Status of a host that exits because it was replaced.
 const REPLACED: i32 = 1;
 /// Maximum number of bytes after which a connection is cut in the middle of what it carries.
@@ -117,27 +119,34 @@ impl<'a> Faults<'a> {
         Self { hosts, world, draws, restart_database, opening, away: None, counts }
     }
 
-    /// Causes one fault after the other until this moment, and leaves all hosts running.
+    /// Causes one fault after the other until this moment, or until the first ones have come if that takes longer, and leaves all
+    /// hosts running.
     pub async fn run(mut self, until: Instant) -> Result<Counts> {
         loop {
             let longest_ms = if self.opening.is_empty() { 2_500 } else { 1_000 };
-            let pause = Duration::from_millis(self.draws.random_range(300..longest_ms));
-            tokio::time::sleep(pause.min(until.saturating_duration_since(Instant::now()))).await;
+            let mut pause = Duration::from_millis(self.draws.random_range(300..longest_ms));
+            if self.opening.is_empty() {
+                pause = pause.min(until.saturating_duration_since(Instant::now()));
+            }
+            tokio::time::sleep(pause).await;
             self.revive().await?;
-            if Instant::now() >= until {
+            let now = Instant::now();
+            if now >= until && (self.opening.is_empty() || now >= until + OPENING_TIME) {
                 break;
             }
             if self.is_over().await {
                 self.resume().await?;
             }
+            // The next fault waits until a host may fail.
+            let Some(place) = self.victim() else { continue };
             match self.draw(until) {
-                Fault::Kill => self.kill().await?,
-                Fault::Stop => self.take_away(true).await?,
-                Fault::Partition => self.take_away(false).await?,
-                Fault::Pause => self.pause().await?,
+                Fault::Kill => self.kill(place).await?,
+                Fault::Stop => self.take_away(place, true).await?,
+                Fault::Partition => self.take_away(place, false).await?,
+                Fault::Pause => self.pause(place).await?,
                 Fault::Database => self.restart_database().await?,
-                Fault::Cut(way) => self.cut(way),
-                Fault::Freeze(way) => self.freeze(way).await,
+                Fault::Cut(way) => self.cut(place, way),
+                Fault::Freeze(way) => self.freeze(place, way).await,
             }
         }
         while self.away.is_some() {
@@ -185,8 +194,7 @@ impl<'a> Faults<'a> {
         }
     }
 
-    async fn kill(&mut self) -> Result<()> {
-        let Some(place) = self.victim() else { return Ok(()) };
+    async fn kill(&mut self, place: usize) -> Result<()> {
         let url = self.hosts.url(place).context("the host has an address")?;
         let since = Instant::now();
         self.hosts.kill(place).await?;
@@ -197,8 +205,7 @@ impl<'a> Faults<'a> {
     }
 
     /// Keeps a host from renewing its lease until it was replaced: it is stopped, or does not reach its database.
-    async fn take_away(&mut self, is_stopped: bool) -> Result<()> {
-        let Some(place) = self.victim() else { return Ok(()) };
+    async fn take_away(&mut self, place: usize, is_stopped: bool) -> Result<()> {
         let url = self.hosts.url(place).context("the host has an address")?;
         let since = Instant::now();
         match (is_stopped, self.hosts.way(place, Way::Database)) {
@@ -259,16 +266,14 @@ impl<'a> Faults<'a> {
         }
     }
 
-    async fn pause(&mut self) -> Result<()> {
-        let Some(place) = self.victim() else { return Ok(()) };
+    async fn pause(&mut self, place: usize) -> Result<()> {
         self.hosts.stop(place)?;
         self.counts.pauses += 1;
         tokio::time::sleep(Duration::from_millis(self.draws.random_range(100..2_000))).await;
         self.hosts.resume(place)
     }
 
-    fn cut(&mut self, way: Way) {
-        let Some(place) = self.victim() else { return };
+    fn cut(&mut self, place: usize, way: Way) {
         let Some(proxy) = self.hosts.way(place, way) else { return };
         match self.draws.random_ratio(1, 2) {
             true => proxy.cut(),
@@ -280,8 +285,7 @@ impl<'a> Faults<'a> {
         }
     }
 
-    async fn freeze(&mut self, way: Way) {
-        let Some(place) = self.victim() else { return };
+    async fn freeze(&mut self, place: usize, way: Way) {
         let Some(proxy) = self.hosts.way(place, way) else { return };
         proxy.freeze();
         let longest_ms = if self.opening.is_empty() { 4_000 } else { 1_500 };

@@ -61,7 +61,7 @@ Examples:
   skep bench cluster --minutes 60 --database postgres://postgres@127.0.0.1/postgres \\
     --restart-database 'docker restart db' --json")]
 pub struct Args {
-    /// Duration of the faults
+    /// Duration of the faults; they last longer if the first one of each kind has not come by then
     #[arg(long, value_name = "M", default_value = "2", value_parser = minutes)]
     minutes: f64,
     /// Number of hosts
