@@ -359,7 +359,7 @@ async fn a_person_who_answered_is_not_asked_again_after_a_kill() {
         timeline["calls"].as_array().is_some_and(|calls| calls.iter().any(|call| call["name"] == "sleep"))
     })
     .await;
-    // What the tool got before is written meanwhile.
+    // The host writes meanwhile what the tool got before.
     tokio::time::sleep(Duration::from_secs(1)).await;
     process.kill();
     let process = start().await.unwrap();

@@ -19,7 +19,7 @@ const FIRST_CHOSEN: u32 = 32_768;
 /// clients of other tests do, so it stays free until the test uses it.
 pub fn unused_port() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
-    // Where programs may get almost all ports, none is better than another one.
+    // If the system may choose almost any port, none is better than another one.
     let first = first_chosen().checked_sub(COUNT).filter(|first| *first >= LOWEST).unwrap_or(20_000);
     let start = process::id() % COUNT * OF_A_PROCESS;
     let mut ports = (0..COUNT).map(|_| {

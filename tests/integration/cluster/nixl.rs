@@ -66,7 +66,7 @@ async fn ask_both(a: &Node, b: &Node, title: &str) -> (u64, u64) {
 }
 
 /// Has a host fetch the pages of a prompt that another one has computed, at least some of them on this lane. A busy machine may delay
-/// pages until the host that waits for them goes on without them or without the lane, which is right, and which its figures say; then
+/// pages until the host that waits for them continues without them or without the lane, which is right, and which its figures say; then
 /// another prompt is tried. Returns which prompt it was, and the numbers of pages that were fetched and of tokens that were not computed.
 async fn fetch(a: &Node, b: &Node, title: &str, lane: &str) -> (usize, u64, u64) {
     let late = async || {

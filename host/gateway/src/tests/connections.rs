@@ -230,7 +230,7 @@ async fn a_client_that_stops_reading_its_stream_is_disconnected() {
 
 #[tokio::test]
 async fn connections_without_a_request_do_not_delay_shutdown() {
-    // Nothing but the shutdown itself ends these connections while the test waits.
+    // Only the shutdown itself ends these connections while the test waits.
     let long = 2 * PATIENCE;
     let connections =
         ConnectionOptions { header_timeout: long, idle_timeout: long, ..ConnectionOptions::default() };
