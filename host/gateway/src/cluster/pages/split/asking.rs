@@ -33,6 +33,8 @@ const ANSWER_TIME: Duration = Duration::from_secs(2);
 const SILENCE: Duration = Duration::from_secs(3);
 /// Time for the last line about an order, after its last page.
 const LAST_LINE_TIME: Duration = Duration::from_secs(1);
+/// Time that the pages which are left may take once all are computed. If computing took longer, they may take as long as that.
+const LAST_PAGES_TIME: Duration = Duration::from_secs(10);
 /// The pages are fetched instead of computed if another host has this part of them, as a divisor.
 const FETCHED_PART: usize = 2;
 
@@ -232,12 +234,16 @@ impl Shared {
             let reading = self.read_order((&taken.host, taken.transfer.as_str()), order, (pages, report));
             tokio::pin!(reading);
             let mut done = None;
+            let mut last_pages_until = time::Instant::now();
             let ending = loop {
                 tokio::select! {
                     ending = &mut reading => break ending,
+                    // A host that is stopped now sends neither pages nor their end.
+                    () = time::sleep_until(last_pages_until), if done.is_some() => break FetchEnding::Late,
                     line = taken.lines.next::<Line>(), if done.is_none() => match line {
                         Some(Ok(Line::Done { computed_tokens, compute_us, .. })) => {
                             done = Some((computed_tokens, Duration::from_micros(compute_us)));
+                            last_pages_until = time::Instant::now() + began.elapsed().max(LAST_PAGES_TIME);
                         }
                         Some(Ok(Line::Alive {} | Line::Started { .. })) => {}
                         Some(Ok(Line::Failed { code, message })) => {
