@@ -65,7 +65,13 @@ pub fn prompt_tokens(usage: &Value) -> (u64, u64, u64) {
 
 /// Returns the sum of a metric over the series with this label.
 pub async fn metric(node: &Node, name: &str, label: &str) -> u64 {
-    let text = node.request(Method::GET, "/metrics").send().await.unwrap().text().await.unwrap();
+    let ask = || node.request(Method::GET, "/metrics").send();
+    let answer = match ask().await {
+        Ok(answer) => answer,
+        // The host may have closed a connection that was open from before.
+        Err(_) => ask().await.unwrap(),
+    };
+    let text = answer.text().await.unwrap();
     let series = text.lines().filter(|line| line.starts_with(name) && line.contains(label));
     series.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum::<f64>() as u64
 }
