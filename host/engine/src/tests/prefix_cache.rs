@@ -104,7 +104,7 @@ async fn preempted_sequences_report_only_never_computed_tokens_as_cached() {
         generate(&engine, recorded(owner, 64, 1)).await.unwrap();
         recorder.take(owner, 64);
     }
-    // The sequences start together with their cached pages, and then grow until there is no room for all of them.
+    // All sequences are admitted, because their cached pages fit. They then grow until the pages of all of them no longer fit.
     gate.close();
     let streams: Vec<_> = (0..4).map(|owner| engine.generate(recorded(owner, 96, 160)).unwrap()).collect();
     gate.open();
