@@ -96,7 +96,7 @@ async fn a_session_is_used_through_any_host() {
     an_agent_calls_an_agent_whose_session_another_host_owns(&nodes).await;
     an_approval_is_decided_at_another_host(&nodes).await;
 
-    let metrics = a.request(Method::GET, "/metrics").send().await.unwrap().text().await.unwrap();
+    let metrics = a.metrics().await;
     crate::metrics::check_those_of_clusters(&metrics);
     a_host_is_drained_on_a_page_of_another_one(nodes).await;
 }

@@ -38,14 +38,7 @@ fn library() -> Option<PathBuf> {
 
 /// Returns the bytes of pages that took a lane to this host.
 async fn lane_bytes(node: &Node, lane: &str) -> u64 {
-    lane_metric(node, "skep_cluster_kv_lane_bytes_total", lane).await
-}
-
-async fn lane_metric(node: &Node, name: &str, lane: &str) -> u64 {
-    let metrics = node.request(Method::GET, "/metrics").send().await.unwrap().text().await.unwrap();
-    let series = format!("{name}{{lane=\"{lane}\"}} ");
-    let line = metrics.lines().find_map(|line| line.strip_prefix(&series));
-    line.unwrap_or_else(|| panic!("{metrics}")).parse().unwrap()
+    node.metric("skep_cluster_kv_lane_bytes_total{", &format!("lane=\"{lane}\"")).await
 }
 
 /// Computes a prompt at one host, and one with the same beginning at both, which must answer alike. Returns the number of tokens
@@ -70,7 +63,7 @@ async fn ask_both(a: &Node, b: &Node, title: &str) -> (u64, u64) {
 /// another prompt is tried. Returns which prompt it was, and the numbers of pages that were fetched and of tokens that were not computed.
 async fn fetch(a: &Node, b: &Node, title: &str, lane: &str) -> (usize, u64, u64) {
     let late = async || {
-        peer_figure(b, "missed").await + lane_metric(b, "skep_cluster_kv_lane_errors_total", "nixl").await
+        peer_figure(b, "missed").await + b.metric("skep_cluster_kv_lane_errors_total{", "lane=\"nixl\"").await
     };
     let mut attempt = 1;
     loop {
@@ -226,7 +219,7 @@ async fn pages_that_a_prefill_host_computes_are_read_in_its_memory_and_over_http
     let theirs = prefill.process_with("kv-agent").expect("the helper runs");
     signal(theirs, "-STOP");
     let accepted =
-        async || split::metric(&prefill, "skep_cluster_prefills_served_total{", "outcome=\"accepted\"").await;
+        async || prefill.metric("skep_cluster_prefills_served_total{", "outcome=\"accepted\"").await;
     let before = accepted().await;
     tokio::join!(ordered(1), async {
         until(async || accepted().await > before).await;

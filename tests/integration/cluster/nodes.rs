@@ -211,6 +211,24 @@ impl Node {
         }
     }
 
+    /// Returns the text of `/metrics`.
+    pub async fn metrics(&self) -> String {
+        let ask = || self.request(Method::GET, "/metrics").send();
+        let answer = match ask().await {
+            Ok(answer) => answer,
+            // The host may have closed a connection that was open from before.
+            Err(_) => ask().await.unwrap(),
+        };
+        answer.text().await.unwrap()
+    }
+
+    /// Returns the sum of a metric over the series with this label.
+    pub async fn metric(&self, name: &str, label: &str) -> u64 {
+        let text = self.metrics().await;
+        let series = text.lines().filter(|line| line.starts_with(name) && line.contains(label));
+        series.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum::<f64>() as u64
+    }
+
     /// Sends a request with a body, unless it is null, and returns the status, the body and the host that answered.
     pub async fn ask(&self, method: Method, path: &str, body: Value) -> (u16, Value, u64) {
         let request = self.request(method, path);

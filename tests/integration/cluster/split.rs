@@ -63,21 +63,8 @@ pub fn prompt_tokens(usage: &Value) -> (u64, u64, u64) {
     (count(&usage["prompt_tokens"]), count(&details["prefilled_tokens"]), count(&details["cached_tokens"]))
 }
 
-/// Returns the sum of a metric over the series with this label.
-pub async fn metric(node: &Node, name: &str, label: &str) -> u64 {
-    let ask = || node.request(Method::GET, "/metrics").send();
-    let answer = match ask().await {
-        Ok(answer) => answer,
-        // The host may have closed a connection that was open from before.
-        Err(_) => ask().await.unwrap(),
-    };
-    let text = answer.text().await.unwrap();
-    let series = text.lines().filter(|line| line.starts_with(name) && line.contains(label));
-    series.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum::<f64>() as u64
-}
-
 pub async fn used(node: &Node) -> u64 {
-    metric(node, "skep_cluster_prefills_total{", "outcome=\"used\"").await
+    node.metric("skep_cluster_prefills_total{", "outcome=\"used\"").await
 }
 
 /// Waits until a host knows another one that has started.
@@ -136,13 +123,13 @@ async fn long_prompts_are_computed_by_a_prefill_host_with_the_same_tokens() {
     let (text, usage) = chat(&decode, 1).await;
     assert_eq!((text.as_str(), prompt_tokens(&usage).1), (expected[1].as_str(), 0), "{usage}");
     assert_eq!(used(&decode).await, before);
-    let served = metric(&prefill, "skep_cluster_prefills_served_total{", "outcome=\"accepted\"").await;
+    let served = prefill.metric("skep_cluster_prefills_served_total{", "outcome=\"accepted\"").await;
     assert_eq!(
-        (served, metric(&prefill, "skep_cluster_prefill_served_tokens_total", "").await > 1_000),
+        (served, prefill.metric("skep_cluster_prefill_served_tokens_total", "").await > 1_000),
         (2, true)
     );
     assert_eq!(prefill.get("/v1/models").await.0, 421, "it answers no clients");
-    until(async || metric(&prefill, "skep_cluster_prefill_tokens_in_flight", "").await == 0).await;
+    until(async || prefill.metric("skep_cluster_prefill_tokens_in_flight", "").await == 0).await;
 
     // It is killed while prompts may be on their way.
     let asked = tokio::join!(chat(&decode, 2), chat(&decode, 3), chat(&decode, 4), async { prefill.kill() });
@@ -169,7 +156,7 @@ async fn long_prompts_are_computed_by_a_prefill_host_with_the_same_tokens() {
     knows(&decode, &mismatched, "prefill").await;
     let (text, usage) = chat(&decode, 7).await;
     assert_eq!((text.as_str(), prompt_tokens(&usage).1), (expected[7].as_str(), 0), "{usage}");
-    assert_eq!(metric(&decode, "skep_cluster_prefills_total{", "outcome=\"refused\"").await, 1);
+    assert_eq!(decode.metric("skep_cluster_prefills_total{", "outcome=\"refused\"").await, 1);
     assert_eq!(used(&decode).await, before);
 }
 

@@ -4,7 +4,7 @@
 use super::{
     nodes::{Node, PATIENCE, Site, until},
     pages::kv,
-    split::{chat, knows, metric, prompt_tokens, site, used},
+    split::{chat, knows, prompt_tokens, site, used},
 };
 use futures::future::join_all;
 use reqwest::Method;
@@ -77,8 +77,7 @@ async fn prompts_at_a_host_that_is_killed_or_stopped_in_the_middle_get_the_answe
             if signal == "-STOP" {
                 // It continues with orders that nobody waits for, and gives them up.
                 prefill.signal("-CONT");
-                until(async || metric(&prefill, "skep_cluster_prefill_tokens_in_flight", "").await == 0)
-                    .await;
+                until(async || prefill.metric("skep_cluster_prefill_tokens_in_flight", "").await == 0).await;
             }
             prefill.kill();
             // The pages that came before are those that are used now, and have not changed.

@@ -148,21 +148,13 @@ impl Actor {
                 self.tell_size();
             }
             Command::Delete(responder) => {
-                self.forget_requests().await;
-                self.erase_pages().await;
-                let host = self.host.clone();
-                self.write(responder, async |store, SessionKey { agent, session }| {
-                    let deleted = store.delete_session(agent, session).await?;
-                    // The session could be pinned until now.
-                    host.reach.disk.forget_pin(agent, session).await;
-                    Ok(deleted)
+                self.remove(responder, async |store, SessionKey { agent, session }| {
+                    store.delete_session(agent, session).await
                 })
                 .await;
             }
             Command::Expire { before_ms, responder } => {
-                self.forget_requests().await;
-                self.erase_pages().await;
-                self.write(responder, async |store, SessionKey { agent, session }| {
+                self.remove(responder, async |store, SessionKey { agent, session }| {
                     store.expire_session(agent, session, before_ms).await
                 })
                 .await;
@@ -184,6 +176,27 @@ impl Actor {
             #[cfg(test)]
             Command::Panic => panic!("simulated host fault"),
         }
+    }
+
+    /// Removes the stored session, with its pages on disk and what the log of requests holds of it.
+    /// `remove` answers whether it removed the row.
+    async fn remove(
+        &mut self,
+        responder: Responder<bool>,
+        remove: impl AsyncFnOnce(&Store, &SessionKey) -> Result<bool, StoreError>,
+    ) {
+        self.forget_requests().await;
+        self.erase_pages().await;
+        let host = self.host.clone();
+        self.write(responder, async |store, key| {
+            let removed = remove(store, key).await?;
+            if removed {
+                // The session could be pinned until now.
+                host.reach.disk.forget_pin(&key.agent, &key.session).await;
+            }
+            Ok(removed)
+        })
+        .await;
     }
 
     /// Changes the stored session as a whole. The in-memory copy becomes invalid.
