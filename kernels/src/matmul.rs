@@ -12,7 +12,7 @@ use crate::cpu::bf16_tiles::{Bf16Range, PairGroup};
 use crate::cpu::elementwise::Add;
 use crate::cpu::float_tiles::{self, FloatRange};
 use crate::cpu::integer_tiles::TileRange;
-use crate::cpu::quantize::{GroupView, QuantizeRow, RoundRow};
+use crate::cpu::quantize::{GroupView, QuantizeGroup, RoundRow};
 use crate::cpu::tile_format::{TILE_ROWS, with_tile_format};
 use crate::cpu::{dispatch, group_tokens};
 use crate::error::{expect_len, product};
@@ -34,19 +34,22 @@ pub struct Activations {
     scales: Vec<f32>,
     sums: Vec<f32>,
     low_sums: Vec<f32>,
+    totals: Vec<i32>,
+    low_totals: Vec<i32>,
 }
 
 impl Activations {
     /// Returns the size in bytes of the scratch memory for `tokens` rows of `columns` values.
     pub fn byte_len(tokens: usize, columns: usize) -> usize {
-        let quantized = columns.saturating_add(columns / 32 * 12);
+        let quantized = columns.saturating_add(columns / 32 * 20);
         tokens.saturating_mul(quantized.saturating_add(4 * columns.div_ceil(2)))
     }
 
     /// Returns the size in bytes of the memory that is allocated.
     pub fn allocated_bytes(&self) -> usize {
         let floats = self.scales.capacity() + self.sums.capacity() + self.low_sums.capacity();
-        self.bytes.capacity() + 4 * (floats + self.pairs.capacity())
+        let integers = self.totals.capacity() + self.low_totals.capacity();
+        self.bytes.capacity() + 4 * (floats + integers + self.pairs.capacity())
     }
 
     /// Rounds the input to BF16.
@@ -72,24 +75,27 @@ impl Activations {
         for array in [&mut self.scales, &mut self.sums, &mut self.low_sums] {
             resize(array, tokens * blocks);
         }
+        for array in [&mut self.totals, &mut self.low_totals] {
+            resize(array, tokens * blocks);
+        }
         let (bytes, scales) = (SharedSlice::new(&mut self.bytes), SharedSlice::new(&mut self.scales));
         let (sums, low_sums) = (SharedSlice::new(&mut self.sums), SharedSlice::new(&mut self.low_sums));
+        let totals = [&mut self.totals, &mut self.low_totals].map(|totals| SharedSlice::new(totals));
         for_each_group(pool, groups, columns, |first, count| {
-            for token in 0..count {
-                // SAFETY: each group writes a disjoint part of the arrays, which were sized above.
-                unsafe {
-                    let kernel = QuantizeRow {
-                        row: input.as_ptr().add((first + token) * columns),
-                        blocks,
-                        group: count,
-                        token,
-                        bytes: bytes.as_mut_ptr().add(first * columns),
-                        scales: scales.as_mut_ptr().add(first * blocks),
-                        sums: sums.as_mut_ptr().add(first * blocks),
-                        low_sums: low_sums.as_mut_ptr().add(first * blocks),
-                    };
-                    dispatch(isa, kernel);
-                }
+            // SAFETY: each group writes a disjoint part of the arrays, which were sized above.
+            unsafe {
+                let kernel = QuantizeGroup {
+                    rows: input.as_ptr().add(first * columns),
+                    blocks,
+                    tokens: count,
+                    bytes: bytes.as_mut_ptr().add(first * columns),
+                    scales: scales.as_mut_ptr().add(first * blocks),
+                    sums: sums.as_mut_ptr().add(first * blocks),
+                    low_sums: low_sums.as_mut_ptr().add(first * blocks),
+                    totals: totals[0].as_mut_ptr().add(first * blocks),
+                    low_totals: totals[1].as_mut_ptr().add(first * blocks),
+                };
+                dispatch(isa, kernel);
             }
         });
     }
@@ -106,6 +112,8 @@ impl Activations {
                     scales: self.scales[at * blocks..].as_ptr(),
                     sums: self.sums[at * blocks..].as_ptr(),
                     low_sums: self.low_sums[at * blocks..].as_ptr(),
+                    totals: self.totals[at * blocks..].as_ptr(),
+                    low_totals: self.low_totals[at * blocks..].as_ptr(),
                 };
                 (view, group.min(first + tokens - at))
             })
@@ -298,7 +306,8 @@ impl<'a> Task<'a> {
 
 /// Returns the number of tiles per task that keeps all threads busy with this number of tiles.
 pub(crate) fn tiles_per_task(threads: usize, tiles: usize) -> usize {
-    tiles.div_ceil(threads * TASKS_PER_THREAD).max(1)
+    // Kernels for many tokens take two tiles at a time.
+    tiles.div_ceil(threads * TASKS_PER_THREAD).next_multiple_of(2)
 }
 
 fn plan<'a>(threads: usize, projection: Projection<'a>, tokens: usize, stride: usize) -> Vec<Task<'a>> {

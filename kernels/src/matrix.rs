@@ -8,7 +8,7 @@ use std::marker::PhantomData;
 use crate::buffer::{AlignedBytes, Arena};
 use crate::cpu::dispatch;
 use crate::cpu::float_tiles;
-use crate::cpu::integer_tiles::UnpackBlock;
+use crate::cpu::integer_tiles::UnpackRow;
 use crate::cpu::pack::pack_tile;
 use crate::cpu::tile_format::{TILE_ROWS, with_tile_format};
 use crate::error::{expect_len, product};
@@ -131,16 +131,14 @@ impl PackedMatrix {
             }
             return;
         }
-        for (block, values) in out.chunks_exact_mut(32).enumerate() {
-            macro_rules! unpack {
-                ($format:ty) => {{
-                    let kernel = UnpackBlock::<$format> { tile: tile.as_ptr(), block, format: PhantomData };
-                    // SAFETY: the tile holds columns / 32 blocks, and `out` has `columns` values.
-                    unsafe { dispatch(isa, kernel) }
-                }};
-            }
-            let rows = with_tile_format!(self.dtype, unpack);
-            values.copy_from_slice(&rows[lane]);
+        macro_rules! unpack {
+            ($format:ty) => {{
+                let format = PhantomData;
+                let kernel = UnpackRow::<$format> { tile: tile.as_ptr(), row: lane, out, format };
+                // SAFETY: the tile holds columns / 32 blocks.
+                unsafe { dispatch(isa, kernel) }
+            }};
         }
+        with_tile_format!(self.dtype, unpack);
     }
 }

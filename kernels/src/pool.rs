@@ -4,7 +4,7 @@
 //! an idle pool takes no CPU time. A task that panics makes `run` panic on the calling thread after all tasks are done.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
@@ -38,17 +38,50 @@ pub struct WorkerPool {
 #[derive(Clone, Copy)]
 struct Job {
     call: *const (dyn Fn(usize) + Sync),
-    count: usize,
 }
 
 struct Shared {
     /// The number of the operation, whether workers may enter it, and how many are inside: see [`Gate`].
     gate: AtomicU64,
     job: std::cell::UnsafeCell<Option<Job>>,
-    next: AtomicUsize,
+    /// The tasks that each thread has left, from the calling one on.
+    left: Vec<TaskRange>,
     parked: Vec<AtomicBool>,
     stop: AtomicBool,
     failure: Mutex<Option<Box<dyn std::any::Any + Send>>>,
+}
+
+/// Consecutive tasks, of which the thread that they were given to takes the first and other threads take the last. Neighboring
+/// tasks read neighboring weights, so the weights that a task prefetches past its end are those of the next one.
+#[repr(align(128))]
+struct TaskRange {
+    /// The first task in the upper half, the end in the lower one.
+    bounds: AtomicU64,
+}
+
+impl TaskRange {
+    fn new() -> Self {
+        TaskRange { bounds: AtomicU64::new(0) }
+    }
+
+    fn set(&self, tasks: std::ops::Range<usize>) {
+        self.bounds.store((tasks.start as u64) << 32 | tasks.end as u64, Ordering::Relaxed);
+    }
+
+    fn take(&self, from_end: bool) -> Option<usize> {
+        let mut bounds = self.bounds.load(Ordering::Relaxed);
+        loop {
+            let (start, end) = (bounds >> 32, bounds & u64::from(u32::MAX));
+            if start >= end {
+                return None;
+            }
+            let (task, rest) = if from_end { (end - 1, bounds - 1) } else { (start, bounds + (1 << 32)) };
+            match self.bounds.compare_exchange_weak(bounds, rest, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return Some(task as usize),
+                Err(found) => bounds = found,
+            }
+        }
+    }
 }
 
 /// The bit layout of `Shared::gate`.
@@ -92,7 +125,7 @@ impl WorkerPool {
         let shared = Arc::new(Shared {
             gate: AtomicU64::new(0),
             job: std::cell::UnsafeCell::new(None),
-            next: AtomicUsize::new(0),
+            left: (0..threads).map(|_| TaskRange::new()).collect(),
             parked: (1..threads).map(|_| AtomicBool::new(false)).collect(),
             stop: AtomicBool::new(false),
             failure: Mutex::new(None),
@@ -186,15 +219,19 @@ impl WorkerPool {
         // SAFETY: only the lifetime is erased; `run` waits for every worker before it returns.
         let call: &'static (dyn Fn(usize) + Sync) = unsafe { std::mem::transmute(call) };
         // SAFETY: the previous operation closed the gate and waited until every worker had left.
-        unsafe { *shared.job.get() = Some(Job { call, count }) };
-        shared.next.store(0, Ordering::Relaxed);
+        unsafe { *shared.job.get() = Some(Job { call }) };
+        assert!(u32::try_from(count).is_ok(), "an operation has less than 2^32 tasks");
+        let threads = shared.left.len();
+        for (thread, left) in shared.left.iter().enumerate() {
+            left.set(count * thread / threads..count * (thread + 1) / threads);
+        }
         shared.gate.fetch_add(Gate::EPOCH + Gate::OPEN, Ordering::SeqCst);
         for (parked, thread) in shared.parked.iter().zip(&self.wake) {
             if parked.load(Ordering::SeqCst) {
                 thread.unpark();
             }
         }
-        shared.take_tasks(Job { call, count });
+        shared.take_tasks(Job { call }, 0);
         shared.gate.fetch_and(!Gate::OPEN, Ordering::SeqCst);
         let mut spins = 0u32;
         while shared.gate.load(Ordering::Acquire) & Gate::INSIDE != 0 {
@@ -228,7 +265,7 @@ impl Shared {
             seen = epoch;
             // SAFETY: the job was published before the gate opened, and is not written again while this worker is inside.
             if let Some(job) = unsafe { *self.job.get() } {
-                self.take_tasks(job);
+                self.take_tasks(job, index + 1);
             }
             self.gate.fetch_sub(1, Ordering::AcqRel);
         }
@@ -268,14 +305,13 @@ impl Shared {
         gate & Gate::OPEN != 0 && gate / Gate::EPOCH != seen
     }
 
-    fn take_tasks(&self, job: Job) {
+    /// Computes the tasks of a thread, and then those that other threads have left.
+    fn take_tasks(&self, job: Job, thread: usize) {
         // SAFETY: `run` keeps the closure alive until every worker has left.
         let call = unsafe { &*job.call };
-        loop {
-            let index = self.next.fetch_add(1, Ordering::Relaxed);
-            if index >= job.count {
-                return;
-            }
+        let threads = self.left.len();
+        let of_others = || (1..threads).find_map(|next| self.left[(thread + next) % threads].take(true));
+        while let Some(index) = self.left[thread].take(false).or_else(of_others) {
             if let Err(failure) = catch_unwind(AssertUnwindSafe(|| call(index))) {
                 *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(failure);
             }
@@ -332,6 +368,7 @@ impl<T> SharedSlice<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::AtomicUsize;
 
     #[test]
     fn every_task_runs_once_in_every_operation() {
@@ -343,6 +380,28 @@ mod tests {
             });
             assert!(runs.iter().all(|runs| runs.load(Ordering::Relaxed) == 1));
         }
+    }
+
+    #[test]
+    fn a_thread_takes_its_own_tasks_in_order_and_others_take_the_last() {
+        let range = TaskRange::new();
+        range.set(3..8);
+        let taken =
+            [range.take(false), range.take(true), range.take(false), range.take(true), range.take(true)];
+        assert_eq!(taken.map(Option::unwrap), [3, 7, 4, 6, 5]);
+        assert_eq!((range.take(false), range.take(true)), (None, None));
+        // A thread that is held in its first task leaves the rest of its tasks to the other one.
+        let pool = WorkerPool::new(2).unwrap();
+        let (caller, left) = (std::thread::current().id(), AtomicUsize::new(7));
+        pool.run(8, |task| {
+            if task == 0 && std::thread::current().id() == caller {
+                while left.load(Ordering::SeqCst) > 0 {
+                    std::thread::yield_now();
+                }
+            } else {
+                left.fetch_sub(1, Ordering::SeqCst);
+            }
+        });
     }
 
     #[cfg(target_os = "linux")]

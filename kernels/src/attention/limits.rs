@@ -4,6 +4,7 @@
 //! planned before anything is computed.
 
 use super::plan::{Group, MAX_STATES, Part, REREAD_BLOCKS, TASKS_PER_THREAD, Task};
+use super::sharing::KEPT_PLANS;
 use crate::cpu::attention::{BLOCK, EXACT_ROWS, MAX_ROWS, QueryRow};
 use crate::cpu::kv::MAX_HEAD;
 use crate::cpu::latent_bytes;
@@ -30,10 +31,11 @@ pub struct AttentionLimits {
 }
 
 impl AttentionLimits {
-    /// Returns a bound of the bytes that the states of blocks, the lists of tasks and the buffers of all threads take.
+    /// Returns a bound of the bytes that the states of blocks, the plans of a step and the buffers of all threads take.
     pub fn workspace_bytes(&self) -> usize {
         let states = WorkerPool::scratch_bytes_of(self.state_len());
-        states.saturating_add(self.list_bytes()).saturating_add(self.threads.saturating_mul(THREAD_BYTES))
+        let lists = self.list_bytes().saturating_mul(KEPT_PLANS);
+        states.saturating_add(lists).saturating_add(self.threads.saturating_mul(THREAD_BYTES))
     }
 
     /// Returns a bound of the number of values in the states that a call keeps.
@@ -64,7 +66,7 @@ impl AttentionLimits {
         each.saturating_mul(blocks).saturating_mul(self.kv_heads)
     }
 
-    /// Returns a bound of the bytes of the lists that a call makes.
+    /// Returns a bound of the bytes of the lists of a plan.
     pub(super) fn list_bytes(&self) -> usize {
         let groups = self.groups();
         let parts = groups.saturating_add(self.members().saturating_mul(self.kv_heads));
@@ -74,7 +76,7 @@ impl AttentionLimits {
         let rows = MAX_ROWS * size_of::<QueryRow>();
         // A list that grows has at most twice the memory that it needs. Each group has a part or two.
         let group = rows + 2 * size_of::<Group>() + 4 * size_of::<(usize, usize)>();
-        let part = rows + 2 * size_of::<Part<'_>>() + size_of::<usize>() * MAX_ROWS;
+        let part = rows + 2 * size_of::<Part>() + size_of::<usize>() * MAX_ROWS;
         let lists = groups.saturating_mul(group).saturating_add(parts.saturating_mul(part));
         let pages = self.members().saturating_mul(self.positions.div_ceil(PAGE_TOKENS) * size_of::<u32>());
         lists.saturating_add(tasks.saturating_mul(2 * size_of::<Task>())).saturating_add(pages)
@@ -113,7 +115,7 @@ const THREAD_BYTES: usize =
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attention::plan::Plan;
+    use crate::attention::plan::{Plan, PlanShape};
     use crate::attention::{AttentionBatch, AttentionSequence, Strides};
     use crate::random::Random;
 
@@ -161,7 +163,8 @@ mod tests {
             };
             let batch = batch(&limits, &mut random);
             let window = (round % 5 == 0).then_some(200);
-            let plan = Plan::new(limits.threads, &strides(&limits), window, &[], &batch);
+            let shape = PlanShape { threads: limits.threads, strides: strides(&limits), window };
+            let plan = Plan::new(&shape, &batch);
             let (found, bound) = (plan.state_len, limits.state_len());
             assert!(found <= bound, "{found} values of states, but {bound} were planned: {limits:?}");
             let (bytes, planned) = (plan.list_bytes(), limits.list_bytes());

@@ -22,13 +22,13 @@ use crate::cpu::attention::{AttendRows, BLOCK, QueryRow, Scales};
 use crate::cpu::dispatch;
 use crate::cpu::kv::{KvF16, KvF32, KvI8};
 use crate::cpu::rows::dispatch_rows;
-use crate::cpu::softmax_state::{BlockState, MergeStates, State};
+use crate::cpu::softmax_state::{BlockState, FinishRows, MergeStates, State};
 use crate::error::{expect_len, product};
 use crate::kv::{KvFormat, KvLayer, PAGE_TOKENS};
 use crate::pool::SharedSlice;
 use crate::{Isa, KernelError, WorkerPool};
 pub use limits::AttentionLimits;
-use plan::{Group, Part, Plan};
+use plan::{Group, Part, PlanShape};
 pub use sharing::AttentionBatch;
 
 /// Number of pages in a block of positions.
@@ -108,6 +108,7 @@ pub fn attention(
 }
 
 /// The shape of a call: its heads, and where their rows begin.
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Strides {
     pub(crate) heads: usize,
     pub(crate) kv_heads: usize,
@@ -140,15 +141,22 @@ pub(crate) fn run_plan(
     out: &mut [f32],
     attend: impl Fn(&TaskRows<'_>, Range<usize>, State, usize) + Sync,
 ) {
-    let plan = Plan::new(pool.threads(), strides, window, sinks, batch);
+    let shape = PlanShape { threads: pool.threads(), strides: *strides, window };
+    let plan = batch.take_plan(&shape);
     let (value_stride, value_size) = (strides.value_stride, strides.value_size);
     // Tasks clear the states of their blocks before they use them.
     let mut scratch = pool.scratch(plan.state_len);
     let (out, states) = (SharedSlice::new(out), SharedSlice::new(&mut scratch[..plan.state_len]));
+    let finish = |group: &Group, state| {
+        let kernel = FinishRows { rows: &group.rows, state, sinks, value_size, out: &out };
+        // SAFETY: the state was computed for the rows, and no two groups share a row.
+        unsafe { dispatch(isa, kernel) };
+    };
     pool.run(plan.tasks.len(), |index| {
         let task = &plan.tasks[index];
         let part = &plan.parts[task.part];
-        let rows = TaskRows { rows: &part.rows, kv_head: part.kv_head, pages: part.pages };
+        let pages = &batch.sequences()[part.sequence].pages;
+        let rows = TaskRows { rows: &part.rows, kv_head: part.kv_head, pages };
         let mut buffer = [const { MaybeUninit::<f32>::uninit() }; State::MAX_LEN];
         let whole = State::new(buffer.as_mut_ptr().cast(), value_stride);
         // SAFETY: the caller checked that the query, the pages and the output cover the task. No two groups share a row,
@@ -156,7 +164,7 @@ pub(crate) fn run_plan(
         unsafe {
             let Some(kept) = part.states else {
                 attend(&rows, task.from..task.to, whole, 0);
-                return plan.groups[part.groups[0]].finish(value_size, &whole, &out);
+                return finish(&plan.groups[part.groups[0]], whole);
             };
             let stride = State::len(part.rows.len(), value_stride);
             let first = kept + (task.from / BLOCK - part.from / BLOCK) * stride;
@@ -166,55 +174,32 @@ pub(crate) fn run_plan(
                 // The thread that finishes last sees what the others wrote.
                 if group.unfinished.fetch_sub(1, Ordering::AcqRel) == 1 {
                     let blocks = blocks_of(group, &plan.parts, &states, value_stride);
-                    dispatch(isa, MergeStates { blocks: &blocks, rows: group.rows.len(), into: whole });
-                    group.finish(value_size, &whole, &out);
+                    dispatch(isa, MergeStates { blocks, rows: group.rows.len(), into: whole });
+                    finish(group, whole);
                 }
             }
         }
     });
+    drop(scratch);
+    batch.keep_plan(shape, plan);
 }
 
-/// Returns the states of all blocks of a group, in order.
-///
-/// # Safety
-/// The states are as long as the plan says.
-unsafe fn blocks_of(
+/// Returns the states of all blocks of a group, in order. They are as long as the plan says.
+fn blocks_of(
     group: &Group,
-    parts: &[Part<'_>],
+    parts: &[Part],
     states: &SharedSlice<f32>,
     value_stride: usize,
-) -> Vec<BlockState> {
-    let mut blocks = Vec::new();
-    for (part, first_row) in &group.parts {
+) -> impl Iterator<Item = BlockState> {
+    group.parts.iter().flat_map(move |(part, first_row)| {
         let part = &parts[*part];
         let stride = State::len(part.rows.len(), value_stride);
-        blocks.extend((0..part.blocks().len()).map(|block| {
-            let offset = part.states.unwrap_or_default() + block * stride;
-            // SAFETY: guaranteed by the caller.
-            let state = State::new(unsafe { states.as_mut_ptr().add(offset) }, value_stride);
+        let first = states.as_mut_ptr().wrapping_add(part.states.unwrap_or_default());
+        (0..part.blocks().len()).map(move |block| {
+            let state = State::new(first.wrapping_add(block * stride), value_stride);
             BlockState { state, first_row: *first_row }
-        }));
-    }
-    blocks
-}
-
-impl Group {
-    /// Divides the values by the sums of the weights and writes them to `out`.
-    ///
-    /// # Safety
-    /// The state was computed for the group, and no other thread writes its rows of `out`.
-    unsafe fn finish(&self, head_size: usize, state: &State, out: &SharedSlice<f32>) {
-        for (r, row) in self.rows.iter().enumerate() {
-            // SAFETY: guaranteed by the caller.
-            let ((values, total, largest), out) = unsafe { (state.row(r), out.part(row.output, head_size)) };
-            let sink = if row.sink > f32::NEG_INFINITY { (row.sink - largest).exp() } else { 0.0 };
-            let factor = 1.0 / (total + sink);
-            for (out, value) in out.iter_mut().zip(values) {
-                // Positions with weight zero may flip the sign of a zero; adding 0.0 gives +0.0 for either sign.
-                *out = value * factor + 0.0;
-            }
-        }
-    }
+        })
+    })
 }
 
 /// The arguments that all tasks share.

@@ -17,9 +17,17 @@ pub(super) const REREAD_BLOCKS: usize = 8;
 /// be more.
 pub(super) const MAX_STATES: usize = 1 << 28;
 
-pub(super) struct Plan<'a> {
+/// What a plan depends on beside the sequences of a step.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct PlanShape {
+    pub(super) threads: usize,
+    pub(super) strides: Strides,
+    pub(super) window: Option<usize>,
+}
+
+pub(super) struct Plan {
     pub(super) groups: Vec<Group>,
-    pub(super) parts: Vec<Part<'a>>,
+    pub(super) parts: Vec<Part>,
     pub(super) tasks: Vec<Task>,
     /// Number of floats in all states that are kept.
     pub(super) state_len: usize,
@@ -30,14 +38,18 @@ pub(super) struct Group {
     pub(super) rows: Vec<QueryRow>,
     /// The parts that cover the positions of the rows, in order, and the position of the rows among those of the part.
     pub(super) parts: Vec<(usize, usize)>,
+    /// Number of tasks of the parts.
+    tasks: usize,
+    /// Number of these tasks that the current call has not finished.
     pub(super) unfinished: AtomicUsize,
 }
 
 /// Query rows of one KV head, and a range of positions that they read together.
-pub(super) struct Part<'a> {
+pub(super) struct Part {
     pub(super) rows: Vec<QueryRow>,
     pub(super) kv_head: usize,
-    pub(super) pages: &'a [u32],
+    /// The sequence whose pages are read.
+    pub(super) sequence: usize,
     pub(super) from: usize,
     pub(super) to: usize,
     pub(super) groups: Vec<usize>,
@@ -52,7 +64,7 @@ pub(super) struct Task {
     pub(super) to: usize,
 }
 
-impl Part<'_> {
+impl Part {
     pub(super) fn blocks(&self) -> Range<usize> {
         self.from / BLOCK..self.to.div_ceil(BLOCK)
     }
@@ -63,48 +75,44 @@ impl Part<'_> {
     }
 }
 
-impl<'a> Plan<'a> {
-    pub(super) fn new(
-        threads: usize,
-        strides: &Strides,
-        window: Option<usize>,
-        sinks: &[f32],
-        batch: &'a AttentionBatch,
-    ) -> Self {
+impl Plan {
+    pub(super) fn new(shape: &PlanShape, batch: &AttentionBatch) -> Self {
+        let PlanShape { threads, strides, window } = shape;
         let mut plan = Plan { groups: Vec::new(), parts: Vec::new(), tasks: Vec::new(), state_len: 0 };
-        plan.form_groups(strides, window, sinks, batch);
+        plan.form_groups(strides, *window, batch);
         // The rows of one token take several groups, which read the same keys.
         let rereads = strides.heads / strides.kv_heads > MAX_ROWS;
-        plan.cut(threads, strides.value_stride, rereads);
+        plan.cut(*threads, strides.value_stride, rereads);
         if rereads {
             let parts = &plan.parts;
-            plan.tasks.sort_by_key(|task| (parts[task.part].pages.as_ptr().addr(), task.from));
+            plan.tasks.sort_by_key(|task| (parts[task.part].sequence, task.from));
         }
         plan
+    }
+
+    /// Prepares the plan for a call.
+    pub(super) fn begin(&mut self) {
+        for group in &mut self.groups {
+            *group.unfinished.get_mut() = group.tasks;
+        }
     }
 
     /// Returns the bytes of all lists.
     #[cfg(test)]
     pub(super) fn list_bytes(&self) -> usize {
         let groups = self.groups.capacity() * size_of::<Group>()
-            + self.parts.capacity() * size_of::<Part<'_>>()
+            + self.parts.capacity() * size_of::<Part>()
             + self.tasks.capacity() * size_of::<Task>();
         let rows = |rows: &Vec<QueryRow>| rows.capacity() * size_of::<QueryRow>();
         let of_group =
             |group: &Group| rows(&group.rows) + group.parts.capacity() * size_of::<(usize, usize)>();
-        let of_part = |part: &Part<'_>| rows(&part.rows) + part.groups.capacity() * size_of::<usize>();
+        let of_part = |part: &Part| rows(&part.rows) + part.groups.capacity() * size_of::<usize>();
         groups
             + self.groups.iter().map(of_group).sum::<usize>()
             + self.parts.iter().map(of_part).sum::<usize>()
     }
 
-    fn form_groups(
-        &mut self,
-        strides: &Strides,
-        window: Option<usize>,
-        sinks: &[f32],
-        batch: &'a AttentionBatch,
-    ) {
+    fn form_groups(&mut self, strides: &Strides, window: Option<usize>, batch: &AttentionBatch) {
         let share = strides.heads / strides.kv_heads;
         // A window may begin inside a shared range, where the rows of the members do not see the same positions.
         let ranges = if window.is_none() { batch.ranges(share) } else { &[] };
@@ -116,9 +124,10 @@ impl<'a> Plan<'a> {
                 first_groups.push(self.groups.len());
                 let count = sequence.tokens * share;
                 for first in (0..count).step_by(MAX_ROWS) {
-                    let describe = |row| query_row(strides, window, sinks, sequence, [kv_head, row]);
+                    let describe = |row| query_row(strides, window, sequence, [kv_head, row]);
                     let rows = (first..count.min(first + MAX_ROWS)).map(describe).collect();
-                    self.groups.push(Group { rows, parts: Vec::new(), unfinished: AtomicUsize::new(0) });
+                    let (parts, unfinished) = (Vec::new(), AtomicUsize::new(0));
+                    self.groups.push(Group { rows, parts, tasks: 0, unfinished });
                 }
             }
             first_groups.push(self.groups.len());
@@ -127,21 +136,21 @@ impl<'a> Plan<'a> {
             for range in ranges {
                 let groups: Vec<usize> = range.members.iter().flat_map(|member| groups_of(*member)).collect();
                 range.members.iter().for_each(|member| covered[*member] = range.to);
-                self.add(kv_head, &sequences[range.members[0]].pages, range.from..range.to, groups);
+                self.add(kv_head, range.members[0], range.from..range.to, groups);
             }
-            for (index, sequence) in sequences.iter().enumerate() {
+            for (index, covered) in covered.into_iter().enumerate() {
                 for group in groups_of(index) {
                     let rows = &self.groups[group].rows;
                     let low = rows.iter().map(|row| row.first).min().unwrap_or(0) / PAGE_TOKENS * PAGE_TOKENS;
                     let to = rows.iter().map(|row| row.end).max().unwrap_or(0);
-                    self.add(kv_head, &sequence.pages, low.max(covered[index])..to, vec![group]);
+                    self.add(kv_head, index, low.max(covered)..to, vec![group]);
                 }
             }
         }
     }
 
     /// Adds a part that the rows of `groups` read.
-    fn add(&mut self, kv_head: usize, pages: &'a [u32], range: Range<usize>, groups: Vec<usize>) {
+    fn add(&mut self, kv_head: usize, sequence: usize, range: Range<usize>, groups: Vec<usize>) {
         let mut rows: Vec<QueryRow> = Vec::with_capacity(MAX_ROWS);
         for group in &groups {
             let group = &mut self.groups[*group];
@@ -153,7 +162,7 @@ impl<'a> Plan<'a> {
             rows.resize(MAX_ROWS, rows[0]);
         }
         let Range { start: from, end: to } = range;
-        self.parts.push(Part { rows, kv_head, pages, from, to, groups, states: None });
+        self.parts.push(Part { rows, kv_head, sequence, from, to, groups, states: None });
     }
 
     /// Cuts the parts into tasks. Prefill and large decode batches have enough parts; those of a single decode are divided, as
@@ -164,8 +173,8 @@ impl<'a> Plan<'a> {
             0 | 1 => usize::MAX,
             _ => work.div_ceil(threads * TASKS_PER_THREAD),
         };
-        let state_len = |part: &Part<'_>| part.blocks().len() * State::len(part.rows.len(), value_stride);
-        let is_shared = |part: &Part<'_>, groups: &[Group]| {
+        let state_len = |part: &Part| part.blocks().len() * State::len(part.rows.len(), value_stride);
+        let is_shared = |part: &Part, groups: &[Group]| {
             part.groups.len() > 1 || part.groups.iter().any(|group| groups[*group].parts.len() > 1)
         };
         // The states of shared parts are kept in any case, and their number was bounded.
@@ -196,7 +205,7 @@ impl<'a> Plan<'a> {
                 kept += if is_shared { 0 } else { states };
             }
             for group in &part.groups {
-                *self.groups[*group].unfinished.get_mut() += tasks;
+                self.groups[*group].tasks += tasks;
             }
         }
     }
@@ -221,7 +230,6 @@ fn shared_states(strides: &Strides, sequences: &[AttentionSequence], ranges: &[S
 fn query_row(
     strides: &Strides,
     window: Option<usize>,
-    sinks: &[f32],
     sequence: &AttentionSequence,
     [kv_head, row]: [usize; 2],
 ) -> QueryRow {
@@ -234,7 +242,7 @@ fn query_row(
         output: at(strides.output),
         first: window.map_or(0, |window| end.saturating_sub(window)),
         end,
-        sink: sinks.get(head).copied().unwrap_or(f32::NEG_INFINITY),
+        head,
     }
 }
 
@@ -255,6 +263,10 @@ mod tests {
         }
     }
 
+    fn plan(threads: usize, strides: Strides, batch: &AttentionBatch) -> Plan {
+        Plan::new(&PlanShape { threads, strides, window: None }, batch)
+    }
+
     /// Returns a sequence whose pages all have the same number.
     fn sequence(row: usize, page: u32) -> AttentionSequence {
         AttentionSequence { row, tokens: 1, start: POSITIONS - 1, pages: vec![page; POSITIONS / PAGE_TOKENS] }
@@ -268,7 +280,7 @@ mod tests {
         for (count, all_divided) in [(1, true), (8, false)] {
             let sequences = (0..count).map(|row| sequence(row, row as u32)).collect();
             let batch = AttentionBatch::new(sequences, heads);
-            let plan = Plan::new(64, &strides, None, &[], &batch);
+            let plan = plan(64, strides, &batch);
             assert!((1..=MAX_STATES).contains(&plan.state_len), "{count}: {}", plan.state_len);
             let divided = plan.parts.iter().filter(|part| part.states.is_some()).count();
             assert!(divided > 0 && (divided == plan.parts.len()) == all_divided, "{count}: {divided}");
@@ -285,7 +297,7 @@ mod tests {
     fn long_ranges_are_shared_only_while_their_states_are_bounded() {
         for (kv_heads, are_shared) in [(8, true), (128, false)] {
             let batch = AttentionBatch::new((0..12).map(|row| sequence(row, 7)).collect(), 1);
-            let plan = Plan::new(2, &strides(kv_heads, kv_heads, 128), None, &[], &batch);
+            let plan = plan(2, strides(kv_heads, kv_heads, 128), &batch);
             assert!(plan.state_len <= MAX_STATES, "{kv_heads}: {}", plan.state_len);
             assert_eq!(plan.parts.iter().any(|part| part.groups.len() > 1), are_shared, "{kv_heads}");
             let positions = |group: &Group| {
@@ -300,9 +312,9 @@ mod tests {
     fn tasks_that_read_the_same_latents_follow_each_other() {
         let heads = 48;
         let batch = AttentionBatch::new(vec![sequence(0, 1), sequence(1, 2)], heads);
-        let plan = Plan::new(2, &strides(heads, 1, 512), None, &[], &batch);
+        let plan = plan(2, strides(heads, 1, 512), &batch);
         let ranges: Vec<_> =
-            plan.tasks.iter().map(|task| (plan.parts[task.part].pages[0], task.from)).collect();
+            plan.tasks.iter().map(|task| (plan.parts[task.part].sequence, task.from)).collect();
         // They are four groups.
         for same in ranges.chunks(4) {
             assert_eq!(same, [same[0]; 4]);

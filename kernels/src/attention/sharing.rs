@@ -1,13 +1,18 @@
-//! The sequences of a step, and the ranges of positions that they share.
+//! The sequences of a step, the ranges of positions that they share, and the plans that its layers reuse.
 //!
 //! Invariant: blocks of shared ranges are those of [`crate::cpu::attention`], so that sharing changes no bits.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::plan::{Plan, PlanShape};
 use super::{AttentionSequence, BLOCK_PAGES, PAGE_TOKENS};
 use crate::cpu::attention::MAX_ROWS;
 use crate::shared_prefix::{Reader, Rules, SharedRange, shared_ranges};
 
 /// Number of blocks from which on a common range is worth a task of its own.
 const MIN_BLOCKS: usize = 2;
+/// Maximum number of plans that are kept, which is enough for layers with a window and layers without.
+pub(super) const KEPT_PLANS: usize = 2;
 
 /// The sequences of a step, and the ranges that they share.
 pub struct AttentionBatch {
@@ -16,6 +21,8 @@ pub struct AttentionBatch {
     queries_per_token: usize,
     /// Those of a sequence in the order of their positions.
     ranges: Vec<SharedRange>,
+    /// Plans that no call uses, the one that was used last at the end.
+    plans: Mutex<Vec<(PlanShape, Plan)>>,
 }
 
 impl AttentionBatch {
@@ -30,7 +37,7 @@ impl AttentionBatch {
             .collect();
         let rules = Rules { block_pages: BLOCK_PAGES, min_blocks: MIN_BLOCKS, max_queries: MAX_ROWS };
         let ranges = shared_ranges(&readers, rules);
-        AttentionBatch { sequences, queries_per_token, ranges }
+        AttentionBatch { sequences, queries_per_token, ranges, plans: Mutex::default() }
     }
 
     /// Returns the sequences in the order in which they were given.
@@ -41,6 +48,35 @@ impl AttentionBatch {
     /// Returns the shared ranges if tokens have this many queries for a KV head.
     pub(super) fn ranges(&self, queries_per_token: usize) -> &[SharedRange] {
         if queries_per_token == self.queries_per_token { &self.ranges } else { &[] }
+    }
+}
+
+/// The layers of a model have few shapes, and dividing the work anew in each of them would take longer than some of their
+/// matrix products.
+impl AttentionBatch {
+    /// Returns a plan of this shape for one call, which no other call uses.
+    pub(super) fn take_plan(&self, shape: &PlanShape) -> Plan {
+        let mut plans = self.plans();
+        let kept = plans.iter().position(|(kept, _)| kept == shape).map(|index| plans.remove(index).1);
+        if kept.is_none() && plans.len() == KEPT_PLANS {
+            plans.remove(0);
+        }
+        drop(plans);
+        let mut plan = kept.unwrap_or_else(|| Plan::new(shape, self));
+        plan.begin();
+        plan
+    }
+
+    /// Keeps the plan of a call that is over.
+    pub(super) fn keep_plan(&self, shape: PlanShape, plan: Plan) {
+        let mut plans = self.plans();
+        if plans.len() < KEPT_PLANS {
+            plans.push((shape, plan));
+        }
+    }
+
+    fn plans(&self) -> MutexGuard<'_, Vec<(PlanShape, Plan)>> {
+        self.plans.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

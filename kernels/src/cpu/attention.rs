@@ -9,8 +9,10 @@
 //! share one KV head and may belong to several sequences.
 
 use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
+use super::attention_bf16::round_weights;
 use super::kv::{KvFormat, MAX_HEAD, PAGE};
 use super::row_parts::row_parts;
 use super::rows::RowKernel;
@@ -34,8 +36,7 @@ pub(crate) struct QueryRow {
     pub first: usize,
     /// Exclusive.
     pub end: usize,
-    /// The score of a position without a value, or minus infinity.
-    pub sink: f32,
+    pub head: usize,
 }
 
 /// The scales of a scaled format, from one KV head's first scale on.
@@ -70,6 +71,8 @@ pub(crate) struct AttendRows<'a, Kv: KvFormat> {
 }
 
 impl<Kv: KvFormat> RowKernel for AttendRows<'_, Kv> {
+    const USES_BF16_DOTS: bool = Kv::ROUNDED;
+
     fn rows(&self) -> usize {
         self.rows.len()
     }
@@ -95,6 +98,10 @@ impl<const N: usize> Rows<N> {
     const ARE_FEW: bool = N < 4;
 }
 
+/// Registers that lie across two cache lines take twice as long to load and store.
+#[repr(align(64))]
+struct Aligned<T>(T);
+
 impl<Kv: KvFormat> AttendRows<'_, Kv> {
     /// Processes `R` rows, with many registers `P` pages or columns at a time: `R * P` independent sums hide the latency of the
     /// additions.
@@ -103,15 +110,21 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
     /// There are `R` rows, the pages cover `from..to`, and `head_size <= MAX_HEAD`.
     #[inline(always)]
     unsafe fn attend<S: Simd, const R: usize, const P: usize>(self) {
-        let mut query = [0f32; MAX_HEAD * MAX_ROWS];
-        // SAFETY: the caller guarantees that offsets are inside the query.
+        let mut queries = MaybeUninit::<Aligned<[[f32; MAX_HEAD]; R]>>::uninit();
+        let queries = queries.as_mut_ptr().cast::<f32>();
+        // SAFETY: the caller guarantees that offsets are inside the query; `head_size <= MAX_HEAD`.
         unsafe {
-            for r in 0..R {
+            for (r, row) in self.rows[..R].iter().enumerate() {
+                let query = self.query.add(row.offset);
                 for d in 0..self.head_size {
-                    query[d * R + r] = self.scale * *self.query.add(self.rows[r].offset + d);
+                    queries.add(r * MAX_HEAD + d).write(self.scale * *query.add(d));
+                }
+                if Self::rounds::<S>() {
+                    self.round_query::<S>(queries.add(r * MAX_HEAD));
                 }
             }
-            let mut scores = [[0f32; BLOCK]; R];
+            let mut scores = Aligned([[0f32; BLOCK]; R]);
+            let scores = &mut scores.0;
             let mut state = self.state;
             let mut at = self.from;
             while at < self.to {
@@ -119,15 +132,14 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
                 let pages = (end - at).div_ceil(PAGE);
                 macro_rules! score {
                     ($first:tt, $rows:tt, $pages:tt) => {{
-                        let part = RowPart { first: $first, of: R };
                         for first in (0..pages).step_by($pages) {
                             let pages = first..pages;
                             self.score_pages::<S, { $rows }, { $pages }>(
-                                &query,
-                                part,
+                                queries,
+                                $first,
                                 at / PAGE,
                                 pages,
-                                &mut scores,
+                                scores,
                             );
                         }
                     }};
@@ -139,13 +151,16 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
                     (largest[r], totals[r]) = softmax_weights::<S>(row, at, &self.rows[r]);
                 }
                 if Kv::SCALED {
-                    self.scale_weights::<S, R>(&mut scores, at / PAGE, pages);
+                    self.scale_weights::<S, R>(scores, at / PAGE, pages);
                 }
                 if at == self.from || self.state_stride > 0 {
                     state.clear::<S>(R);
                 }
+                if Self::rounds::<S>() {
+                    round_weights::<S>(scores[..R].as_flattened_mut(), pages);
+                }
                 let factors = state.merge_totals::<S>(largest.as_ptr(), totals.as_ptr());
-                let block = ValueBlock { weights: &scores, first_page: at / PAGE, pages, state, factors };
+                let block = ValueBlock { weights: scores, first_page: at / PAGE, pages, state, factors };
                 macro_rules! gather {
                     ($first:tt, $rows:tt, $columns:tt) => {{
                         let mut column = 0;
@@ -166,17 +181,18 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
         }
     }
 
-    /// Scores the first `P` of `pages`, which are relative to `first_page`, for `R` rows. The first part of the rows prefetches
-    /// what is read next: the values of the same pages and the keys of the pages after them. Pages are not adjacent, so the
-    /// processor does not foresee them.
+    /// Scores the first `P` of `pages`, which are relative to `first_page`, for `R` rows from `first_row` on. The first rows
+    /// prefetch what is read next: the values of the same pages and the keys of the pages after them. Pages are not adjacent, so
+    /// the processor does not foresee them.
     ///
     /// # Safety
-    /// The conditions of `attend` hold, the part has `R` rows, and the pages are in the sequence's page list.
+    /// The conditions of `attend` hold, there are the rows, each with [`MAX_HEAD`] values of `queries`, and the pages are in the
+    /// sequence's page list.
     #[inline(always)]
     unsafe fn score_pages<S: Simd, const R: usize, const P: usize>(
         &self,
-        query: &[f32; MAX_HEAD * MAX_ROWS],
-        part: RowPart,
+        queries: *const f32,
+        first_row: usize,
         first_page: usize,
         pages: Range<usize>,
         scores: &mut [[f32; BLOCK]],
@@ -189,25 +205,34 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
         unsafe {
             let keys: [*const Kv::Element; P] =
                 std::array::from_fn(|i| self.keys.add(here[i] * self.key_page));
-            let ahead: [[*const u8; P]; 2] = [
-                std::array::from_fn(|i| self.keys.add(page_at(pages.start + P + i) * self.key_page).cast()),
-                std::array::from_fn(|i| self.values.add(here[i] * self.value_page).cast()),
-            ];
+            let keys_ahead: [*const u8; P] =
+                std::array::from_fn(|i| self.keys.add(page_at(pages.start + P + i) * self.key_page).cast());
+            let values_ahead: [*const u8; P] =
+                std::array::from_fn(|i| self.values.add(here[i] * self.value_page).cast());
+            let queries = queries.add(first_row * MAX_HEAD);
             let mut sums = [[S::zero(); P]; R];
-            for d in 0..self.head_size {
-                if part.first == 0 {
-                    for ahead in ahead[d % 2] {
-                        S::prefetch(ahead.wrapping_add(d / 2 * 2 * PAGE * size_of::<Kv::Element>()));
+            // Two columns of a page of 16 bits are a cache line.
+            for d in (0..self.head_size).step_by(2) {
+                if first_row == 0 {
+                    for (keys, values) in keys_ahead.iter().zip(&values_ahead) {
+                        S::prefetch(keys.wrapping_add(d * PAGE * size_of::<Kv::Element>()));
+                        S::prefetch(values.wrapping_add(d * PAGE * size_of::<Kv::Element>()));
                     }
                 }
-                let mut loaded = [S::zero(); P];
-                for (loaded, keys) in loaded.iter_mut().zip(keys) {
-                    *loaded = Kv::load::<S>(keys.add(d * PAGE));
+                if Self::rounds::<S>() {
+                    self.score_pair::<S, R, P>(queries, keys, d, &mut sums);
+                    continue;
                 }
-                for (r, sums) in sums.iter_mut().enumerate() {
-                    let query = S::splat(*query.as_ptr().add(d * part.of + part.first + r));
-                    for (sum, key) in sums.iter_mut().zip(loaded) {
-                        *sum = S::fma(key, query, *sum);
+                for d in d..self.head_size.min(d + 2) {
+                    let mut loaded = [S::zero(); P];
+                    for (loaded, keys) in loaded.iter_mut().zip(keys) {
+                        *loaded = Kv::load::<S>(keys.add(d * PAGE));
+                    }
+                    for (r, sums) in sums.iter_mut().enumerate() {
+                        let query = S::splat(*queries.add(r * MAX_HEAD + d));
+                        for (sum, key) in sums.iter_mut().zip(loaded) {
+                            *sum = S::fma(key, query, *sum);
+                        }
                     }
                 }
             }
@@ -218,7 +243,7 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
                         sums[i] = S::mul(sums[i], scales);
                     }
                 }
-                for (row, sums) in scores[part.first..].iter_mut().zip(&sums) {
+                for (row, sums) in scores[first_row..].iter_mut().zip(&sums) {
                     S::store(row.as_mut_ptr().add((pages.start + i) * PAGE), sums[i]);
                 }
             }
@@ -267,6 +292,10 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
             for p in 0..block.pages {
                 let page = self.pages[block.first_page + p] as usize * self.value_page;
                 let values = self.values.add(page + column);
+                if Self::rounds::<S>() {
+                    self.gather_pairs::<S, R, C>(weights, p, values, &mut sums);
+                    continue;
+                }
                 for token in 0..PAGE {
                     let mut loaded = [S::zero(); C];
                     for (c, loaded) in loaded.iter_mut().enumerate() {
@@ -283,13 +312,6 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
             block.merge::<S, R, C>(&sums, first, column);
         }
     }
-}
-
-/// Some of the rows of a call: those from `first` on, among `of`.
-#[derive(Clone, Copy)]
-struct RowPart {
-    first: usize,
-    of: usize,
 }
 
 /// Turns a block's scores, at positions `at..`, into weights, and returns the largest score and the sum of the weights.
@@ -314,17 +336,19 @@ pub(super) unsafe fn softmax_weights<S: Simd>(scores: &mut [f32], at: usize, row
         }
         let largest = S::max_lane(peak);
         let shift = S::splat(-largest);
+        let mut sum = S::zero();
         for at in (0..scores.len()).step_by(PAGE) {
             let weight = exp::<S>(S::add(S::load(scores.as_ptr().add(at)), shift));
             S::store(scores.as_mut_ptr().add(at), weight);
+            sum = S::add(sum, weight);
         }
         if masked {
             scores[..low].fill(0.0);
             scores[high.max(low)..].fill(0.0);
-        }
-        let mut sum = S::zero();
-        for at in (0..scores.len()).step_by(PAGE) {
-            sum = S::add(sum, S::load(scores.as_ptr().add(at)));
+            sum = S::zero();
+            for at in (0..scores.len()).step_by(PAGE) {
+                sum = S::add(sum, S::load(scores.as_ptr().add(at)));
+            }
         }
         (largest, S::sum(sum))
     }

@@ -43,6 +43,7 @@ unsafe impl Simd for Avx2 {
         max(F2) = _mm256_max_ps;
         min(F2) = _mm256_min_ps;
         add_i(I2) = _mm256_add_epi32;
+        sub_i(I2) = _mm256_sub_epi32;
         and(I2) = _mm256_and_si256;
         or(I2) = _mm256_or_si256;
     }

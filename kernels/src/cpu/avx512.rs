@@ -1,4 +1,4 @@
-//! The AVX-512 VNNI tier, where one register holds 16 lanes.
+//! The AVX-512 tiers, with VNNI, and with or without dot products of BF16 numbers. One register holds 16 lanes.
 //!
 //! Invariant: methods are inlined into functions that enable the tier's CPU features.
 
@@ -6,14 +6,16 @@ use std::arch::x86_64::*;
 
 use super::simd::Simd;
 
+/// The tier with dot products of BF16 numbers if `BF16`, and otherwise the one without.
 #[derive(Clone, Copy)]
-pub(crate) struct Avx512;
+pub(crate) struct Avx512<const BF16: bool>;
 
 // SAFETY: used only inside `dispatch`, which checks for the features; the caller guarantees that pointers are valid.
 #[allow(clippy::missing_safety_doc)]
-unsafe impl Simd for Avx512 {
+unsafe impl<const BF16: bool> Simd for Avx512<BF16> {
     const MANY_REGISTERS: bool = true;
     const CENTERED_DOTS: bool = false;
+    const BF16_DOTS: bool = BF16;
 
     type F = __m512;
     type I = __m512i;
@@ -113,6 +115,10 @@ unsafe impl Simd for Avx512 {
         }
     }
     #[inline(always)]
+    unsafe fn mul_exp2(a: __m512, n: __m512) -> __m512 {
+        unsafe { _mm512_scalef_ps(a, n) }
+    }
+    #[inline(always)]
     unsafe fn sum(a: __m512) -> f32 {
         // The reduction intrinsic does not specify the order of additions.
         unsafe {
@@ -172,6 +178,37 @@ unsafe impl Simd for Avx512 {
         unsafe { _mm512_dpbusd_epi32(sum, bytes, _mm512_set1_epi32(four.cast::<i32>().read_unaligned())) }
     }
     #[inline(always)]
+    unsafe fn round_bf16(low: __m512, high: __m512) -> __m512i {
+        unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low)) }
+    }
+    #[inline(always)]
+    unsafe fn bf16_pairs(first: __m512, second: __m512) -> __m512i {
+        /// Lane `i` of 16 bits comes from lane `i / 2` of the first half or of the second one.
+        const PAIRED: [u16; 32] = {
+            let mut from = [0; 32];
+            let mut lane = 0;
+            while lane < 32 {
+                from[lane] = (lane / 2 + lane % 2 * 16) as u16;
+                lane += 1;
+            }
+            from
+        };
+        unsafe {
+            let paired = _mm512_loadu_si512(PAIRED.as_ptr().cast());
+            _mm512_permutexvar_epi16(paired, Self::round_bf16(first, second))
+        }
+    }
+    #[inline(always)]
+    unsafe fn dot_bf16(sum: __m512, a: __m512i, b: __m512i) -> __m512 {
+        unsafe {
+            _mm512_dpbf16_ps(
+                sum,
+                std::mem::transmute::<__m512i, __m512bh>(a),
+                std::mem::transmute::<__m512i, __m512bh>(b),
+            )
+        }
+    }
+    #[inline(always)]
     unsafe fn splat_4(from: *const u8) -> __m512i {
         unsafe { _mm512_set1_epi32(from.cast::<i32>().read_unaligned()) }
     }
@@ -219,6 +256,10 @@ unsafe impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn add_i(a: __m512i, b: __m512i) -> __m512i {
         unsafe { _mm512_add_epi32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn sub_i(a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_sub_epi32(a, b) }
     }
     #[inline(always)]
     unsafe fn prefetch(at: *const u8) {

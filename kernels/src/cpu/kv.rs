@@ -20,6 +20,8 @@ pub(crate) trait KvFormat: Copy {
     const LIMIT: f32;
     /// Whether each head of each token has a scale by which stored values are multiplied.
     const SCALED: bool;
+    /// Whether tiers with dot products of BF16 numbers round what they multiply to BF16.
+    const ROUNDED: bool;
 
     /// Loads 16 values as floats.
     ///
@@ -45,6 +47,7 @@ impl KvFormat for KvF32 {
     type Element = f32;
     const LIMIT: f32 = f32::MAX;
     const SCALED: bool = false;
+    const ROUNDED: bool = false;
 
     #[inline(always)]
     unsafe fn load<S: Simd>(from: *const f32) -> S::F {
@@ -63,6 +66,7 @@ impl KvFormat for KvF16 {
     type Element = u16;
     const LIMIT: f32 = 65504.0;
     const SCALED: bool = false;
+    const ROUNDED: bool = true;
 
     #[inline(always)]
     unsafe fn load<S: Simd>(from: *const u16) -> S::F {
@@ -81,6 +85,7 @@ impl KvFormat for KvI8 {
     type Element = i8;
     const LIMIT: f32 = 127.0;
     const SCALED: bool = true;
+    const ROUNDED: bool = true;
 
     #[inline(always)]
     unsafe fn load<S: Simd>(from: *const i8) -> S::F {

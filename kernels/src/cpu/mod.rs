@@ -3,6 +3,7 @@
 //! Invariant: a tier runs only on machines that support it. The caller has already checked the shapes.
 
 pub(crate) mod attention;
+mod attention_bf16;
 pub(crate) mod elementwise;
 pub(crate) mod float_tiles;
 pub(crate) mod integer_tiles;
@@ -33,6 +34,8 @@ use simd::Simd;
 /// A computation that is compiled once per tier.
 pub(crate) trait Kernel {
     type Output;
+    /// Whether the computation is also compiled for the tier with dot products of BF16 numbers. The others do without.
+    const USES_BF16_DOTS: bool = false;
 
     /// Runs the computation with the vectors of tier `S`.
     ///
@@ -49,6 +52,8 @@ pub(crate) unsafe fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
     // SAFETY: support for the tier is checked here; the caller guarantees that the pointers are valid.
     unsafe {
         match isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Bf16 if K::USES_BF16_DOTS && isa.supported() => run_avx512_bf16(kernel),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 | Isa::Avx512Bf16 if isa.supported() => run_avx512(kernel),
             #[cfg(target_arch = "x86_64")]
@@ -71,7 +76,14 @@ pub(crate) fn group_tokens(isa: Isa) -> usize {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn run_avx512<K: Kernel>(kernel: K) -> K::Output {
     // SAFETY: the features are enabled here.
-    unsafe { kernel.run::<avx512::Avx512>() }
+    unsafe { kernel.run::<avx512::Avx512<false>>() }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512bf16,avx2,fma,f16c")]
+unsafe fn run_avx512_bf16<K: Kernel>(kernel: K) -> K::Output {
+    // SAFETY: the features are enabled here.
+    unsafe { kernel.run::<avx512::Avx512<true>>() }
 }
 
 #[cfg(target_arch = "x86_64")]

@@ -240,5 +240,9 @@ unsafe impl Simd for Portable {
         zip_words(a, b, u32::wrapping_add)
     }
     #[inline(always)]
+    unsafe fn sub_i(a: Words, b: Words) -> Words {
+        zip_words(a, b, u32::wrapping_sub)
+    }
+    #[inline(always)]
     unsafe fn prefetch(_at: *const u8) {}
 }

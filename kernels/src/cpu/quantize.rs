@@ -17,50 +17,146 @@ pub(crate) struct GroupView {
     pub sums: *const f32,
     /// The same as `sums`, but for the first 16 values of each block.
     pub low_sums: *const f32,
+    /// -8 times the sum of the integers, `[block][token]`.
+    pub totals: *const i32,
+    /// The same as `totals`, but for the first 16 values of each block.
+    pub low_totals: *const i32,
 }
 
-/// Quantizes one token's row and writes it into its group.
-pub(crate) struct QuantizeRow {
-    pub row: *const f32,
+/// Quantizes the rows of a group of tokens.
+pub(crate) struct QuantizeGroup {
+    /// The first row. Consecutive rows are adjacent.
+    pub rows: *const f32,
     pub blocks: usize,
-    /// Number of tokens in the group. `token` is the index of this one.
-    pub group: usize,
-    pub token: usize,
+    pub tokens: usize,
     pub bytes: *mut i8,
     pub scales: *mut f32,
     pub sums: *mut f32,
     pub low_sums: *mut f32,
+    pub totals: *mut i32,
+    pub low_totals: *mut i32,
 }
 
-impl Kernel for QuantizeRow {
+/// Number of blocks that are quantized together.
+const TOGETHER: usize = 16;
+
+/// 16 values of each of 16 blocks.
+#[repr(align(64))]
+struct Columns([[f32; 16]; TOGETHER]);
+
+impl Columns {
+    /// Combines the 16 values of each block into one.
+    ///
+    /// # Safety
+    /// It is called inside a dispatched kernel.
+    #[inline(always)]
+    unsafe fn combine<S: Simd>(&mut self, combine: unsafe fn(S::F, S::F) -> S::F) -> [f32; TOGETHER] {
+        let mut combined = [0f32; TOGETHER];
+        // SAFETY: each row is a register.
+        unsafe {
+            let mut rows = [S::zero_i(); TOGETHER];
+            for (row, values) in rows.iter_mut().zip(&self.0) {
+                *row = S::load_i(values.as_ptr().cast());
+            }
+            for (row, values) in S::transpose(rows).into_iter().zip(&mut self.0) {
+                S::store_i(values.as_mut_ptr().cast(), row);
+            }
+            let mut all = S::load(self.0[0].as_ptr());
+            for values in &self.0[1..] {
+                all = combine(all, S::load(values.as_ptr()));
+            }
+            S::store(combined.as_mut_ptr(), all);
+        }
+        combined
+    }
+}
+
+impl Kernel for QuantizeGroup {
     type Output = ();
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        // SAFETY: the row has 32 * blocks values, and the group's arrays have room for group * blocks blocks.
+        let all = self.blocks * self.tokens;
+        for first in (0..all).step_by(TOGETHER) {
+            // SAFETY: guaranteed by the caller.
+            unsafe { self.quantize::<S>(first, TOGETHER.min(all - first)) };
+        }
+    }
+}
+
+impl QuantizeGroup {
+    /// Quantizes `count` blocks of the group from `first` on, at most [`TOGETHER`]. What is known of the blocks is computed in the
+    /// lanes of registers, one for each block.
+    ///
+    /// # Safety
+    /// The rows have 32 * blocks values each, and the arrays have room for them; call inside a dispatched kernel.
+    #[inline(always)]
+    unsafe fn quantize<S: Simd>(&self, first: usize, count: usize) {
+        /// Twice as much as any sum of 16 integers, and a power of 2.
+        const SHIFT: f32 = 4096.0;
+        let mut columns = Columns([[0.0; 16]; TOGETHER]);
+        // SAFETY: guaranteed by the caller.
         unsafe {
+            let mut values = [self.rows; TOGETHER];
+            let (mut block, mut token) = (first / self.tokens, first % self.tokens);
+            for values in &mut values[..count] {
+                *values = self.rows.add((token * self.blocks + block) * 32);
+                token += 1;
+                if token == self.tokens {
+                    (block, token) = (block + 1, 0);
+                }
+            }
             let negate = S::splat(-1.0);
-            for block in 0..self.blocks {
-                let low = S::load(self.row.add(block * 32));
-                let high = S::load(self.row.add(block * 32 + 16));
+            for (values, columns) in values[..count].iter().zip(&mut columns.0) {
+                let (low, high) = (S::load(*values), S::load(values.add(16)));
                 let low_abs = S::max(low, S::mul(low, negate));
                 let high_abs = S::max(high, S::mul(high, negate));
-                let largest = S::max_lane(S::max(low_abs, high_abs));
-                let usable = largest > 1e-30 && largest < 1e30;
-                let (scale, inverse) = if usable { (largest / 127.0, 127.0 / largest) } else { (0.0, 0.0) };
-                let (low, high) = if usable {
-                    (to_integers::<S>(low, inverse), to_integers::<S>(high, inverse))
-                } else {
-                    (S::zero(), S::zero())
-                };
-                let offset = block * self.group + self.token;
-                S::store_i8(self.bytes.add(offset * 32), low);
-                S::store_i8(self.bytes.add(offset * 32 + 16), high);
-                let low_sum = S::sum(low);
-                *self.scales.add(offset) = scale;
-                *self.low_sums.add(offset) = scale * low_sum;
-                *self.sums.add(offset) = scale * (low_sum + S::sum(high));
+                S::store(columns.as_mut_ptr(), S::max(low_abs, high_abs));
             }
+            let largest = columns.combine::<S>(S::max);
+            let usable = |largest: f32| largest > 1e-30 && largest < 1e30;
+            let scales = largest.map(|largest| if usable(largest) { largest / 127.0 } else { 0.0 });
+            let inverses = largest.map(|largest| if usable(largest) { 127.0 / largest } else { 0.0 });
+            let bytes = self.bytes.add(first * 32);
+            for (at, (values, columns)) in values[..count].iter().zip(&mut columns.0).enumerate() {
+                let (low, high) = match inverses[at] {
+                    0.0 => (S::zero(), S::zero()),
+                    factor => (
+                        to_integers::<S>(S::load(*values), factor),
+                        to_integers::<S>(S::load(values.add(16)), factor),
+                    ),
+                };
+                S::store_i8(bytes.add(at * 32), low);
+                S::store_i8(bytes.add(at * 32 + 16), high);
+                // The sums of both halves fit into one number without rounding.
+                S::store(columns.as_mut_ptr(), S::fma(high, S::splat(SHIFT), low));
+            }
+            let both = columns.combine::<S>(S::add);
+            let high = both.map(|both| (both * (1.0 / SHIFT)).round_ties_even());
+            let low: [f32; TOGETHER] = std::array::from_fn(|at| both[at] - high[at] * SHIFT);
+            let total: [f32; TOGETHER] = std::array::from_fn(|at| low[at] + high[at]);
+            put(self.scales.add(first), scales, count);
+            put(self.low_sums.add(first), std::array::from_fn(|at| scales[at] * low[at]), count);
+            put(self.sums.add(first), std::array::from_fn(|at| scales[at] * total[at]), count);
+            // Conversions that check their range are not done in registers.
+            put(self.low_totals.add(first), low.map(|low| (-8.0 * low).to_int_unchecked()), count);
+            put(self.totals.add(first), total.map(|total| (-8.0 * total).to_int_unchecked()), count);
+        }
+    }
+}
+
+/// Stores the first `count` values.
+///
+/// # Safety
+/// `to` is valid for them.
+#[inline(always)]
+unsafe fn put<T: Copy>(to: *mut T, values: [T; TOGETHER], count: usize) {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        if count == TOGETHER {
+            to.cast::<[T; TOGETHER]>().write_unaligned(values);
+        } else {
+            to.copy_from_nonoverlapping(values.as_ptr(), count);
         }
     }
 }

@@ -10,6 +10,9 @@ use crate::Isa;
 
 /// A computation for up to 8 query rows, or [`MAX_ROWS`].
 pub(crate) trait RowKernel {
+    /// As in [`Kernel`].
+    const USES_BF16_DOTS: bool = false;
+
     /// Returns the number of rows.
     fn rows(&self) -> usize;
 
@@ -25,6 +28,7 @@ struct Exactly<K, const N: usize>(K);
 
 impl<K: RowKernel, const N: usize> Kernel for Exactly<K, N> {
     type Output = ();
+    const USES_BF16_DOTS: bool = K::USES_BF16_DOTS;
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {

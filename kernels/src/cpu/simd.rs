@@ -10,6 +10,8 @@ pub(crate) trait Blocks {
     const LARGEST: u8;
     /// Whether columns 0 to 15 and 16 to 31 have separate sums and scales. Otherwise the second sum is zero.
     const HALVES: bool;
+    /// The integer that stands for the number 0 in every block: 8, 16, 32 or 128.
+    const ZERO: Option<u8> = None;
 
     /// Returns the integers of a block.
     ///
@@ -28,6 +30,8 @@ pub(crate) unsafe trait Simd: Copy {
     const MANY_REGISTERS: bool;
     /// Whether [`Self::dots`] subtracts 128 from the integers of blocks whose integers may exceed 127.
     const CENTERED_DOTS: bool;
+    /// Whether the tier multiplies BF16 numbers, by [`Self::dot_bf16`].
+    const BF16_DOTS: bool = false;
 
     /// 16 floats.
     type F: Copy;
@@ -57,6 +61,13 @@ pub(crate) unsafe trait Simd: Copy {
     unsafe fn round(a: Self::F) -> Self::F;
     /// Raises 2 to the power of each lane. Lanes must be whole numbers in -126..=127.
     unsafe fn exp2_whole(a: Self::F) -> Self::F;
+    /// Multiplies each lane of `a` by the power of 2 that [`Self::exp2_whole`] returns for that of `n`. No product is below the
+    /// smallest normal number.
+    #[inline(always)]
+    unsafe fn mul_exp2(a: Self::F, n: Self::F) -> Self::F {
+        // SAFETY: guaranteed by the caller.
+        unsafe { Self::mul(a, Self::exp2_whole(n)) }
+    }
     /// Adds the lanes in a fixed order that depends on the tier.
     unsafe fn sum(a: Self::F) -> f32;
     unsafe fn max_lane(a: Self::F) -> f32;
@@ -105,6 +116,21 @@ pub(crate) unsafe trait Simd: Copy {
             sums
         }
     }
+    /// Rounds 32 floats to BF16, ties to even, and returns them in order: those of `low`, then those of `high`.
+    unsafe fn round_bf16(low: Self::F, high: Self::F) -> Self::I {
+        let _ = (low, high);
+        unreachable!("only tiers with BF16_DOTS round to BF16")
+    }
+    /// Rounds to BF16, ties to even, and pairs each lane of `first` with that of `second`.
+    unsafe fn bf16_pairs(first: Self::F, second: Self::F) -> Self::I {
+        let _ = (first, second);
+        unreachable!("only tiers with BF16_DOTS round to BF16")
+    }
+    /// Adds to each lane the dot product of two pairs of BF16 numbers.
+    unsafe fn dot_bf16(sum: Self::F, a: Self::I, b: Self::I) -> Self::F {
+        let _ = (sum, a, b);
+        unreachable!("only tiers with BF16_DOTS multiply BF16 numbers")
+    }
     /// Copies the 4 bytes at `from` to each lane.
     unsafe fn splat_4(from: *const u8) -> Self::I;
     /// Adds to each lane the dot product of two pairs of signed 16-bit integers, none of which is -32768.
@@ -120,6 +146,7 @@ pub(crate) unsafe trait Simd: Copy {
     unsafe fn store_i(to: *mut u8, value: Self::I);
     unsafe fn to_f32(a: Self::I) -> Self::F;
     unsafe fn add_i(a: Self::I, b: Self::I) -> Self::I;
+    unsafe fn sub_i(a: Self::I, b: Self::I) -> Self::I;
     /// Prefetches the cache line at `at`, which need not be readable.
     unsafe fn prefetch(at: *const u8);
 }
@@ -142,7 +169,7 @@ pub(crate) unsafe fn exp<S: Simd>(x: S::F) -> S::F {
             p = S::fma(p, r, S::splat(c));
         }
         let p = S::add(S::fma(p, S::mul(r, r), r), S::splat(1.0));
-        S::mul(p, S::exp2_whole(n))
+        S::mul_exp2(p, n)
     }
 }
 

@@ -3,9 +3,10 @@
 //! Invariant: merging computes in the order that [`super::attention`] describes; each row is merged alone.
 
 use super::Kernel;
-use super::attention::{BLOCK, MAX_ROWS};
+use super::attention::{BLOCK, MAX_ROWS, QueryRow};
 use super::kv::MAX_LATENT;
 use super::simd::{Simd, exp};
+use crate::pool::SharedSlice;
 
 /// Lanes of a register that holds one value per row. A state has one such register of largest scores and one of totals.
 pub(super) const LANES: usize = 16;
@@ -129,14 +130,14 @@ pub(crate) struct BlockState {
 }
 
 /// Merges the states of single blocks, in order, into one state.
-pub(crate) struct MergeStates<'a> {
-    pub blocks: &'a [BlockState],
+pub(crate) struct MergeStates<Blocks> {
+    pub blocks: Blocks,
     pub rows: usize,
     /// Receives the result.
     pub into: State,
 }
 
-impl Kernel for MergeStates<'_> {
+impl<Blocks: Iterator<Item = BlockState>> Kernel for MergeStates<Blocks> {
     type Output = ();
 
     #[inline(always)]
@@ -147,7 +148,7 @@ impl Kernel for MergeStates<'_> {
         unsafe {
             into.clear::<S>(rows);
             for BlockState { state, first_row } in blocks {
-                let largest = state.start.add(*first_row);
+                let largest = state.start.add(first_row);
                 let factors = into.merge_totals::<S>(largest, largest.add(LANES));
                 for row in 0..rows {
                     let (to, from) = (into.values(row), state.values(first_row + row));
@@ -155,6 +156,37 @@ impl Kernel for MergeStates<'_> {
                         merge_values::<S>(to.add(column), S::load(from.add(column)), &factors, row);
                     }
                 }
+            }
+        }
+    }
+}
+
+/// Divides the values of rows by the sums of the weights and writes them to `out`.
+pub(crate) struct FinishRows<'a> {
+    pub rows: &'a [QueryRow],
+    pub state: State,
+    /// Either empty or, for each head, the score of a position without a value.
+    pub sinks: &'a [f32],
+    /// Number of values that a row has in `out`.
+    pub value_size: usize,
+    pub out: &'a SharedSlice<f32>,
+}
+
+impl Kernel for FinishRows<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        for (r, row) in self.rows.iter().enumerate() {
+            // SAFETY: the caller guarantees that the state was computed for the rows, and that no other thread writes their part
+            // of `out`.
+            let ((values, total, largest), out) =
+                unsafe { (self.state.row(r), self.out.part(row.output, self.value_size)) };
+            let sink = self.sinks.get(row.head).map_or(0.0, |sink| (sink - largest).exp());
+            let factor = 1.0 / (total + sink);
+            for (out, value) in out.iter_mut().zip(values) {
+                // Positions with weight zero may flip the sign of a zero; adding 0.0 gives +0.0 for either sign.
+                *out = value * factor + 0.0;
             }
         }
     }

@@ -134,6 +134,7 @@ impl TileFormat for Q3K {
 impl Blocks for Q6K {
     const HALVES: bool = true;
     const LARGEST: u8 = 63;
+    const ZERO: Option<u8> = Some(32);
 
     #[inline(always)]
     unsafe fn integers<S: Simd>(tile: *const u8, block: usize) -> [S::I; 8] {
@@ -254,6 +255,7 @@ impl Iq4Xs {
 impl Blocks for Iq4Xs {
     const HALVES: bool = false;
     const LARGEST: u8 = 255;
+    const ZERO: Option<u8> = Some(128);
 
     #[inline(always)]
     unsafe fn integers<S: Simd>(tile: *const u8, block: usize) -> [S::I; 8] {

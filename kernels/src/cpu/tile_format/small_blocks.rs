@@ -26,6 +26,7 @@ pub(crate) struct Mxfp4;
 impl Blocks for Q4_0 {
     const HALVES: bool = false;
     const LARGEST: u8 = 15;
+    const ZERO: Option<u8> = Some(8);
 
     #[inline(always)]
     unsafe fn integers<S: Simd>(tile: *const u8, block: usize) -> [S::I; 8] {
@@ -73,6 +74,7 @@ impl TileFormat for Q4_1 {
 impl Blocks for Q5_0 {
     const HALVES: bool = false;
     const LARGEST: u8 = 31;
+    const ZERO: Option<u8> = Some(16);
 
     #[inline(always)]
     unsafe fn integers<S: Simd>(tile: *const u8, block: usize) -> [S::I; 8] {
@@ -127,6 +129,7 @@ impl TileFormat for Q5_1 {
 impl Blocks for Q8_0 {
     const HALVES: bool = false;
     const LARGEST: u8 = 255;
+    const ZERO: Option<u8> = Some(128);
 
     #[inline(always)]
     unsafe fn integers<S: Simd>(tile: *const u8, block: usize) -> [S::I; 8] {
@@ -163,6 +166,7 @@ impl TileFormat for Q8_0 {
 impl Blocks for Iq4Nl {
     const HALVES: bool = false;
     const LARGEST: u8 = 255;
+    const ZERO: Option<u8> = Some(128);
 
     #[inline(always)]
     unsafe fn integers<S: Simd>(tile: *const u8, block: usize) -> [S::I; 8] {
