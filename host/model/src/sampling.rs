@@ -4,6 +4,7 @@
 //! Non-finite logits never become tokens, and a row that allows no token is an error. This module knows nothing
 //! of tokenizers or requests.
 
+use std::borrow::Cow;
 use std::cmp::Ordering;
 use std::collections::HashMap;
 
@@ -133,6 +134,14 @@ impl<'a> SampleRow<'a> {
         }
     }
 
+    /// Returns whether the row chooses from other logits than those of the step.
+    fn adjusts(&self) -> bool {
+        let Sampling { frequency_penalty, presence_penalty, repetition_penalty, logit_bias, .. } =
+            self.sampling;
+        let penalizes = [*frequency_penalty, *presence_penalty] != [0.0; 2] || *repetition_penalty != 1.0;
+        penalizes || !logit_bias.is_empty() || self.mask.is_some() || !self.banned.is_empty()
+    }
+
     /// Fills a set with the tokens of the prompt and the output that are below `vocabulary`.
     pub(crate) fn fill_seen(&self, vocabulary: usize, set: &mut TokenSet) {
         let marked = match self.seen.filter(|seen| seen.set().vocabulary() == vocabulary) {
@@ -170,20 +179,14 @@ pub struct RowOutput {
 
 /// Draws or scores one row. Logits that are not numbers are an error of that row alone.
 pub(crate) fn draw(isa: Isa, logits: &[f32], row: &LogitRow<'_>) -> Result<RowOutput, ModelError> {
-    if let Some(token) = logits.iter().position(|logit| logit.is_nan()) {
-        let row = match row {
-            LogitRow::Score(score) => score.row,
-            LogitRow::Sample(sample) => sample.row,
-        };
-        return Err(ModelError::NotNumbers { row, token });
-    }
+    let highest = highest(logits).map_err(|token| ModelError::NotNumbers { row: row.row(), token })?;
     match row {
         LogitRow::Score(score) => {
             let (logprob, top) = logprobs(isa, logits, score.target, score.top)?;
             Ok(RowOutput { token: score.target, logprob: Some(logprob), top })
         }
         LogitRow::Sample(sample) => {
-            let token = choose(logits, sample)?;
+            let token = choose(logits, highest, sample)?;
             let (logprob, top) = match sample.top_logprobs {
                 Some(count) => {
                     let (logprob, top) = logprobs(isa, logits, token, count)?;
@@ -196,18 +199,42 @@ pub(crate) fn draw(isa: Isa, logits: &[f32], row: &LogitRow<'_>) -> Result<RowOu
     }
 }
 
-fn choose(logits: &[f32], row: &SampleRow<'_>) -> Result<u32, ModelError> {
+/// Returns the highest logit, or the first token whose logit is not a number.
+fn highest(logits: &[f32]) -> Result<f32, usize> {
+    /// Logits that are compared at once, in registers.
+    const LANES: usize = 16;
+    let mut highest = [f32::NEG_INFINITY; LANES];
+    let mut are_numbers = [true; LANES];
+    let (chunks, rest) = logits.as_chunks::<LANES>();
+    for chunk in chunks {
+        for (lane, logit) in chunk.iter().enumerate() {
+            highest[lane] = if *logit > highest[lane] { *logit } else { highest[lane] };
+            are_numbers[lane] &= !logit.is_nan();
+        }
+    }
+    if are_numbers.contains(&false) || rest.iter().any(|logit| logit.is_nan()) {
+        return Err(logits.iter().position(|logit| logit.is_nan()).unwrap_or(0));
+    }
+    Ok(highest.iter().chain(rest).copied().fold(f32::NEG_INFINITY, f32::max))
+}
+
+/// Returns the first token whose logit is `highest`.
+fn first_with(logits: &[f32], highest: f32) -> Option<usize> {
+    const LANES: usize = 64;
+    // Chunks are compared without leaving early, which registers do at once.
+    let has = |chunk: &[f32]| chunk.iter().fold(false, |found, logit| found | (*logit == highest));
+    let start = logits.chunks(LANES).position(has)? * LANES;
+    Some(start + logits[start..].iter().position(|logit| *logit == highest)?)
+}
+
+fn choose(logits: &[f32], highest_logit: f32, row: &SampleRow<'_>) -> Result<u32, ModelError> {
     let sampling = row.sampling;
     sampling.validate().map_err(|problem| ModelError::Option { option: "sampling".to_owned(), problem })?;
-    let adjusted = adjust(logits, row);
-    let best = adjusted.iter().enumerate().filter(|(_, logit)| **logit > f32::NEG_INFINITY).fold(
-        None,
-        |best: Option<(usize, f32)>, (token, logit)| match best {
-            Some((_, highest)) if highest >= *logit => best,
-            _ => Some((token, *logit)),
-        },
-    );
-    let Some((token, highest)) = best else {
+    let is_adjusted = row.adjusts() || highest_logit == f32::INFINITY;
+    let adjusted = if is_adjusted { Cow::Owned(adjust(logits, row)) } else { Cow::Borrowed(logits) };
+    let highest = if is_adjusted { highest(&adjusted).ok() } else { Some(highest_logit) };
+    let best = highest.filter(|highest| *highest > f32::NEG_INFINITY);
+    let Some((highest, token)) = best.and_then(|best| Some((best, first_with(&adjusted, best)?))) else {
         return Err(ModelError::Batch {
             problem: format!("row {}: the mask, bans and logits leave no token to choose from", row.row),
         });
@@ -369,128 +396,5 @@ fn logprobs(isa: Isa, logits: &[f32], target: u32, count: u32) -> Result<(f32, V
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn row<'a>(sampling: &'a Sampling, step: u64) -> SampleRow<'a> {
-        SampleRow { seed: 7, step, ..SampleRow::plain(0, sampling) }
-    }
-
-    fn drawn(logits: &[f32], sampling: &Sampling, draws: u64) -> Vec<u32> {
-        (0..draws).map(|step| choose(logits, &row(sampling, step)).unwrap()).collect()
-    }
-
-    #[test]
-    fn greedy_takes_the_first_highest_logit_and_rejects_nan() {
-        let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
-        assert_eq!(choose(&[1.0, 2.0, 3.0, 3.0], &row(&greedy, 0)).unwrap(), 2);
-        let row_of = LogitRow::Sample(row(&greedy, 0));
-        let error = draw(Isa::detect(), &[1.0, f32::NAN, 3.0], &row_of).unwrap_err();
-        assert!(matches!(error, ModelError::NotNumbers { row: 0, token: 1 }), "{error}");
-        assert_eq!(choose(&[1.0, f32::INFINITY], &row(&greedy, 0)).unwrap(), 1);
-        assert!(choose(&[f32::NEG_INFINITY; 2], &row(&greedy, 0)).is_err());
-    }
-
-    #[test]
-    fn draws_follow_the_distribution_and_repeat_with_the_seed() {
-        let sampling = Sampling::default();
-        let logits = [0.5f32.ln(), 0.3f32.ln(), 0.2f32.ln()];
-        let tokens = drawn(&logits, &sampling, 20_000);
-        for (token, share) in [(0, 0.5), (1, 0.3), (2, 0.2)] {
-            let found = tokens.iter().filter(|drawn| **drawn == token).count() as f64 / 20_000.0;
-            assert!((found - share).abs() < 0.02, "{token}: {found}");
-        }
-        assert_eq!(tokens, drawn(&logits, &sampling, 20_000));
-    }
-
-    #[test]
-    fn truncation_keeps_only_the_likely_tokens() {
-        let logits: Vec<f32> =
-            (0..1000).map(|token| if token < 3 { 10.0 - token as f32 } else { 0.0 }).collect();
-        for (sampling, most) in [
-            (Sampling { top_k: 2, ..Sampling::default() }, 1),
-            (Sampling { top_p: 0.5, ..Sampling::default() }, 0),
-            (Sampling { top_p: 0.8, temperature: 1.0, ..Sampling::default() }, 1),
-            (Sampling { min_p: 0.2, ..Sampling::default() }, 1),
-            (Sampling { temperature: 0.01, ..Sampling::default() }, 0),
-        ] {
-            assert_eq!(drawn(&logits, &sampling, 500).into_iter().max(), Some(most), "{sampling:?}");
-        }
-        let flat = vec![0.0; 1000];
-        let half = Sampling { top_p: 0.5, ..Sampling::default() };
-        assert!(drawn(&flat, &half, 2000).into_iter().all(|token| token < 500));
-    }
-
-    #[test]
-    fn masks_bans_bias_and_penalties_decide() {
-        let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
-        let logits = [4.0, 3.0, 2.0, 1.0];
-        let masked = SampleRow { mask: Some(&[0b1100]), ..row(&greedy, 0) };
-        assert_eq!(choose(&logits, &masked).unwrap(), 2);
-        let banned = SampleRow { banned: &[2, 99], ..masked.clone() };
-        assert_eq!(choose(&logits, &banned).unwrap(), 3);
-        assert!(choose(&logits, &SampleRow { mask: Some(&[]), ..masked }).is_err());
-
-        let biased = Sampling { logit_bias: vec![(3, 10.0), (1000, 1.0)], ..greedy.clone() };
-        assert_eq!(choose(&logits, &row(&biased, 0)).unwrap(), 3);
-        let frequent = Sampling { frequency_penalty: 0.6, ..greedy.clone() };
-        assert_eq!(choose(&logits, &SampleRow { output: &[0, 0], ..row(&frequent, 0) }).unwrap(), 1);
-        let present = Sampling { presence_penalty: 0.9, ..greedy.clone() };
-        assert_eq!(choose(&logits, &SampleRow { output: &[0, 0], ..row(&present, 0) }).unwrap(), 0);
-        let repeated = Sampling { repetition_penalty: 2.0, ..greedy };
-        assert_eq!(choose(&logits, &SampleRow { prompt: &[0], ..row(&repeated, 0) }).unwrap(), 1);
-    }
-
-    #[test]
-    fn the_tokens_that_a_sequence_has_marked_change_no_logit() {
-        let sampling = Sampling { repetition_penalty: 1.7, frequency_penalty: 0.3, ..Sampling::default() };
-        let logits: Vec<f32> = (0..100).map(|token| (token as f32 * 0.7).sin()).collect();
-        let bits = |row: &SampleRow<'_>| -> Vec<u32> {
-            adjust(&logits, row).into_iter().map(f32::to_bits).collect()
-        };
-        // Some tokens are outside the vocabulary.
-        let tokens: Vec<u32> = (0..60).map(|at| at * at % 120).collect();
-        for vocabulary in [100, 110] {
-            let mut seen = SeenTokens::new(vocabulary);
-            for known in [8, 9, 40, 60] {
-                seen.mark(&tokens[..known]);
-                // The rows of a draft come after more tokens than are marked.
-                for end in known..=tokens.len() {
-                    let fresh =
-                        SampleRow { prompt: &tokens[..8], output: &tokens[8..end], ..row(&sampling, 0) };
-                    let kept = SampleRow { seen: Some(&seen), ..fresh.clone() };
-                    assert_eq!(bits(&kept), bits(&fresh), "{known} of {end}, {vocabulary}");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn logprobs_come_from_the_raw_logits_and_are_sorted() {
-        let sampling = Sampling { temperature: 0.0, logit_bias: vec![(0, 100.0)], ..Sampling::default() };
-        let logits = [0.2f32.ln(), 0.5f32.ln(), 0.3f32.ln()];
-        let sample = SampleRow { top_logprobs: Some(2), ..row(&sampling, 0) };
-        let out = draw(Isa::detect(), &logits, &LogitRow::Sample(sample)).unwrap();
-        assert_eq!(out.token, 0);
-        assert!((out.logprob.unwrap() - 0.2f32.ln()).abs() < 1e-5);
-        assert_eq!(out.top.iter().map(|(token, _)| *token).collect::<Vec<_>>(), [1, 2]);
-        let score = |target| LogitRow::Score(ScoreRow { row: 0, target, top: 0 });
-        assert!(draw(Isa::detect(), &logits, &score(3)).is_err());
-        assert!(
-            (draw(Isa::detect(), &logits, &score(2)).unwrap().logprob.unwrap() - 0.3f32.ln()).abs() < 1e-5
-        );
-    }
-
-    #[test]
-    fn validation_names_the_setting_that_is_out_of_range() {
-        for (sampling, name) in [
-            (Sampling { temperature: f32::NAN, ..Sampling::default() }, "temperature"),
-            (Sampling { top_p: 1.5, ..Sampling::default() }, "top_p"),
-            (Sampling { repetition_penalty: 0.0, ..Sampling::default() }, "repetition_penalty"),
-            (Sampling { logit_bias: vec![(1, f32::INFINITY)], ..Sampling::default() }, "logit_bias"),
-        ] {
-            assert!(sampling.validate().unwrap_err().starts_with(name));
-        }
-        assert_eq!(Sampling::default().validate(), Ok(()));
-    }
-}
+#[path = "sampling_tests.rs"]
+mod tests;

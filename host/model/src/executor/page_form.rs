@@ -12,8 +12,8 @@ use crate::batch::{PAGE_TOKENS, PageId};
 use crate::config::ModelConfig;
 use crate::error::ModelError;
 
-/// The version of the order of a page's bytes. A change of it makes all stored pages useless.
-const ORDER_VERSION: u32 = 1;
+/// The version of the order of a page's bytes and of the sums that they come from. A change of it makes all stored pages useless.
+const ORDER_VERSION: u32 = 2;
 
 /// The form of an executor's pages.
 #[derive(Clone, Debug, PartialEq, Eq)]
