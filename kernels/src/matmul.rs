@@ -306,8 +306,11 @@ impl<'a> Task<'a> {
 
 /// Returns the number of tiles per task that keeps all threads busy with this number of tiles.
 pub(crate) fn tiles_per_task(threads: usize, tiles: usize) -> usize {
-    // Kernels for many tokens take two tiles at a time.
-    tiles.div_ceil(threads * TASKS_PER_THREAD).next_multiple_of(2)
+    match tiles.div_ceil(threads * TASKS_PER_THREAD) {
+        0 | 1 => 1,
+        // Kernels for many tokens take two tiles at a time.
+        several => several.next_multiple_of(2),
+    }
 }
 
 fn plan<'a>(threads: usize, projection: Projection<'a>, tokens: usize, stride: usize) -> Vec<Task<'a>> {

@@ -6,7 +6,7 @@
 //! and the values `o`, which are weighted sums over positions in order. Blocks are merged into the running `(M, D, O)`
 //! from first to last: `N = max(M, m)`, `a = exp(M - N)`, `b = exp(m - N)`, `(N, d b + D a, o b + O a)`. A block in which
 //! a row sees no position leaves its state unchanged. Each K and V value is read once for all rows of the call, which
-//! share one KV head and may belong to several sequences.
+//! share one KV head and may belong to several sequences. [`super::attention_bf16`] has the products of the tier that rounds.
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;

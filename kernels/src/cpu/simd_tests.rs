@@ -75,6 +75,7 @@ impl Kernel for Operations<'_> {
                 ("shr", lanes::<S>(S::shr::<3>(rows[1]))),
                 ("shl", lanes::<S>(S::shl::<5>(rows[1]))),
                 ("add_i", lanes::<S>(S::add_i(rows[1], rows[2]))),
+                ("sub_i", lanes::<S>(S::sub_i(rows[1], rows[2]))),
                 ("to_f32", bits::<S>(S::to_f32(rows[1]))),
             ]);
 
@@ -102,6 +103,7 @@ impl Kernel for Operations<'_> {
                 ("load_i8", bits::<S>(S::load_i8(at(14).cast()))),
                 ("round", bits::<S>(S::round(tenth))),
                 ("exp2_whole", bits::<S>(S::exp2_whole(S::round(S::mul(tenth, S::splat(0.99)))))),
+                ("mul_exp2", bits::<S>(S::mul_exp2(S::splat(1.7), S::round(S::mul(tenth, S::splat(0.98)))))),
                 ("div", bits::<S>(S::div(tenth, floats))),
                 ("max", bits::<S>(S::max(tenth, S::splat(3.0)))),
                 ("min", bits::<S>(S::min(tenth, S::splat(3.0)))),
@@ -129,6 +131,49 @@ fn every_tier_computes_the_same_integers_and_conversions() {
                 assert_eq!(found, expected, "{name} of {isa}");
             }
         }
+    }
+}
+
+/// Rounds 32 numbers to BF16, in order and in pairs, and adds to 1 the products of the pairs with the first pair.
+struct Rounded<'a>(&'a [f32; 32]);
+
+impl Kernel for Rounded<'_> {
+    type Output = Option<([u32; 16], [u32; 16], [u32; 16])>;
+    const USES_BF16_DOTS: bool = true;
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) -> Self::Output {
+        if !S::BF16_DOTS {
+            return None;
+        }
+        // SAFETY: the array has two registers.
+        unsafe {
+            let (low, high) = (S::load(self.0.as_ptr()), S::load(self.0.as_ptr().add(16)));
+            let (ordered, pairs) = (S::round_bf16(low, high), S::bf16_pairs(low, high));
+            let mut first = [0u8; 64];
+            S::store_i(first.as_mut_ptr(), pairs);
+            let dots = S::dot_bf16(S::splat(1.0), pairs, S::splat_4(first.as_ptr()));
+            Some((lanes::<S>(ordered), lanes::<S>(pairs), bits::<S>(dots)))
+        }
+    }
+}
+
+#[test]
+fn numbers_are_rounded_to_bf16_and_multiplied_in_pairs() {
+    let mut random = Random::fresh();
+    for isa in Isa::ALL.into_iter().filter(|isa| isa.supported()) {
+        // Products and sums of small integers are exact.
+        let floats: [f32; 32] = std::array::from_fn(|_| random.below(200) as f32 - 100.0);
+        let fine: [f32; 32] = std::array::from_fn(|_| random.signed() * 1e3);
+        // SAFETY: the kernels read only their array.
+        let (found, found_fine) = unsafe { (dispatch(isa, Rounded(&floats)), dispatch(isa, Rounded(&fine))) };
+        assert_eq!(found.is_some(), isa == Isa::Avx512Bf16, "{isa}");
+        let (Some((_, _, dots)), Some((ordered, pairs, _))) = (found, found_fine) else { continue };
+        let rounded = fine.map(|x| u32::from(half::bf16::from_f32(x).to_bits()));
+        assert_eq!(ordered, std::array::from_fn(|i| rounded[2 * i] | rounded[2 * i + 1] << 16));
+        assert_eq!(pairs, std::array::from_fn(|i| rounded[i] | rounded[i + 16] << 16));
+        let dot = |i: usize| 1.0 + floats[i] * floats[0] + floats[i + 16] * floats[16];
+        assert_eq!(dots, std::array::from_fn(|i| dot(i).to_bits()));
     }
 }
 

@@ -6,9 +6,9 @@ use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
 
-use skep_kernels::WorkerPool;
 use skep_kernels::matmul::Activations;
 use skep_kernels::turns::{TurnGroup, Turns};
+use skep_kernels::{Isa, WorkerPool};
 
 use super::limits::limits;
 use super::sharded::ShardedExecutor;
@@ -62,7 +62,7 @@ impl ModelWeights {
         // Packing takes long, so options that cannot be satisfied are rejected first.
         limits(&config, options)?;
         options.kv.format()?;
-        let (_, threads) = tier_and_threads(options)?;
+        let (isa, threads) = tier_and_threads(options)?;
         check_ranks(checkpoint, options)?;
         let (ranks, stages) = (options.tensor_parallel, options.pipeline_parallel);
         let shard = |rank| Shard { rank, ranks };
@@ -90,6 +90,7 @@ impl ModelWeights {
             let begin = |_: &str, _: &[Range<usize>]| ahead.begin();
             let mut weights = WeightLoader::new(&pool, checkpoint, shard(rank))
                 .with_format(options.exact_weights, options.weights)
+                .narrowing_f16(isa == Isa::Avx512Bf16 && !options.exact_weights)
                 .watched_by(&packed)
                 .noting_reads(&begin);
             models.push(ahead.beside(|| Transformer::load(&config, &mut weights))?);
@@ -180,7 +181,6 @@ mod tests {
     use crate::executor::WeightConversion;
     use crate::executor::estimate::cpu_plan;
     use crate::executor::fixture::{expected, folder, options, relative_error, sequence};
-    use skep_kernels::Isa;
 
     #[test]
     fn a_load_is_watched_from_the_first_weight_to_the_last() {

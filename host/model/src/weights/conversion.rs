@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use half::{bf16, f16};
@@ -100,6 +101,29 @@ pub(super) fn converted(
     }
 }
 
+/// Returns whether BF16 holds all of these F16 numbers exactly. The threads of `pool` share them.
+pub(super) fn bf16_holds(pool: &WorkerPool, numbers: &[u8]) -> bool {
+    let parts: Vec<&[u8]> = numbers.chunks(2 * VALUES_AT_ONCE).collect();
+    let all = AtomicBool::new(true);
+    pool.run(parts.len(), |part| {
+        if all.load(Ordering::Relaxed) && !parts[part].as_chunks().0.iter().all(|number| is_bf16(*number)) {
+            all.store(false, Ordering::Relaxed);
+        }
+    });
+    all.into_inner()
+}
+
+/// Returns whether an F16 number has at most 8 significant bits. BF16 has all of its exponents.
+fn is_bf16(number: [u8; 2]) -> bool {
+    let bits = u16::from_le_bytes(number);
+    let fraction = bits & 0x3ff;
+    match bits & 0x7c00 {
+        // The leading bit of a subnormal number is in the fraction.
+        0 => fraction == 0 || fraction >> fraction.trailing_zeros() < 1 << 8,
+        _ => fraction.is_multiple_of(1 << 3),
+    }
+}
+
 fn convert([from, to]: [DType; 2], source: &[u8], target: &mut [u8]) -> Result<(), String> {
     let mut values = vec![0.0f32; target.len() / to.block_bytes() * to.block_len()];
     dequantize(from, source, &mut values).map_err(|error| error.to_string())?;
@@ -142,7 +166,15 @@ fn quantize(values: &[f32], block: &mut [u8]) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
+    use std::borrow::Cow;
+
+    use skep_kernels::matmul::PackedMatrix;
+
+    use super::super::WeightLoader;
     use super::*;
+    use crate::checkpoint::Checkpoint;
+    use crate::config::ModelConfig;
+    use crate::shard::Shard;
 
     fn matrix(rows: usize, columns: usize) -> Vec<f32> {
         (0..rows * columns).map(|at| ((at * 37 % 101) as f32 - 50.0) * 0.01).collect()
@@ -169,6 +201,44 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn numbers_that_bf16_holds_are_recognized() {
+        for bits in 0..=u16::MAX {
+            let number = f16::from_bits(bits);
+            if number.is_nan() {
+                continue;
+            }
+            let rounded = bf16::from_f32(number.to_f32()).to_f32();
+            assert_eq!(is_bf16(bits.to_le_bytes()), rounded == number.to_f32(), "{number}");
+        }
+        let pool = WorkerPool::new(2).unwrap();
+        let mut numbers: Vec<u8> =
+            (0..3 * VALUES_AT_ONCE).flat_map(|at| f16::from_f32((at % 200) as f32).to_le_bytes()).collect();
+        assert!(bf16_holds(&pool, &numbers));
+        let last = numbers.len() - 2;
+        numbers[last..].copy_from_slice(&f16::from_f32(1.001).to_le_bytes());
+        assert!(!bf16_holds(&pool, &numbers));
+    }
+
+    #[test]
+    fn matrices_in_f16_become_bf16_only_where_that_changes_nothing() {
+        let pool = WorkerPool::new(1).unwrap();
+        let checkpoint = Checkpoint::synthetic(ModelConfig::shape("tiny").unwrap(), DType::F16).unwrap();
+        let format = |narrows, [first, rest]: [f32; 2]| {
+            let mut numbers = vec![f16::from_f32(rest); 40 * 32];
+            numbers[0] = f16::from_f32(first);
+            let numbers: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+            let mut loader = WeightLoader::new(&pool, &checkpoint, Shard { rank: 0, ranks: 1 });
+            loader = loader.narrowing_f16(narrows);
+            let matrix = loader.packed("m", DType::F16, [40, 32], || Ok(Cow::Owned(numbers))).unwrap();
+            assert_eq!(loader.bytes(), PackedMatrix::packed_len(DType::F16, 40, 32).unwrap() as u64);
+            matrix.dtype()
+        };
+        assert_eq!(format(true, [0.75, -3.0]), DType::BF16);
+        assert_eq!(format(true, [1.001, -3.0]), DType::F16);
+        assert_eq!(format(false, [0.75, -3.0]), DType::F16);
     }
 
     #[test]

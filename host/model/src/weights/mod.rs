@@ -21,7 +21,7 @@ use crate::error::ModelError;
 use crate::layers::linear::Linear;
 use crate::shard::{Shard, ShardPlan};
 pub use conversion::WeightConversion;
-use conversion::converted;
+use conversion::{bf16_holds, converted};
 pub(crate) use read_ahead::{ReadAhead, Reads};
 
 /// Loads weights and counts the bytes that they take.
@@ -32,6 +32,8 @@ pub(crate) struct WeightLoader<'a> {
     /// Whether quantized weights become F32.
     exact: bool,
     conversion: WeightConversion,
+    /// Whether matrices in F16 that BF16 holds exactly become BF16.
+    narrows_f16: bool,
     bytes: u64,
     /// Is called with the number of bytes after each weight.
     watch: Option<&'a dyn Fn(u64)>,
@@ -82,6 +84,7 @@ impl<'a> WeightLoader<'a> {
             shard,
             exact: false,
             conversion: WeightConversion::Keep,
+            narrows_f16: false,
             bytes: 0,
             watch: None,
             reads: None,
@@ -97,6 +100,7 @@ impl<'a> WeightLoader<'a> {
             shard,
             exact: false,
             conversion: WeightConversion::Keep,
+            narrows_f16: false,
             bytes: 0,
             watch: None,
             reads: None,
@@ -107,6 +111,12 @@ impl<'a> WeightLoader<'a> {
     /// be rounded beside them.
     pub(crate) fn with_format(self, exact: bool, conversion: WeightConversion) -> Self {
         WeightLoader { exact, conversion, ..self }
+    }
+
+    /// Packs matrices in F16 as BF16 if that changes no value, for processors that multiply BF16 and not F16. Files in F16 are often
+    /// made of weights in BF16. Plans need not know, because both formats take the same memory.
+    pub(crate) fn narrowing_f16(self, narrows_f16: bool) -> Self {
+        WeightLoader { narrows_f16, ..self }
     }
 
     /// Calls `watch` with the number of bytes after each weight.
@@ -234,13 +244,16 @@ impl<'a> WeightLoader<'a> {
     fn packed_as<'d>(
         &mut self,
         name: &str,
-        [dtype, form]: [DType; 2],
+        [dtype, mut form]: [DType; 2],
         [rows, columns]: [usize; 2],
         data: impl FnOnce() -> Result<Cow<'d, [u8]>, ModelError>,
     ) -> Result<PackedMatrix, ModelError> {
         let matrix = match &mut self.target {
             Target::Memory { pool, arena } => {
                 let mut data = data()?;
+                if self.narrows_f16 && [dtype, form] == [DType::F16; 2] && bf16_holds(pool, &data) {
+                    form = DType::BF16;
+                }
                 if form != dtype {
                     data = Cow::Owned(converted(pool, name, [dtype, form], [rows, columns], &data)?);
                 }
