@@ -87,6 +87,7 @@ fn past_pages(sequence: &AttentionSequence) -> &[u32] {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Strides;
     use super::*;
     use crate::cpu::attention::BLOCK;
 
@@ -121,5 +122,31 @@ mod tests {
         assert_eq!(find(&eight, 3), [(vec![0, 1, 2, 3], 0, 2), (vec![4, 5, 6, 7], 0, 2)]);
         assert_eq!(find(&["abx"; 5], 3), [(vec![0, 1, 2], 0, 2), (vec![3, 4], 0, 2)]);
         assert_eq!(find(&eight, 7), [], "each has enough queries for itself");
+    }
+
+    #[test]
+    fn plans_are_kept_for_calls_of_the_same_shape_and_used_by_one_at_a_time() {
+        let sequence = AttentionSequence { row: 0, tokens: 1, start: 40, pages: vec![0, 1, 2] };
+        let batch = AttentionBatch::new(vec![sequence], 1);
+        let shape = |threads| {
+            let (query, output) = ([16, 16], [16, 16]);
+            let strides = Strides { heads: 1, kv_heads: 1, query, output, value_stride: 16, value_size: 16 };
+            PlanShape { threads, strides, window: None }
+        };
+        let start = |plan: &Plan| plan.groups.as_ptr();
+        let (one, other) = (batch.take_plan(&shape(1)), batch.take_plan(&shape(1)));
+        let (first, second) = (start(&one), start(&other));
+        assert_ne!(first, second, "two calls at once have a plan each");
+        batch.keep_plan(shape(1), one);
+        assert_eq!(start(&batch.take_plan(&shape(1))), first);
+        batch.keep_plan(shape(1), other);
+        let of_two = batch.take_plan(&shape(2));
+        batch.keep_plan(shape(2), of_two);
+        assert_eq!(batch.plans().len(), KEPT_PLANS);
+        // A third shape takes the place of the oldest plan.
+        let of_three = batch.take_plan(&shape(3));
+        batch.keep_plan(shape(3), of_three);
+        let shapes: Vec<usize> = batch.plans().iter().map(|(shape, _)| shape.threads).collect();
+        assert_eq!(shapes, [2, 3]);
     }
 }

@@ -70,6 +70,10 @@ fn check_case(random: &mut Random, isa: Isa, format: KvFormat, case: &Case) {
     // The memory of states has what another operation left there.
     pool.scratch(1).fill(f32::NAN);
     attention(&pool, isa, params, &kv, &query, &batch, &mut out).unwrap();
+    // The next layer reuses the plan.
+    let mut again = vec![f32::NAN; rows * width];
+    attention(&pool, isa, params, &kv, &query, &batch, &mut again).unwrap();
+    assert!(again == out, "{isa} {format:?}");
 
     let share = case.heads / case.kv_heads;
     for (sequence, contents) in batch.sequences().iter().zip(&contents) {

@@ -184,6 +184,12 @@ pub struct Node {
     pub number: u64,
 }
 
+/// Returns the sum of a metric over the series with a label.
+fn sum_of(metrics: &str, name: &str, label: &str) -> u64 {
+    let series = metrics.lines().filter(|line| line.starts_with(name) && line.contains(label));
+    series.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum::<f64>() as u64
+}
+
 impl Node {
     fn start(mut command: Command, log: PathBuf, key: Option<String>) -> Node {
         let mut child = command.stdout(Stdio::piped()).stderr(File::create(&log).unwrap()).spawn().unwrap();
@@ -213,20 +219,28 @@ impl Node {
 
     /// Returns the text of `/metrics`.
     pub async fn metrics(&self) -> String {
+        self.metrics_while_it_lives().await.expect("the host answers")
+    }
+
+    /// Returns the text of `/metrics`, or `None` if the host has ended.
+    async fn metrics_while_it_lives(&self) -> Option<String> {
         let ask = || self.request(Method::GET, "/metrics").send();
         let answer = match ask().await {
             Ok(answer) => answer,
             // The host may have closed a connection that was open from before.
-            Err(_) => ask().await.unwrap(),
+            Err(_) => ask().await.ok()?,
         };
-        answer.text().await.unwrap()
+        answer.text().await.ok()
     }
 
     /// Returns the sum of a metric over the series with this label.
     pub async fn metric(&self, name: &str, label: &str) -> u64 {
-        let text = self.metrics().await;
-        let series = text.lines().filter(|line| line.starts_with(name) && line.contains(label));
-        series.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum::<f64>() as u64
+        sum_of(&self.metrics().await, name, label)
+    }
+
+    /// Returns the sum of a metric, or 0 if the host has ended.
+    pub async fn metric_while_it_lives(&self, name: &str) -> u64 {
+        self.metrics_while_it_lives().await.map_or(0, |metrics| sum_of(&metrics, name, ""))
     }
 
     /// Sends a request with a body, unless it is null, and returns the status, the body and the host that answered.

@@ -75,9 +75,10 @@ async fn prompts_at_a_host_that_is_killed_or_stopped_in_the_middle_get_the_answe
             let prefill = prefill_host(&site, &decode).await;
             let (answers, pages_were_missing) = interrupted(&decode, &prefill, all.len(), signal).await;
             if signal == "-STOP" {
-                // It continues with orders that nobody waits for, and gives them up.
+                // It continues with orders that nobody waits for, and gives them up, or ends because it has lost its lease.
                 prefill.signal("-CONT");
-                until(async || prefill.metric("skep_cluster_prefill_tokens_in_flight", "").await == 0).await;
+                let tokens = "skep_cluster_prefill_tokens_in_flight";
+                until(async || prefill.metric_while_it_lives(tokens).await == 0).await;
             }
             prefill.kill();
             // The pages that came before are those that are used now, and have not changed.
