@@ -17,7 +17,7 @@ pub(super) const REREAD_BLOCKS: usize = 8;
 /// be more.
 pub(super) const MAX_STATES: usize = 1 << 28;
 
-/// What a plan depends on beside the sequences of a step.
+/// Everything that a plan depends on beside the sequences of a step.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct PlanShape {
     pub(super) threads: usize,

@@ -51,7 +51,7 @@ impl AttentionBatch {
     }
 }
 
-/// The layers of a model have few shapes, and dividing the work anew in each of them would take longer than some of their
+/// The layers of a model have few shapes, and dividing the work again in each of them would take longer than some of their
 /// matrix products.
 impl AttentionBatch {
     /// Returns a plan of this shape for one call, which no other call uses.

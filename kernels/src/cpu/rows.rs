@@ -10,7 +10,7 @@ use crate::Isa;
 
 /// A computation for up to 8 query rows, or [`MAX_ROWS`].
 pub(crate) trait RowKernel {
-    /// As in [`Kernel`].
+    /// Whether the computation is also compiled for dot products of BF16 numbers, as in [`Kernel`].
     const USES_BF16_DOTS: bool = false;
 
     /// Returns the number of rows.

@@ -6,7 +6,7 @@ use skep_kernels::cuda::blas::Blas;
 use skep_kernels::cuda::ceilings::{Gemm, copy_gb_per_s, gemm_tflops};
 use skep_kernels::cuda::device::Device;
 use skep_kernels::{Isa, KernelError, arithmetic, bandwidth};
-use skep_model::{DType, DeviceChoice, ExecutorOptions, ModelConfig, Ordinals, physical_cores};
+use skep_model::{DType, DeviceChoice, ExecutorOptions, KvDtype, ModelConfig, Ordinals, physical_cores};
 
 use super::subject::Loaded;
 use super::work::Operations;
@@ -36,14 +36,16 @@ impl Ceilings {
             DeviceChoice::Cuda(devices) => Ok(Self::of_devices(devices, loaded, options, rows)?),
             DeviceChoice::Cpu | DeviceChoice::Auto => {
                 let threads = options.threads.unwrap_or_else(physical_cores);
-                Ok(Self::of_processor(options.isa.unwrap_or_else(Isa::detect), threads, loaded.dtype))
+                let isa = options.isa.unwrap_or_else(Isa::detect);
+                Ok(Self::of_processor(isa, threads, loaded.dtype, options.kv))
             }
         }
     }
 
     /// Measures reads of a buffer far larger than the caches, and multiplications of values that stay in
-    /// registers. Quantized weights are multiplied as 8-bit integers.
-    fn of_processor(isa: Isa, threads: usize, weights: DType) -> Self {
+    /// registers. Quantized weights are multiplied as 8-bit integers. The rate of BF16 is that of float32 where the processor does
+    /// not multiply BF16.
+    fn of_processor(isa: Isa, threads: usize, weights: DType, kv: KvDtype) -> Self {
         let rate = arithmetic::measure(isa, threads);
         Ceilings {
             read_gb_per_s: bandwidth::measure_read_gb_per_s(threads),
@@ -53,7 +55,7 @@ impl Ceilings {
                     DType::BF16 => rate.bf16_per_s,
                     _ => rate.int8_per_s,
                 },
-                attention_ops_per_s: rate.f32_per_s,
+                attention_ops_per_s: if kv == KvDtype::F32 { rate.f32_per_s } else { rate.bf16_per_s },
             }),
         }
     }
