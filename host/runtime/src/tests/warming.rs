@@ -198,3 +198,25 @@ async fn a_session_that_is_deleted_while_it_is_pinned_leaves_no_pin() {
         assert!(host.agents.pinned_sessions().is_empty(), "round {round}");
     }
 }
+
+#[tokio::test]
+async fn a_session_that_expires_while_it_is_pinned_leaves_no_pin() {
+    const THREE_HOURS_MS: u64 = 3 * 3_600_000;
+    let folder = tempfile::tempdir().expect("a folder");
+    let (tier, clock) = (tier(folder.path()), Clock::at(START_MS));
+    let host = restarted(&tier, &clock, "[sessions]\nttl_h = 2", Duration::ZERO).await;
+    for round in 0..20 {
+        let session = format!("short-{round}");
+        host.ask("chat", &session, QUESTION).await.expect("the turn succeeds");
+        clock.advance(THREE_HOURS_MS);
+        let (pinned, expired) = tokio::join!(
+            host.agents.pin_session("chat", &session),
+            host.agents.expire_sessions(clock.now_ms())
+        );
+        assert!(expired.expect("the call succeeds") > 0, "round {round}");
+        if let Err(error) = pinned {
+            assert_eq!(error.code(), "session_not_found");
+        }
+        assert!(host.agents.pinned_sessions().is_empty(), "round {round}");
+    }
+}
