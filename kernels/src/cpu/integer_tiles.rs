@@ -89,7 +89,7 @@ struct TileProduct<Format> {
     group: GroupView,
     /// Number of tokens in the group.
     tokens: usize,
-    /// Whether the tiles are multiplied for the first time.
+    /// The group is the first one that these tiles are multiplied with.
     is_first: bool,
     out: *mut f32,
     stride: usize,

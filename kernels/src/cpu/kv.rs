@@ -20,7 +20,7 @@ pub(crate) trait KvFormat: Copy {
     const LIMIT: f32;
     /// Whether each head of each token has a scale by which stored values are multiplied.
     const SCALED: bool;
-    /// Whether tiers with dot products of BF16 numbers round what they multiply to BF16.
+    /// If true, tiers with dot products of BF16 numbers round the operands of attention to BF16.
     const ROUNDED: bool;
 
     /// Loads 16 values as floats.

@@ -34,7 +34,8 @@ use simd::Simd;
 /// A computation that is compiled once per tier.
 pub(crate) trait Kernel {
     type Output;
-    /// Whether the computation is also compiled for the tier with dot products of BF16 numbers. The others do without.
+    /// If true, the computation is also compiled for the tier with dot products of BF16 numbers. Otherwise, that tier runs the
+    /// code of the tier without them.
     const USES_BF16_DOTS: bool = false;
 
     /// Runs the computation with the vectors of tier `S`.

@@ -10,7 +10,7 @@ use crate::Isa;
 
 /// A computation for up to 8 query rows, or [`MAX_ROWS`].
 pub(crate) trait RowKernel {
-    /// Whether the computation is also compiled for dot products of BF16 numbers, as in [`Kernel`].
+    /// It has the meaning of [`Kernel::USES_BF16_DOTS`].
     const USES_BF16_DOTS: bool = false;
 
     /// Returns the number of rows.

@@ -30,7 +30,7 @@ pub(crate) unsafe trait Simd: Copy {
     const MANY_REGISTERS: bool;
     /// Whether [`Self::dots`] subtracts 128 from the integers of blocks whose integers may exceed 127.
     const CENTERED_DOTS: bool;
-    /// Whether the tier multiplies BF16 numbers, by [`Self::dot_bf16`].
+    /// If true, the tier has [`Self::dot_bf16`] and the operations that round to BF16.
     const BF16_DOTS: bool = false;
 
     /// 16 floats.

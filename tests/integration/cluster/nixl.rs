@@ -38,7 +38,15 @@ fn library() -> Option<PathBuf> {
 
 /// Returns the bytes of pages that took a lane to this host.
 async fn lane_bytes(node: &Node, lane: &str) -> u64 {
-    node.metric("skep_cluster_kv_lane_bytes_total{", &format!("lane=\"{lane}\"")).await
+    lane_metric(node, "skep_cluster_kv_lane_bytes_total", lane).await
+}
+
+/// Returns a metric of a lane, which every host with the lane has.
+async fn lane_metric(node: &Node, name: &str, lane: &str) -> u64 {
+    let metrics = node.metrics().await;
+    let series = format!("{name}{{lane=\"{lane}\"}} ");
+    let line = metrics.lines().find_map(|line| line.strip_prefix(&series));
+    line.unwrap_or_else(|| panic!("{metrics}")).parse().unwrap()
 }
 
 /// Computes a prompt at one host, and one with the same beginning at both, which must answer alike. Returns the number of tokens
@@ -63,7 +71,7 @@ async fn ask_both(a: &Node, b: &Node, title: &str) -> (u64, u64) {
 /// another prompt is tried. Returns which prompt it was, and the numbers of pages that were fetched and of tokens that were not computed.
 async fn fetch(a: &Node, b: &Node, title: &str, lane: &str) -> (usize, u64, u64) {
     let late = async || {
-        peer_figure(b, "missed").await + b.metric("skep_cluster_kv_lane_errors_total{", "lane=\"nixl\"").await
+        peer_figure(b, "missed").await + lane_metric(b, "skep_cluster_kv_lane_errors_total", "nixl").await
     };
     let mut attempt = 1;
     loop {

@@ -32,7 +32,7 @@ pub(crate) struct WeightLoader<'a> {
     /// Whether quantized weights become F32.
     exact: bool,
     conversion: WeightConversion,
-    /// Whether matrices in F16 that BF16 holds exactly become BF16.
+    /// If true, matrices in F16 are packed as BF16 where that changes no value.
     narrows_f16: bool,
     bytes: u64,
     /// Is called with the number of bytes after each weight.
