@@ -1,8 +1,8 @@
 //! The errors that operations return.
 
-use crate::DType;
 use crate::cuda_types::{Architecture, NvrtcVersion, ProductLayout};
 use crate::fault::Fault;
+use crate::{DType, Isa};
 
 /// An operation was given a shape, size or format that it cannot handle, or the machine lacks something that it needs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -24,6 +24,8 @@ pub enum KernelError {
          the buffer here"
     )]
     OtherDevice { op: &'static str, device: String, other: String },
+    #[error("{op}: pages of BF16 pairs need the tier {}, but it is {isa}", Isa::Avx512Bf16)]
+    Tier { op: &'static str, isa: Isa },
     #[error("{op}: the device has no kernel for {found}; it has kernels for {supported}")]
     Format { op: &'static str, found: DType, supported: &'static str },
     #[error("out of memory: {bytes} bytes could not be allocated")]

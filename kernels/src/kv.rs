@@ -2,13 +2,14 @@
 //!
 //! Invariant: all stored values are finite. Pages take memory only once they are written. Keys are stored as
 //! `[page][kv head][dimension][16 tokens]`, so that a register of scores covers 16 tokens; values are stored as
-//! `[page][kv head][16 tokens][stride]`.
+//! `[page][kv head][16 tokens][stride]`. In BF16 they are stored as the instructions take them, as
+//! `[page][kv head][pair of dimensions][16 tokens][2]` and `[page][kv head][pair of tokens][stride][2]`.
 
 use std::ops::Range;
 
 use crate::buffer::AlignedBytes;
 use crate::cpu::dispatch;
-use crate::cpu::kv::{KvF16, KvF32, KvI8, MAX_HEAD, StoreHead};
+use crate::cpu::kv::{KvF16, KvF32, KvI8, MAX_HEAD, StoreHead, StorePairs};
 use crate::error::{expect_len, product};
 use crate::{Isa, KernelError};
 
@@ -24,6 +25,8 @@ pub const MAX_LATENT: usize = crate::cpu::kv::MAX_LATENT;
 pub enum KvFormat {
     F32,
     F16,
+    /// Pairs of BF16 numbers, only for the tier with dot products of them and for even head sizes.
+    Bf16,
     /// 8-bit integers. Each head of each token has one scale for its key and one for its value.
     I8,
 }
@@ -43,11 +46,26 @@ pub struct KvLayer {
 }
 
 impl KvFormat {
+    /// All formats.
+    pub const ALL: [KvFormat; 4] = [KvFormat::F32, KvFormat::F16, KvFormat::Bf16, KvFormat::I8];
+
+    /// Returns whether the tier has kernels for pages of the format.
+    pub fn supported_by(self, isa: Isa) -> bool {
+        self != KvFormat::Bf16 || isa == Isa::Avx512Bf16 && isa.supported()
+    }
+
+    /// Returns the format of as many bits that is the fastest for heads of that size in the tier.
+    #[must_use]
+    pub fn for_heads(self, isa: Isa, head_size: usize) -> Self {
+        let pairs = isa == Isa::Avx512Bf16 && head_size.is_multiple_of(2);
+        if self == KvFormat::F16 && pairs { KvFormat::Bf16 } else { self }
+    }
+
     /// Returns the size in bytes of one value of a key or a value vector, without scales.
     pub(crate) fn element_bytes(self) -> usize {
         match self {
             KvFormat::F32 => 4,
-            KvFormat::F16 => 2,
+            KvFormat::F16 | KvFormat::Bf16 => 2,
             KvFormat::I8 => 1,
         }
     }
@@ -55,7 +73,7 @@ impl KvFormat {
     /// Returns the size in bytes of the scales of one head's keys (or values) in a page.
     fn scale_bytes(self) -> usize {
         match self {
-            KvFormat::F32 | KvFormat::F16 => 0,
+            KvFormat::F32 | KvFormat::F16 | KvFormat::Bf16 => 0,
             KvFormat::I8 => PAGE_TOKENS * size_of::<f32>(),
         }
     }
@@ -77,6 +95,9 @@ impl KvLayer {
                 index: head_size,
                 count: MAX_HEAD,
             });
+        }
+        if format == KvFormat::Bf16 {
+            expect_len(OP, "the remainder of the head size divided by 2", 0, head_size % 2)?;
         }
         let size = format.element_bytes();
         let value_stride = head_size.next_multiple_of(16);
@@ -135,10 +156,15 @@ impl KvLayer {
         write_parts([keys, values, key_scales, value_scales], *page_count, page, bytes)
     }
 
+    /// Checks that the tier has kernels for the format.
+    pub(crate) fn check_tier(&self, op: &'static str, isa: Isa) -> Result<(), KernelError> {
+        if self.format.supported_by(isa) { Ok(()) } else { Err(KernelError::Tier { op, isa }) }
+    }
+
     /// Stores the key and value heads of one position.
     ///
     /// # Safety
-    /// The page exists, `slot` is below [`PAGE_TOKENS`], keys and values each hold `kv_heads` heads, and no other thread
+    /// The tier has kernels for the format, the page exists, `slot` is below [`PAGE_TOKENS`], keys and values each hold `kv_heads` heads, and no other thread
     /// reads or writes the page.
     pub(crate) unsafe fn store(&self, isa: Isa, page: u32, slot: usize, keys: &[f32], values: &[f32]) {
         let heads = keys.chunks_exact(self.head_size).zip(values.chunks_exact(self.head_size));
@@ -165,6 +191,15 @@ impl KvLayer {
                 KvFormat::F32 => store!(KvF32, f32),
                 KvFormat::F16 => store!(KvF16, u16),
                 KvFormat::I8 => store!(KvI8, i8),
+                // SAFETY: the offsets are inside the pool, as guaranteed by the caller.
+                KvFormat::Bf16 => unsafe {
+                    // The slot's pair of columns or of tokens, and then its half.
+                    let keys = self.keys.as_ptr().cast_mut().cast::<u32>();
+                    let keys = keys.add(offset * self.head_size / 2 * PAGE_TOKENS + slot);
+                    let values = self.values.as_ptr().cast_mut().cast::<u16>();
+                    let values = values.add((value_at - slot % 2 * self.value_stride) + slot % 2);
+                    dispatch(isa, StorePairs { key, value, keys, values });
+                },
             }
         }
     }
@@ -243,14 +278,15 @@ mod tests {
 
     #[test]
     fn a_copied_page_has_all_bytes_of_the_page_and_changes_no_other() {
-        for format in [KvFormat::F32, KvFormat::F16, KvFormat::I8] {
+        let isa = Isa::detect();
+        for format in KvFormat::ALL.into_iter().filter(|format| format.supported_by(isa)) {
             let from = KvLayer::new(format, 3, 2, 24).unwrap();
             let mut to = KvLayer::new(format, 5, 2, 24).unwrap();
             let keys: Vec<f32> = (0..48).map(|at| at as f32 - 20.0).collect();
             let values: Vec<f32> = keys.iter().map(|key| key * 0.5).collect();
             for slot in 0..PAGE_TOKENS {
                 // SAFETY: page 2 of 3, and only this thread.
-                unsafe { from.store(Isa::Portable, 2, slot, &keys, &values) };
+                unsafe { from.store(isa, 2, slot, &keys, &values) };
             }
             let mut page = vec![0; from.page_bytes()];
             from.read_page(2, &mut page).unwrap();
@@ -274,6 +310,7 @@ mod tests {
         assert!(KvLayer::new(KvFormat::F32, usize::MAX, 8, 64).is_err());
         assert!(KvLayer::new(KvFormat::F32, 1, 1, MAX_HEAD_SIZE + 1).is_err());
         assert!(KvLayer::new(KvFormat::F32, 1, 1, 0).is_err());
+        assert!(KvLayer::new(KvFormat::Bf16, 1, 1, 15).is_err());
         assert_eq!(KvLayer::byte_len(KvFormat::F32, usize::MAX, 8, 64), None);
     }
 }

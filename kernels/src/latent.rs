@@ -33,7 +33,7 @@ pub struct LatentLayer {
 }
 
 impl LatentLayer {
-    /// Creates a layer of `page_count` pages. `latent` is a multiple of 16.
+    /// Creates a layer of `page_count` pages. `latent` is a multiple of 16. Latents of 16 bits are kept in F16 in all tiers.
     pub fn new(
         format: KvFormat,
         page_count: usize,
@@ -156,7 +156,7 @@ impl LatentLayer {
         }
         match self.format {
             KvFormat::F32 => store!(KvF32, KvF32),
-            KvFormat::F16 => store!(KvF16, KvF16),
+            KvFormat::F16 | KvFormat::Bf16 => store!(KvF16, KvF16),
             KvFormat::I8 => store!(KvI8, KvF16),
         }
     }
@@ -268,7 +268,7 @@ pub fn latent_attention(
         }
         match layer.format {
             KvFormat::F32 => attend!(AttendLatents, format: KvF32),
-            KvFormat::F16 => attend!(AttendLatents, format: KvF16),
+            KvFormat::F16 | KvFormat::Bf16 => attend!(AttendLatents, format: KvF16),
             KvFormat::I8 => attend!(AttendBytes),
         }
     });

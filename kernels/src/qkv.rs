@@ -39,6 +39,7 @@ pub fn rotate_and_store(
     sequences: &[AttentionSequence],
     kv: &mut KvLayer,
 ) -> Result<(), KernelError> {
+    kv.check_tier(OP, isa)?;
     let row = Row::new(&params, kv)?;
     let count = rows.len() / row.stride;
     expect_len(OP, "the length", product(OP, "the rows", &[count, row.stride])?, rows.len())?;

@@ -27,6 +27,22 @@ fn expected_head(head: &[f32], norm: Option<Norm<'_>>, angles: &[f64], pairing: 
     values
 }
 
+/// Returns the index of a key's dimension among the values of the layer. `offset` counts the heads of all pages.
+fn key_at(kv: &KvLayer, offset: usize, d: usize, slot: usize) -> usize {
+    match kv.format {
+        KvFormat::Bf16 => ((offset * kv.head_size() + d) / 2 * 16 + slot) * 2 + d % 2,
+        _ => (offset * kv.head_size() + d) * 16 + slot,
+    }
+}
+
+/// Returns the index of a value's column among the values of the layer.
+fn value_at(kv: &KvLayer, offset: usize, slot: usize, d: usize) -> usize {
+    match kv.format {
+        KvFormat::Bf16 => (offset * 16 + slot / 2 * 2) * kv.value_stride + 2 * d + slot % 2,
+        _ => (offset * 16 + slot) * kv.value_stride + d,
+    }
+}
+
 /// Returns a stored value. `index` counts values; `scale` points to the scale of its head and token.
 fn stored(kv: &KvLayer, bytes: &[u8], index: usize, scale: *const f32) -> f64 {
     match kv.format {
@@ -34,6 +50,7 @@ fn stored(kv: &KvLayer, bytes: &[u8], index: usize, scale: *const f32) -> f64 {
         KvFormat::I8 => f64::from(bytes[index] as i8) * f64::from(unsafe { *scale }),
         KvFormat::F32 => f64::from(f32::from_ne_bytes(bytes[index * 4..][..4].try_into().unwrap())),
         KvFormat::F16 => half::f16::from_ne_bytes(bytes[index * 2..][..2].try_into().unwrap()).to_f64(),
+        KvFormat::Bf16 => half::bf16::from_ne_bytes(bytes[index * 2..][..2].try_into().unwrap()).to_f64(),
     }
 }
 
@@ -84,7 +101,11 @@ fn check_case(random: &mut Random, isa: Isa, format: KvFormat, pairing: Pairing,
     rotate_and_store(&pool, isa, params, &mut rows, &table, &sequences, &mut kv).unwrap();
 
     // The rounding of values below 1. Rotated and normalized values are below 3.
-    let rounding = if format == KvFormat::I8 { 1.0 / 127.0 } else { 1e-3 };
+    let rounding = match format {
+        KvFormat::I8 => 1.0 / 127.0,
+        KvFormat::Bf16 => 1.0 / 256.0,
+        KvFormat::F32 | KvFormat::F16 => 1e-3,
+    };
     for (sequence, pages) in sequences.iter().zip(&pages) {
         for token in 0..sequence.tokens {
             let (row, position) = (sequence.row + token, sequence.start + token);
@@ -98,7 +119,7 @@ fn check_case(random: &mut Random, isa: Isa, format: KvFormat, pairing: Pairing,
                 if head >= heads + kv_heads {
                     assert_eq!(found, &input[column..][..size], "values are not changed");
                     for (d, value) in found.iter().enumerate() {
-                        let at = (offset * 16 + position % 16) * kv.value_stride + d;
+                        let at = value_at(&kv, offset, position % 16, d);
                         let kept = stored(&kv, kv.values.as_slice(), at, scales.1);
                         assert!((kept - f64::from(*value)).abs() < rounding, "{isa} {format:?}");
                     }
@@ -110,7 +131,7 @@ fn check_case(random: &mut Random, isa: Isa, format: KvFormat, pairing: Pairing,
                     let error = (f64::from(*found) - expected).abs();
                     assert!(error < 1e-5, "{isa} {pairing:?} position {position} head {head}: {error}");
                     if head >= heads {
-                        let at = (offset * size + d) * 16 + position % 16;
+                        let at = key_at(&kv, offset, d, position % 16);
                         let kept = stored(&kv, kv.keys.as_slice(), at, scales.0);
                         assert!(
                             (kept - expected).abs() < 3.0 * rounding,
@@ -138,7 +159,7 @@ fn heads_are_normalized_rotated_and_stored_in_every_tier_and_format() {
         Case { heads: 2, kv_heads: 1, head_size: 128, normed: true, sequences: vec![(16, 70), (7, 40)] },
     ];
     for isa in Isa::ALL.into_iter().filter(|isa| isa.supported()) {
-        for format in [KvFormat::F32, KvFormat::F16, KvFormat::I8] {
+        for format in KvFormat::ALL.into_iter().filter(|format| format.supported_by(isa)) {
             for pairing in [Pairing::Halves, Pairing::Interleaved] {
                 cases.iter().for_each(|case| check_case(&mut random, isa, format, pairing, case));
             }
@@ -150,7 +171,7 @@ fn heads_are_normalized_rotated_and_stored_in_every_tier_and_format() {
 fn other_slots_are_untouched_and_nonfinite_values_are_not_stored() {
     let pool = WorkerPool::new(1).unwrap();
     for isa in Isa::ALL.into_iter().filter(|isa| isa.supported()) {
-        for format in [KvFormat::F32, KvFormat::F16, KvFormat::I8] {
+        for format in KvFormat::ALL.into_iter().filter(|format| format.supported_by(isa)) {
             let mut kv = KvLayer::new(format, 1, 1, 20).unwrap();
             let mut put = |start: usize, value: f32| {
                 let params = HeadParams { heads: 1, rotated: 20, pairing: Pairing::Halves, norms: None };
@@ -162,8 +183,11 @@ fn other_slots_are_untouched_and_nonfinite_values_are_not_stored() {
             put(4, f32::NAN);
             put(5, f32::NEG_INFINITY);
             for d in 0..20 {
-                let key = |slot: usize| stored(&kv, kv.keys.as_slice(), d * 16 + slot, kv.scales(slot).0);
-                let value = |slot: usize| stored(&kv, kv.values.as_slice(), slot * 32 + d, kv.scales(slot).1);
+                let key =
+                    |slot: usize| stored(&kv, kv.keys.as_slice(), key_at(&kv, 0, d, slot), kv.scales(slot).0);
+                let value = |slot: usize| {
+                    stored(&kv, kv.values.as_slice(), value_at(&kv, 0, slot, d), kv.scales(slot).1)
+                };
                 assert_eq!(
                     (key(3), value(3), key(2), value(6)),
                     (127.0, 127.0, 0.0, 0.0),
@@ -181,6 +205,10 @@ fn other_slots_are_untouched_and_nonfinite_values_are_not_stored() {
 #[test]
 fn rows_and_pages_that_are_missing_or_shared_are_errors() {
     let pool = WorkerPool::new(1).unwrap();
+    let mut pairs = KvLayer::new(KvFormat::Bf16, 1, 1, 16).unwrap();
+    let params = HeadParams { heads: 1, rotated: 16, pairing: Pairing::Halves, norms: None };
+    let refused = rotate_and_store(&pool, Isa::Portable, params, &mut [], &[], &[], &mut pairs);
+    assert_eq!(refused, Err(KernelError::Tier { op: OP, isa: Isa::Portable }));
     let mut kv = KvLayer::new(KvFormat::F16, 2, 1, 16).unwrap();
     let sequence =
         |row, tokens, start, pages: &[u32]| AttentionSequence { row, tokens, start, pages: pages.to_vec() };

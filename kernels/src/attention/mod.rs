@@ -20,7 +20,7 @@ use std::sync::atomic::Ordering;
 
 use crate::cpu::attention::{AttendRows, BLOCK, QueryRow, Scales};
 use crate::cpu::dispatch;
-use crate::cpu::kv::{KvF16, KvF32, KvI8};
+use crate::cpu::kv::{KvBf16, KvF16, KvF32, KvI8};
 use crate::cpu::rows::dispatch_rows;
 use crate::cpu::softmax_state::{BlockState, FinishRows, MergeStates, State};
 use crate::error::{expect_len, product};
@@ -89,7 +89,7 @@ pub fn attention(
     batch: &AttentionBatch,
     out: &mut [f32],
 ) -> Result<(), KernelError> {
-    check(&params, kv, query, batch.sequences(), out)?;
+    check(isa, &params, kv, query, batch.sequences(), out)?;
     let (heads, size) = (params.heads, kv.head_size());
     let strides = Strides {
         heads,
@@ -254,12 +254,14 @@ impl Call<'_> {
         match kv.format {
             KvFormat::F32 => attend!(KvF32, f32),
             KvFormat::F16 => attend!(KvF16, u16),
+            KvFormat::Bf16 => attend!(KvBf16, u16),
             KvFormat::I8 => attend!(KvI8, i8),
         }
     }
 }
 
 fn check(
+    isa: Isa,
     params: &AttentionParams<'_>,
     kv: &KvLayer,
     query: &[f32],
@@ -267,6 +269,7 @@ fn check(
     out: &[f32],
 ) -> Result<(), KernelError> {
     const OP: &str = "attention";
+    kv.check_tier(OP, isa)?;
     if kv.kv_heads() == 0 || !params.heads.is_multiple_of(kv.kv_heads()) {
         let (expected, found) = (kv.kv_heads(), params.heads);
         return Err(KernelError::Shape {

@@ -20,14 +20,15 @@ fn check_case(random: &mut Random, isa: Isa, format: KvFormat, case: &Case) {
     let kv = KvLayer::new(format, page_count, case.kv_heads, case.head_size).unwrap();
     let mut free: Vec<u32> = (0..page_count as u32).collect();
     free.sort_by_cached_key(|_| random.next_u64());
-    let rounds = isa == Isa::Avx512Bf16 && format != KvFormat::F32;
+    let rounds = isa == Isa::Avx512Bf16 && matches!(format, KvFormat::Bf16 | KvFormat::I8);
     let operand = |x: f32| if rounds { half::bf16::from_f32(x).to_f32() } else { x };
     // One head's key or value after rounding to the storage format, and to that of products. The latter holds stored integers.
     let round = |head: &[f32]| -> Vec<f32> {
         let largest = head.iter().fold(0f32, |all, x| all.max(x.abs()));
         let kept = |x: &f32| match format {
             KvFormat::F32 => *x,
-            KvFormat::F16 => operand(half::f16::from_f32(*x).to_f32()),
+            KvFormat::F16 => half::f16::from_f32(*x).to_f32(),
+            KvFormat::Bf16 => operand(*x),
             KvFormat::I8 => (x * (127.0 / largest)).round_ties_even() * (largest / 127.0),
         };
         head.iter().map(kept).collect()
@@ -129,7 +130,7 @@ fn prefill_decode_windows_and_long_ranges_agree_with_double_precision() {
         Case { heads: 3, kv_heads: 1, head_size: 32, window: None, sequences: vec![(1030, 1), (700, 2)] },
     ];
     for isa in Isa::ALL.into_iter().filter(|isa| isa.supported()) {
-        for format in [KvFormat::F32, KvFormat::F16, KvFormat::I8] {
+        for format in KvFormat::ALL.into_iter().filter(|format| format.supported_by(isa)) {
             for case in &cases {
                 check_case(&mut random, isa, format, case);
             }
@@ -164,7 +165,7 @@ fn sequences_that_share_pages_get_the_bits_that_they_get_alone() {
         &[("aaaaaaaaaaaaaaaay", 1), ("aaaaaaaaaaaaaaaaz", 1)],
     ];
     for (heads, kv_heads, head_size) in [(9, 3, 64), (4, 2, 24), (8, 8, 80), (6, 1, 32)] {
-        for format in [KvFormat::F32, KvFormat::F16, KvFormat::I8] {
+        for format in KvFormat::ALL.into_iter().filter(|format| format.supported_by(Isa::detect())) {
             let kv = KvLayer::new(format, 26 * BLOCK_PAGES, kv_heads, head_size).unwrap();
             for page in 0..26 * BLOCK_PAGES as u32 {
                 for slot in 0..PAGE_TOKENS {
@@ -192,7 +193,7 @@ fn sequences_that_share_pages_get_the_bits_that_they_get_alone() {
                 let params =
                     AttentionParams { heads, query_stride: stride, scale: 0.3, window: None, sinks: &[] };
                 let pool = WorkerPool::new(threads).unwrap();
-                for isa in Isa::ALL.into_iter().filter(|isa| isa.supported()) {
+                for isa in Isa::ALL.into_iter().filter(|isa| isa.supported() && format.supported_by(*isa)) {
                     let run = |sequences: Vec<AttentionSequence>| {
                         let mut out = vec![f32::NAN; row * stride];
                         let batch = AttentionBatch::new(sequences, heads / kv_heads);

@@ -16,7 +16,7 @@ use super::attention_bf16::round_weights;
 use super::kv::{KvFormat, MAX_HEAD, PAGE};
 use super::row_parts::row_parts;
 use super::rows::RowKernel;
-use super::simd::{Simd, exp};
+use super::simd::{Simd, exp, exp_for_bf16};
 use super::softmax_state::{LANES, MASKED, State, ValueBlock};
 
 /// Maximum number of query rows per call.
@@ -72,6 +72,7 @@ pub(crate) struct AttendRows<'a, Kv: KvFormat> {
 
 impl<Kv: KvFormat> RowKernel for AttendRows<'_, Kv> {
     const USES_BF16_DOTS: bool = Kv::ROUNDED;
+    const NEEDS_BF16_DOTS: bool = Kv::PAIRED;
 
     fn rows(&self) -> usize {
         self.rows.len()
@@ -148,7 +149,8 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
                 let (mut largest, mut totals) = ([MASKED; LANES], [0f32; LANES]);
                 for r in 0..R {
                     let row = &mut scores[r][..pages * PAGE];
-                    (largest[r], totals[r]) = softmax_weights::<S>(row, at, &self.rows[r]);
+                    (largest[r], totals[r]) =
+                        softmax_weights::<S>(row, at, &self.rows[r], Self::rounds::<S>());
                 }
                 if Kv::SCALED {
                     self.scale_weights::<S, R>(scores, at / PAGE, pages);
@@ -291,7 +293,7 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
             let mut sums = [[S::zero(); C]; R];
             for p in 0..block.pages {
                 let page = self.pages[block.first_page + p] as usize * self.value_page;
-                let values = self.values.add(page + column);
+                let values = self.values.add(page + column * Kv::COLUMN);
                 if Self::rounds::<S>() {
                     self.gather_pairs::<S, R, C>(weights, p, values, &mut sums);
                     continue;
@@ -315,12 +317,17 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
 }
 
 /// Turns a block's scores, at positions `at..`, into weights, and returns the largest score and the sum of the weights.
-/// Positions that the row does not see get weight 0.
+/// Positions that the row does not see get weight 0. If `rounds`, the weights will be rounded to BF16.
 ///
 /// # Safety
 /// `scores` is a whole number of pages; call inside a dispatched kernel.
 #[inline(always)]
-pub(super) unsafe fn softmax_weights<S: Simd>(scores: &mut [f32], at: usize, row: &QueryRow) -> (f32, f32) {
+pub(super) unsafe fn softmax_weights<S: Simd>(
+    scores: &mut [f32],
+    at: usize,
+    row: &QueryRow,
+    rounds: bool,
+) -> (f32, f32) {
     let low = row.first.saturating_sub(at).min(scores.len());
     let high = row.end.saturating_sub(at).min(scores.len());
     let masked = low > 0 || high < scores.len();
@@ -338,7 +345,8 @@ pub(super) unsafe fn softmax_weights<S: Simd>(scores: &mut [f32], at: usize, row
         let shift = S::splat(-largest);
         let mut sum = S::zero();
         for at in (0..scores.len()).step_by(PAGE) {
-            let weight = exp::<S>(S::add(S::load(scores.as_ptr().add(at)), shift));
+            let below = S::add(S::load(scores.as_ptr().add(at)), shift);
+            let weight = if rounds { exp_for_bf16::<S>(below) } else { exp::<S>(below) };
             S::store(scores.as_mut_ptr().add(at), weight);
             sum = S::add(sum, weight);
         }

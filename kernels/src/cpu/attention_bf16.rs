@@ -51,7 +51,7 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
             let next = if d + 1 < self.head_size { PAGE } else { 0 };
             for (pairs, keys) in pairs.iter_mut().zip(keys) {
                 let first = keys.add(d * PAGE);
-                *pairs = S::bf16_pairs(Kv::load::<S>(first), Kv::load::<S>(first.add(next)));
+                *pairs = Kv::load_pairs::<S>(first, first.add(next));
             }
             for (r, sums) in sums.iter_mut().enumerate() {
                 let query = S::splat_4(queries.add(r * MAX_HEAD + d / 2).cast());
@@ -79,9 +79,8 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
             for token in (0..PAGE).step_by(2) {
                 let mut pairs = [S::zero_i(); C];
                 for (c, pairs) in pairs.iter_mut().enumerate() {
-                    let first = values.add(token * self.state.value_stride + 16 * c);
-                    let second = first.add(self.state.value_stride);
-                    *pairs = S::bf16_pairs(Kv::load::<S>(first), Kv::load::<S>(second));
+                    let first = values.add(token * self.state.value_stride + 16 * c * Kv::COLUMN);
+                    *pairs = Kv::load_pairs::<S>(first, first.add(self.state.value_stride));
                 }
                 for (weights, sums) in weights.iter().zip(&mut *sums) {
                     let weight = S::splat_4(weights.add((page * PAGE + token) / 2).cast());

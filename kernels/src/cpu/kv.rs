@@ -22,14 +22,29 @@ pub(crate) trait KvFormat: Copy {
     const SCALED: bool;
     /// If true, tiers with dot products of BF16 numbers round the operands of attention to BF16.
     const ROUNDED: bool;
+    /// If true, the pages hold pairs of BF16 numbers: two dimensions of a key lie side by side, and so do the values of two tokens.
+    /// Only tiers with dot products of BF16 numbers have kernels for them.
+    const PAIRED: bool = false;
+    /// Distance between two columns of a token's value in elements.
+    const COLUMN: usize = if Self::PAIRED { 2 } else { 1 };
 
-    /// Loads 16 values as floats.
+    /// Loads 16 values as floats. Pairs are not loaded like this.
     ///
     /// # Safety
     /// `from` is valid for 16 values; call inside a dispatched kernel.
     unsafe fn load<S: Simd>(from: *const Self::Element) -> S::F;
 
-    /// Stores 16 values.
+    /// Loads 16 pairs of BF16 numbers, rounding what is stored in another format. Stored pairs begin at `first`.
+    ///
+    /// # Safety
+    /// Both pointers are valid for 16 values; call inside a dispatched kernel of a tier with dot products of BF16 numbers.
+    #[inline(always)]
+    unsafe fn load_pairs<S: Simd>(first: *const Self::Element, second: *const Self::Element) -> S::I {
+        // SAFETY: guaranteed by the caller.
+        unsafe { S::bf16_pairs(Self::load::<S>(first), Self::load::<S>(second)) }
+    }
+
+    /// Stores 16 values. Pairs are not stored like this.
     ///
     /// # Safety
     /// `to` has room for 16 values; call inside a dispatched kernel.
@@ -40,6 +55,8 @@ pub(crate) trait KvFormat: Copy {
 pub(crate) struct KvF32;
 #[derive(Clone, Copy)]
 pub(crate) struct KvF16;
+#[derive(Clone, Copy)]
+pub(crate) struct KvBf16;
 #[derive(Clone, Copy)]
 pub(crate) struct KvI8;
 
@@ -66,7 +83,7 @@ impl KvFormat for KvF16 {
     type Element = u16;
     const LIMIT: f32 = 65504.0;
     const SCALED: bool = false;
-    const ROUNDED: bool = true;
+    const ROUNDED: bool = false;
 
     #[inline(always)]
     unsafe fn load<S: Simd>(from: *const u16) -> S::F {
@@ -78,6 +95,28 @@ impl KvFormat for KvF16 {
     unsafe fn store<S: Simd>(to: *mut u16, values: S::F) {
         // SAFETY: guaranteed by the caller.
         unsafe { S::store_f16(to, values) }
+    }
+}
+
+impl KvFormat for KvBf16 {
+    type Element = u16;
+    const LIMIT: f32 = f32::from_bits(0x7f7f_0000);
+    const SCALED: bool = false;
+    const ROUNDED: bool = true;
+    const PAIRED: bool = true;
+
+    unsafe fn load<S: Simd>(_from: *const u16) -> S::F {
+        unreachable!("pairs are loaded together")
+    }
+
+    #[inline(always)]
+    unsafe fn load_pairs<S: Simd>(first: *const u16, _second: *const u16) -> S::I {
+        // SAFETY: guaranteed by the caller.
+        unsafe { S::load_i(first.cast()) }
+    }
+
+    unsafe fn store<S: Simd>(_to: *mut u16, _values: S::F) {
+        unreachable!("the halves of pairs are stored one by one")
     }
 }
 
@@ -134,6 +173,67 @@ impl<Kv: KvFormat> Kernel for StoreHead<'_, Kv> {
                 Kv::store::<S>(self.values.add(at), storable::<S, Kv>(&self.value[at..], value_factor));
             }
         }
+    }
+}
+
+/// Stores one head's key and value of one position in pairs of BF16 numbers.
+pub(crate) struct StorePairs<'a> {
+    /// The key. It and the value have at most `MAX_HEAD` values each.
+    pub key: &'a [f32],
+    pub value: &'a [f32],
+    /// Destination of the first pair of the key's dimensions. Pairs are `PAGE` apart.
+    pub keys: *mut u32,
+    /// Destination of the value's first column. Every second element belongs to the other token of the pair.
+    pub values: *mut u16,
+}
+
+impl Kernel for StorePairs<'_> {
+    type Output = ();
+    const USES_BF16_DOTS: bool = true;
+    const NEEDS_BF16_DOTS: bool = true;
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        // SAFETY: the caller guarantees room for the head.
+        unsafe {
+            for at in (0..self.key.len()).step_by(32) {
+                let pairs = (self.key.len() - at).div_ceil(2).min(16);
+                let rounded = Rounded::new::<S>(&self.key[at..]).0;
+                for (pair, halves) in rounded.as_chunks::<2>().0[..pairs].iter().enumerate() {
+                    let pair_of_columns = u32::from(halves[0]) | u32::from(halves[1]) << 16;
+                    self.keys.add((at / 2 + pair) * PAGE).write(pair_of_columns);
+                }
+            }
+            for at in (0..self.value.len()).step_by(32) {
+                let columns = (self.value.len() - at).min(32);
+                let rounded = Rounded::new::<S>(&self.value[at..]).0;
+                for (column, value) in rounded[..columns].iter().enumerate() {
+                    self.values.add(2 * (at + column)).write(*value);
+                }
+            }
+        }
+    }
+}
+
+/// The BF16 numbers nearest to 32 values.
+#[repr(align(64))]
+struct Rounded([u16; 32]);
+
+impl Rounded {
+    /// Rounds the first 32 values, and zeros where there are fewer.
+    ///
+    /// # Safety
+    /// Call inside a dispatched kernel of a tier with dot products of BF16 numbers.
+    #[inline(always)]
+    unsafe fn new<S: Simd>(values: &[f32]) -> Self {
+        let mut rounded = Rounded([0; 32]);
+        // SAFETY: the array has room for 32 numbers.
+        unsafe {
+            let low = storable::<S, KvBf16>(values, 1.0);
+            let high = storable::<S, KvBf16>(values.get(16..).unwrap_or_default(), 1.0);
+            S::store_i(rounded.0.as_mut_ptr().cast(), S::round_bf16(low, high));
+        }
+        rounded
     }
 }
 

@@ -124,7 +124,7 @@ impl AttendBytes<'_> {
                 let (mut largest, mut totals) = ([MASKED; LANES], [0f32; LANES]);
                 for r in 0..N {
                     let row = &mut scores[r][..pages * PAGE];
-                    (largest[r], totals[r]) = softmax_weights::<S>(row, at, &self.rows[r]);
+                    (largest[r], totals[r]) = softmax_weights::<S>(row, at, &self.rows[r], false);
                 }
                 if at == self.from || self.state_stride > 0 {
                     state.clear::<S>(N);

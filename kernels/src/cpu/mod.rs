@@ -37,6 +37,8 @@ pub(crate) trait Kernel {
     /// If true, the computation is also compiled for the tier with dot products of BF16 numbers. Otherwise, that tier runs the
     /// code of the tier without them.
     const USES_BF16_DOTS: bool = false;
+    /// If true, the computation is compiled for no other tier, and no other tier may be asked for.
+    const NEEDS_BF16_DOTS: bool = false;
 
     /// Runs the computation with the vectors of tier `S`.
     ///
@@ -55,6 +57,7 @@ pub(crate) unsafe fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
         match isa {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512Bf16 if K::USES_BF16_DOTS && isa.supported() => run_avx512_bf16(kernel),
+            _ if K::NEEDS_BF16_DOTS => unreachable!("the tier was checked"),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 | Isa::Avx512Bf16 if isa.supported() => run_avx512(kernel),
             #[cfg(target_arch = "x86_64")]

@@ -12,6 +12,8 @@ use crate::Isa;
 pub(crate) trait RowKernel {
     /// It has the meaning of [`Kernel::USES_BF16_DOTS`].
     const USES_BF16_DOTS: bool = false;
+    /// It has the meaning of [`Kernel::NEEDS_BF16_DOTS`].
+    const NEEDS_BF16_DOTS: bool = false;
 
     /// Returns the number of rows.
     fn rows(&self) -> usize;
@@ -29,6 +31,7 @@ struct Exactly<K, const N: usize>(K);
 impl<K: RowKernel, const N: usize> Kernel for Exactly<K, N> {
     type Output = ();
     const USES_BF16_DOTS: bool = K::USES_BF16_DOTS;
+    const NEEDS_BF16_DOTS: bool = K::NEEDS_BF16_DOTS;
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {

@@ -173,6 +173,27 @@ pub(crate) unsafe fn exp<S: Simd>(x: S::F) -> S::F {
     }
 }
 
+/// Raises e to the power of each lane, none of which is above 0, for results that are rounded to BF16. The relative error is
+/// below 1.1e-4, a twentieth of what rounding changes: a cubic polynomial with the smallest largest error. NaN stays NaN.
+///
+/// # Safety
+/// The conditions of the methods of [`Simd`] hold.
+#[inline(always)]
+pub(crate) unsafe fn exp_for_bf16<S: Simd>(x: S::F) -> S::F {
+    // SAFETY: only register arithmetic in the caller's tier.
+    unsafe {
+        // If an operand is NaN, the result is the second one.
+        let x = S::mul(S::max(S::splat(-87.0), x), S::splat(std::f32::consts::LOG2_E));
+        let n = S::round(x);
+        let r = S::fma(n, S::splat(-1.0), x);
+        let mut p = S::splat(0.055_008_94);
+        for c in [0.242_211_03, 0.693_282_93, 1.0] {
+            p = S::fma(p, r, S::splat(c));
+        }
+        S::mul_exp2(p, n)
+    }
+}
+
 #[cfg(test)]
 #[path = "simd_tests.rs"]
 mod tests;

@@ -177,6 +177,39 @@ fn numbers_are_rounded_to_bf16_and_multiplied_in_pairs() {
     }
 }
 
+/// Computes [`exp_for_bf16`] of 16 numbers.
+struct ExpForBf16<'a>(&'a [f32; 16]);
+
+impl Kernel for ExpForBf16<'_> {
+    type Output = [u32; 16];
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) -> Self::Output {
+        // SAFETY: the array is a register.
+        unsafe { bits::<S>(exp_for_bf16::<S>(S::load(self.0.as_ptr()))) }
+    }
+}
+
+#[test]
+fn powers_for_bf16_are_closer_than_bf16_and_nan_stays() {
+    let mut random = Random::fresh();
+    for isa in Isa::ALL.into_iter().filter(|isa| isa.supported()) {
+        // SAFETY: the kernel reads only its array.
+        let of = |numbers: &[f32; 16]| unsafe { dispatch(isa, ExpForBf16(numbers)) }.map(f32::from_bits);
+        for span in [0.0, 0.01, 1.0, 10.0, 80.0] {
+            let numbers: [f32; 16] = std::array::from_fn(|_| -random.signed().abs() * span);
+            for (x, found) in numbers.iter().zip(of(&numbers)) {
+                let error = (f64::from(found) / f64::from(*x).exp() - 1.0).abs();
+                assert!(error < 1.1e-4 && (span > 0.0 || found == 1.0), "{isa}: {found} for {x}");
+            }
+        }
+        assert!(of(&[f32::MIN; 16]).iter().all(|x| (0.0..1e-37).contains(x)), "{isa}");
+        if matches!(isa, Isa::Avx2 | Isa::Avx512 | Isa::Avx512Bf16) {
+            assert!(of(&[f32::NAN; 16]).iter().all(|x| x.is_nan()), "{isa}");
+        }
+    }
+}
+
 /// Integers up to a bound, in the order of a block.
 struct Integers<const LARGEST: u8, const HALVES: bool>;
 

@@ -54,11 +54,13 @@ fn keys_and_values_with_fewer_bits_stay_close_to_the_exact_logits() {
                 let errors: Vec<f32> = rows.map(|rows| furthest(rows) / largest).collect();
                 // Twice as many layers, each of which normalizes its outputs again, carry twice the rounding.
                 let bound = if name == "gemma3" { 2.0 * bound } else { bound };
-                // The operands of attention have 8 bits of precision.
-                let bound = if isa == Isa::Avx512Bf16 { 2.0 * bound } else { bound };
-                // If two experts of a random router score alike, a small difference chooses the other one.
-                let outliers = errors.iter().filter(|error| **error >= bound).count();
+                // If two experts of a random router score alike, a small difference chooses the other one, which also changes what
+                // later rows attend to.
                 let has_router = !DENSE.contains(&name) && name != "gemma3";
+                // The operands of attention have 8 bits of precision.
+                let rounding = if has_router { 4.0 } else { 2.0 };
+                let bound = if isa == Isa::Avx512Bf16 { rounding * bound } else { bound };
+                let outliers = errors.iter().filter(|error| **error >= bound).count();
                 let allowed = if has_router { ids.len() / 4 } else { 0 };
                 assert!(outliers <= allowed, "{name} {kv} {isa}: {outliers} rows of {errors:?}");
             }

@@ -51,7 +51,7 @@ impl<C: Communicator> Rank<C> {
         let pages = |has_window: bool| if has_window { windowed_count } else { page_count };
         let format = kv.format()?;
         let caches = model.caches().zip(model.windowed());
-        let caches = caches.map(|(cache, has_window)| cache.pages(format, pages(has_window)));
+        let caches = caches.map(|(cache, has_window)| cache.pages(format, isa, pages(has_window)));
         let caches = caches.collect::<Result<_, _>>()?;
         let windows = windows.map(|windows| WindowPages::new(windows, page_count));
         let compute = Compute { pool: affinity.pool(threads)?, isa, activations: Activations::default() };

@@ -2,9 +2,9 @@
 //!
 //! Invariant: a page number means the same tokens in every layer; the kinds differ only in the bytes of a page.
 
-use skep_kernels::KernelError;
 use skep_kernels::kv::{KvFormat, KvLayer};
 use skep_kernels::latent::LatentLayer;
+use skep_kernels::{Isa, KernelError};
 
 /// The content of a layer's pages for each token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,9 +32,12 @@ impl CacheShape {
         }
     }
 
-    pub(crate) fn pages(self, format: KvFormat, pages: usize) -> Result<LayerCache, KernelError> {
+    /// Allocates the pages of a layer for the kernels of a tier. Whatever the tier, they are as large as
+    /// [`CacheShape::byte_len`] says.
+    pub(crate) fn pages(self, format: KvFormat, isa: Isa, pages: usize) -> Result<LayerCache, KernelError> {
         Ok(match self {
             CacheShape::Grouped { kv_heads, head_size } => {
+                let format = format.for_heads(isa, head_size);
                 LayerCache::Grouped(KvLayer::new(format, pages, kv_heads, head_size)?)
             }
             CacheShape::Latent { rank, rotated } => {

@@ -86,7 +86,7 @@ impl Transformer {
         workspace: &mut Workspace,
     ) -> Result<Cost, ModelError> {
         let pages = ROWS / PAGE_TOKENS;
-        let mut cache = block.attention.cache().pages(KvFormat::F16, pages)?;
+        let mut cache = block.attention.cache().pages(KvFormat::F16, compute.isa, pages)?;
         Cost::measure(|rows| {
             let sequence = BatchSequence {
                 tokens: vec![0; rows],
