@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use skep_engine::{EngineOptions, Weights};
+use skep_engine::{EngineOptions, Speculation, Weights};
 use skep_gateway::{AccessOptions, GatewayOptions, RateOptions};
 use skep_model::{DeviceChoice, ExecutorOptions};
 use skep_runtime::{RuntimeOptions, ToolServer};
@@ -125,7 +125,7 @@ impl Default for ServerOptions {
             threads: None,
             replicas: NonZeroUsize::MIN,
             executor: ExecutorOptions { device: DeviceChoice::Auto, ..ExecutorOptions::default() },
-            engine: EngineOptions::default(),
+            engine: EngineOptions { speculation: Speculation::Auto, ..EngineOptions::default() },
             kv_disk: KvDiskOptions::default(),
             runtime: RuntimeOptions::default(),
             tool_servers: BTreeMap::new(),

@@ -79,6 +79,9 @@ pub enum Routing {
 /// The speculative decoding of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Speculation {
+    /// Looks up drafts where the executor finishes a step before the next one is planned, as on the CPU. A device that
+    /// begins steps ahead draws their tokens itself, and drafts would hold it up.
+    Auto,
     /// Drafts only what the output format predicts.
     Off,
     /// Also drafts the tokens that followed the same tokens earlier in the prompt or the output.

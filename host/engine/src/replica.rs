@@ -64,7 +64,7 @@ impl Replica {
         };
         let (commands, queue) = mpsc::sync_channel(options.max_queue.saturating_add(64));
         let masks = MaskWorker::start(&format!("{index}-{}", info.name)).map_err(unstartable)?;
-        let speculator = Speculator::new(options.speculation);
+        let speculator = Speculator::new(options.speculation, executor.supports_lookahead());
         let scheduler = Scheduler::new(step, &options.weights, options.meter.clone(), &view);
         let timer = StepTimer::new(options.timeline.clone(), index);
         let from = (options.disk.as_ref(), options.peers.as_ref());

@@ -91,6 +91,7 @@ pub enum KvConfig {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum SpeculationConfig {
+    Auto,
     Off,
     PromptLookup,
 }
@@ -151,6 +152,7 @@ impl From<KvConfig> for KvDtype {
 impl From<SpeculationConfig> for Speculation {
     fn from(speculation: SpeculationConfig) -> Self {
         match speculation {
+            SpeculationConfig::Auto => Speculation::Auto,
             SpeculationConfig::Off => Speculation::Off,
             SpeculationConfig::PromptLookup => Speculation::prompt_lookup(),
         }

@@ -52,14 +52,15 @@ pub(crate) struct Speculator {
 }
 
 impl Speculator {
-    /// Creates a speculator. Without speculation, only sequences with a constraint can get drafts.
-    pub fn new(speculation: Speculation) -> Self {
-        let (limits, lookup) = match speculation {
-            Speculation::Off => (DraftLimits::default(), None),
-            Speculation::PromptLookup(limits) => {
-                (limits, Some(Box::<PromptLookup>::default() as Box<dyn Proposer>))
-            }
+    /// Creates a speculator for an executor that begins steps ahead or not. Without speculation, only sequences with a
+    /// constraint can get drafts.
+    pub fn new(speculation: Speculation, begins_ahead: bool) -> Self {
+        let (limits, looks_up) = match speculation {
+            Speculation::Auto => (DraftLimits::default(), !begins_ahead),
+            Speculation::Off => (DraftLimits::default(), false),
+            Speculation::PromptLookup(limits) => (limits, true),
         };
+        let lookup = looks_up.then(|| Box::<PromptLookup>::default() as Box<dyn Proposer>);
         Speculator { limits, lookup, pace: Pace::default(), histories: HashMap::new() }
     }
 
@@ -133,6 +134,24 @@ impl Speculator {
         self.histories.retain(|id, _| alive(*id));
         if let Some(lookup) = &mut self.lookup {
             lookup.retain(&alive);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_is_looked_up_by_default_unless_steps_begin_ahead() {
+        for (speculation, begins_ahead, expected) in [
+            (Speculation::Auto, false, true),
+            (Speculation::Auto, true, false),
+            (Speculation::Off, false, false),
+            (Speculation::prompt_lookup(), true, true),
+        ] {
+            let speculator = Speculator::new(speculation, begins_ahead);
+            assert_eq!(speculator.looks_up(), expected, "{speculation:?}, ahead: {begins_ahead}");
         }
     }
 }

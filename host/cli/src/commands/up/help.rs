@@ -62,7 +62,7 @@ All settings:
              gpu_memory (0.1 to 1: the part of a CUDA device that a model may take),
              weights (\"keep\", \"q8_0\", \"bf16\": a conversion on the CPU),
              activations (on CUDA devices: \"bf16\", \"f16\"), isa,
-             pin_threads, speculation (\"off\", \"prompt-lookup\"),
+             pin_threads, speculation (\"auto\", \"off\", \"prompt-lookup\"),
              default_deadline_s, tensor_parallel, pipeline_parallel,
              rank_deadline_s, load_wait_s (that a request waits for a load: 30)
   [cluster]  enabled (true: share the database with other hosts), url (where they

@@ -80,7 +80,8 @@ pub struct Args {
     /// Engines for the model, each with its own KV cache; a session stays on one of them [default: 1]
     #[arg(long, value_name = "N", value_parser = replicas)]
     replicas: Option<NonZeroUsize>,
-    /// Speculative decoding, and the source of its drafts [default: off]
+    /// Speculative decoding, and the source of its drafts [default: auto, which looks
+    /// up text on the CPU]
     #[arg(long, value_name = "HOW")]
     speculation: Option<SpeculationConfig>,
     #[command(flatten)]

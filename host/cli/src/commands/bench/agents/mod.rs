@@ -10,10 +10,11 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use serde::Serialize;
-use skep_engine::{AheadStats, EngineOptions, Timeline};
+use skep_engine::{AheadStats, Timeline};
 
 use super::target::{Target, TargetArgs};
 use crate::commands::out;
+use crate::config::SpeculationConfig;
 use crate::progress::{Progress as _, Terminal};
 use crate::server_options::ServerOptions;
 pub(super) use report::RoundReport;
@@ -47,6 +48,9 @@ pub struct Args {
     /// Tokens that the KV cache holds [default: 32768; with --mix 16384]
     #[arg(long, value_name = "N", conflicts_with = "url")]
     kv_tokens: Option<usize>,
+    /// Speculative decoding, and the source of its drafts [default: auto, as for `skep up`]
+    #[arg(long, value_name = "HOW", conflicts_with = "url")]
+    speculation: Option<SpeculationConfig>,
     /// Sessions per round
     #[arg(long, value_name = "N", default_value_t = 8, default_value_if("mix", "true", "32"), value_parser = clap::value_parser!(u32).range(1..=100_000))]
     sessions: u32,
@@ -101,8 +105,11 @@ struct Ahead {
 /// Runs the rounds, and prints their results.
 pub async fn run(args: Args) -> Result<()> {
     let timeline = args.timeline.is_some().then(Arc::<Timeline>::default);
-    let engine = EngineOptions { timeline: timeline.clone(), ..EngineOptions::default() };
-    let mut options = ServerOptions { engine, ..ServerOptions::default() };
+    let mut options = ServerOptions::default();
+    options.engine.timeline = timeline.clone();
+    if let Some(speculation) = args.speculation {
+        options.engine.speculation = speculation.into();
+    }
     options.executor.kv_tokens = args.kv_tokens.or(args.mix.then_some(MIX_KV_TOKENS));
     let target = Arc::new(Target::start(&args.target, options).await?);
     let (mut rounds, mut exchanges, mut start) = (Vec::new(), Vec::new(), None);
