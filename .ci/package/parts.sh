@@ -48,7 +48,7 @@ sums() (
     [ "$(wc -l < SHA256SUMS)" -eq "$(find . -mindepth 1 -not -name SHA256SUMS | wc -l)" ] || fail "SHA256SUMS does not list every file"
 )
 
-# try_binary BINARY: serves an agent in an environment without anything else, not even a PATH.
+# try_binary BINARY: serves an agent in an environment without anything else, not even a PATH or certificate authorities.
 try_binary() (
     folder=$(mktemp -d)
     host=
@@ -62,7 +62,7 @@ try_binary() (
     cp "$fixtures"/tiny/llama-gqa/{config.json,model.safetensors} "$folder/tiny/"
     cp "$fixtures/tokenizer/byte-level-chatml.json" "$folder/tiny/tokenizer.json"
     : > "$folder/log"
-    alone=(env -i "HOME=$folder" PATH=/nonexistent "$1")
+    alone=(env -i "HOME=$folder" PATH=/nonexistent SSL_CERT_FILE=/nonexistent "$1")
     "${alone[@]}" up --listen 127.0.0.1:0 --model "$folder/tiny" --log-level error > "$folder/log" &
     host=$!
     tenths=0

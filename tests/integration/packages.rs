@@ -89,9 +89,17 @@ fn a_machine_without_compilers_and_python_serves_deployed_components() {
 
 #[test]
 fn health_has_the_exit_code_of_a_host_that_does_not_answer() {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_skep"));
-    let output = command.args(["health", "--url", "http://127.0.0.1:9"]).output().unwrap();
-    assert_eq!(output.status.code(), Some(3), "{}", String::from_utf8_lossy(&output.stderr));
+    let health = |url: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_skep"));
+        // A container may have no certificate authorities, which plain HTTP does not need.
+        command.env("SSL_CERT_FILE", "/nonexistent").env_remove("SSL_CERT_DIR");
+        let output = command.args(["health", "--url", url]).output().unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (code, said) = health("http://127.0.0.1:9");
+    assert_eq!(code, Some(3), "{said}");
+    let (code, said) = health("https://127.0.0.1:9");
+    assert!(code == Some(1) && said.contains("hint: install ca-certificates"), "{said}");
 }
 
 /// Returns the lines of the next message.
