@@ -6,6 +6,11 @@ fail() {
     exit 1
 }
 
+# package_version: prints the version in Cargo.toml.
+package_version() {
+    sed -n 's/^version = "\(.*\)"$/\1/p' Cargo.toml | head -1
+}
+
 # pack FOLDER ARCHIVE: the same files give the same archive. SOURCE_DATE_EPOCH is their time.
 pack() {
     tar -C "$(dirname "$1")" --sort=name --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX --mtime="@$SOURCE_DATE_EPOCH" \
@@ -34,6 +39,7 @@ container() {
     install -m 755 "$1" "$staged/$3/skep"
     install -m 644 "$2" "$staged/$3/THIRD-PARTY.txt"
     install -m 644 LICENSE .ci/package/Containerfile "$staged/$3/"
+    echo "LABEL org.opencontainers.image.version=\"$(package_version)\"" >> "$staged/$3/Containerfile"
     install -m 644 "$roots" "$staged/$3/ca-certificates.crt"
     pack "$staged/$3" "$4/$3.tar.gz"
     rm -rf "$staged"
@@ -48,7 +54,7 @@ sums() (
     [ "$(wc -l < SHA256SUMS)" -eq "$(find . -mindepth 1 -not -name SHA256SUMS | wc -l)" ] || fail "SHA256SUMS does not list every file"
 )
 
-# try_binary BINARY: serves an agent in an environment without anything else, not even a PATH.
+# try_binary BINARY: serves an agent in an environment without anything else, not even a PATH or certificate authorities.
 try_binary() (
     folder=$(mktemp -d)
     host=
@@ -62,7 +68,7 @@ try_binary() (
     cp "$fixtures"/tiny/llama-gqa/{config.json,model.safetensors} "$folder/tiny/"
     cp "$fixtures/tokenizer/byte-level-chatml.json" "$folder/tiny/tokenizer.json"
     : > "$folder/log"
-    alone=(env -i "HOME=$folder" PATH=/nonexistent "$1")
+    alone=(env -i "HOME=$folder" PATH=/nonexistent SSL_CERT_FILE=/nonexistent "$1")
     "${alone[@]}" up --listen 127.0.0.1:0 --model "$folder/tiny" --log-level error > "$folder/log" &
     host=$!
     tenths=0
@@ -79,3 +85,16 @@ try_binary() (
     wait "$host" || fail "$1 does not stop cleanly"
     host=
 )
+
+# try_image FOLDER [ARGUMENT]…: tries the image that is built from this folder (.ci/package/try-image), with the container engine of
+# this machine, or else with a podman that is fetched. The status is 75 if neither works here.
+try_image() {
+    local engine
+    for engine in podman docker; do
+        if "$engine" ps > /dev/null 2>&1; then
+            .ci/package/try-image "$engine" "$@"
+            return
+        fi
+    done
+    .ci/with-podman .ci/package/try-image podman "$@"
+}

@@ -67,6 +67,8 @@ mod host_tools;
 mod hostile;
 /// Cheap checks of project rules.
 mod house;
+/// The image of a release, built and run by a container engine.
+mod image;
 /// Images in messages, and texts to continue, that upstreams get.
 mod images_and_texts;
 /// KV pages on disk: restarts that stay warm, and what is erased.

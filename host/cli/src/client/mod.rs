@@ -27,6 +27,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use reqwest::{Method, RequestBuilder, Response, Url, header};
 use serde::de::DeserializeOwned;
+use skep_outbound::tls::Tls;
 use skep_runtime::SessionId;
 
 use crate::failure::{Refused, Unreachable, Usage};
@@ -71,7 +72,8 @@ impl Client {
     pub fn with_key(url: Option<&str>, key: Option<&str>) -> Result<Self> {
         let from_environment = std::env::var(URL_VARIABLE).ok().filter(|url| !url.is_empty());
         let url = url.map(str::to_owned).or(from_environment).unwrap_or_else(|| DEFAULT_URL.to_owned());
-        Ok(Self { base: address(&url, DEFAULT_URL)?, http: build(client_builder(key)?)? })
+        let base = address(&url, DEFAULT_URL)?;
+        Ok(Self { http: build(client_builder(&base, key)?)?, base })
     }
 
     /// Deploys a component with the text of its `agent.toml`.
@@ -252,8 +254,16 @@ fn under(base: &Url, path: &[&str]) -> Result<Url> {
     Ok(url)
 }
 
-/// Returns the builder of an HTTP client that sends an API key with every request: the given one, or `$SKEP_API_KEY`.
-fn client_builder(key: Option<&str>) -> Result<reqwest::ClientBuilder> {
+/// Returns the builder of an HTTP client that sends an API key with every request: the given one, or `$SKEP_API_KEY`. Plain HTTP
+/// needs no certificate authorities, which a container may lack.
+fn client_builder(base: &Url, key: Option<&str>) -> Result<reqwest::ClientBuilder> {
+    let tls = Tls::of_the_machine();
+    if let (Some(problem), "https") = (&tls.problem, base.scheme()) {
+        bail!(
+            "{base} needs HTTPS, and no certificate authority is trusted: {problem}\n  hint: install ca-certificates, or set \
+             SSL_CERT_FILE to a file of certificates"
+        );
+    }
     let from_environment = std::env::var(KEY_VARIABLE).ok().filter(|key| !key.is_empty());
     let mut headers = header::HeaderMap::new();
     if let Some(key) = key.map(str::to_owned).or(from_environment) {
@@ -267,6 +277,7 @@ fn client_builder(key: Option<&str>) -> Result<reqwest::ClientBuilder> {
     }
     skep_outbound::tls::install_provider();
     Ok(reqwest::Client::builder()
+        .tls_backend_preconfigured(tls.config)
         .default_headers(headers)
         .connect_timeout(Duration::from_secs(5))
         .tcp_nodelay(true)
