@@ -13,8 +13,8 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F, BW, VL and VNNI.
     Avx512,
-    /// The same with BF16: what BF16 weights are multiplied with, and the products of attention with keys and values in less than
-    /// 32 bits, are rounded to BF16.
+    /// The same with BF16: what BF16 weights are multiplied with, and the products of attention with keys and values in
+    /// less than 32 bits, or with latents in 16 bits, are rounded to BF16.
     Avx512Bf16,
 }
 

@@ -278,3 +278,7 @@ pub fn latent_attention(
 #[cfg(test)]
 #[path = "latent_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "latent_bf16_tests.rs"]
+mod bf16_tests;

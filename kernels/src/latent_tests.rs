@@ -35,6 +35,11 @@ struct Case {
     weight: Vec<f32>,
 }
 
+/// Returns how much the values of a tier that rounds operands to BF16 may differ from those of others.
+fn rounding(isa: Isa, format: KvFormat) -> f32 {
+    if isa == Isa::Avx512Bf16 && format == KvFormat::F16 { 2e-2 } else { 0.0 }
+}
+
 fn table(positions: &[usize], rotated: usize) -> Vec<f32> {
     let frequencies: Vec<f32> = (0..rotated / 2).map(|at| 0.3f32.powi(at as i32)).collect();
     let mut table = Vec::new();
@@ -165,6 +170,7 @@ fn every_format_and_tier_agrees_with_double_precision() {
                         let found = &out[(row * heads + head) * latent..][..latent];
                         for (exact, found) in exact.iter().zip(found) {
                             let error = (exact - f64::from(*found)).abs();
+                            let bound = bound + f64::from(rounding(isa, format));
                             assert!(error < bound, "{isa} {format:?} {heads} heads, row {row}: {error}");
                         }
                     }
@@ -189,6 +195,7 @@ fn tiers_agree_on_the_same_latents() {
                 let found = case.attend(&rows, &[(0, 0, 150)]);
                 let errors = expected.iter().zip(&found).map(|(a, b)| (a - b).abs());
                 let largest = errors.fold(0.0, f32::max);
+                let bound = bound + rounding(isa, format);
                 assert!(largest < bound, "{isa} {format:?} {heads} heads: {largest}");
             }
         }

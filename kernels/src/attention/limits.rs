@@ -7,8 +7,8 @@ use super::plan::{Group, MAX_STATES, Part, REREAD_BLOCKS, TASKS_PER_THREAD, Task
 use super::sharing::KEPT_PLANS;
 use crate::cpu::attention::{BLOCK, EXACT_ROWS, MAX_ROWS, QueryRow};
 use crate::cpu::kv::MAX_HEAD;
-use crate::cpu::latent_bytes;
 use crate::cpu::softmax_state::State;
+use crate::cpu::{latent_bf16, latent_bytes};
 use crate::kv::PAGE_TOKENS;
 use crate::pool::WorkerPool;
 
@@ -107,10 +107,14 @@ impl AttentionLimits {
     }
 }
 
-/// Bytes of the buffers that a task has on the stack of its thread: a state, the queries and the scores of its rows, and what
-/// latents in 8 bits are turned to.
+/// Bytes of the buffers that a task has on the stack of its thread: a state, the queries and the scores of its rows,
+/// and what attention with latents in 8 bits or in BF16 keeps there.
 const THREAD_BYTES: usize =
-    size_of::<f32>() * (State::MAX_LEN + MAX_ROWS * (MAX_HEAD + BLOCK)) + latent_bytes::STACK_BYTES;
+    size_of::<f32>() * (State::MAX_LEN + MAX_ROWS * (MAX_HEAD + BLOCK)) + LATENT_BYTES;
+const LATENT_BYTES: usize = match latent_bytes::STACK_BYTES > latent_bf16::STACK_BYTES {
+    true => latent_bytes::STACK_BYTES,
+    false => latent_bf16::STACK_BYTES,
+};
 
 #[cfg(test)]
 mod tests {

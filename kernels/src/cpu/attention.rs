@@ -12,7 +12,7 @@ use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use super::attention_bf16::round_weights;
+use super::attention_bf16::{gather_pairs, round_weights};
 use super::kv::{KvFormat, MAX_HEAD, PAGE};
 use super::row_parts::row_parts;
 use super::rows::RowKernel;
@@ -295,7 +295,7 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
                 let page = self.pages[block.first_page + p] as usize * self.value_page;
                 let values = self.values.add(page + column * Kv::COLUMN);
                 if Self::rounds::<S>() {
-                    self.gather_pairs::<S, R, C>(weights, p, values, &mut sums);
+                    gather_pairs::<S, Kv, R, C>(weights, p, values, self.state.value_stride, &mut sums);
                     continue;
                 }
                 for token in 0..PAGE {

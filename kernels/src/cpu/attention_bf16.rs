@@ -61,32 +61,32 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
             }
         }
     }
+}
 
-    /// Adds the values of a page, times the rounded weights of its positions.
-    ///
-    /// # Safety
-    /// `weights` point to those of a block, of which the page is page `page`; call inside a dispatched kernel.
-    #[inline(always)]
-    pub(super) unsafe fn gather_pairs<S: Simd, const R: usize, const C: usize>(
-        &self,
-        weights: [*const f32; R],
-        page: usize,
-        values: *const Kv::Element,
-        sums: &mut [[S::F; C]; R],
-    ) {
-        // SAFETY: guaranteed by the caller.
-        unsafe {
-            for token in (0..PAGE).step_by(2) {
-                let mut pairs = [S::zero_i(); C];
-                for (c, pairs) in pairs.iter_mut().enumerate() {
-                    let first = values.add(token * self.state.value_stride + 16 * c * Kv::COLUMN);
-                    *pairs = Kv::load_pairs::<S>(first, first.add(self.state.value_stride));
-                }
-                for (weights, sums) in weights.iter().zip(&mut *sums) {
-                    let weight = S::splat_4(weights.add((page * PAGE + token) / 2).cast());
-                    for (sum, pairs) in sums.iter_mut().zip(pairs) {
-                        *sum = S::dot_bf16(*sum, pairs, weight);
-                    }
+/// Adds the values of a page, which are `stride` elements apart, times the rounded weights of its positions.
+///
+/// # Safety
+/// `weights` point to those of a block, of which the page is page `page`; call inside a dispatched kernel.
+#[inline(always)]
+pub(super) unsafe fn gather_pairs<S: Simd, Kv: KvFormat, const R: usize, const C: usize>(
+    weights: [*const f32; R],
+    page: usize,
+    values: *const Kv::Element,
+    stride: usize,
+    sums: &mut [[S::F; C]; R],
+) {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        for token in (0..PAGE).step_by(2) {
+            let mut pairs = [S::zero_i(); C];
+            for (c, pairs) in pairs.iter_mut().enumerate() {
+                let first = values.add(token * stride + 16 * c * Kv::COLUMN);
+                *pairs = Kv::load_pairs::<S>(first, first.add(stride));
+            }
+            for (weights, sums) in weights.iter().zip(&mut *sums) {
+                let weight = S::splat_4(weights.add((page * PAGE + token) / 2).cast());
+                for (sum, pairs) in sums.iter_mut().zip(pairs) {
+                    *sum = S::dot_bf16(*sum, pairs, weight);
                 }
             }
         }

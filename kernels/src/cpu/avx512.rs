@@ -130,6 +130,18 @@ unsafe impl<const BF16: bool> Simd for Avx512<BF16> {
         }
     }
     #[inline(always)]
+    unsafe fn sum_each(registers: [__m512; 16]) -> __m512 {
+        let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = registers;
+        // Each step adds the halves of what a register has of each sum, and puts two registers into one.
+        unsafe {
+            let fours =
+                [four_sums(a, e, i, m), four_sums(b, f, j, n), four_sums(c, g, k, o), four_sums(d, h, l, p)];
+            let twos = [two_lanes(fours[0], fours[1]), two_lanes(fours[2], fours[3])];
+            let even = _mm512_shuffle_ps::<0x88>(twos[0], twos[1]);
+            _mm512_add_ps(even, _mm512_shuffle_ps::<0xdd>(twos[0], twos[1]))
+        }
+    }
+    #[inline(always)]
     unsafe fn max_lane(a: __m512) -> f32 {
         unsafe { _mm512_reduce_max_ps(a) }
     }
@@ -302,5 +314,35 @@ unsafe fn lanes([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
             _mm512_shuffle_i32x4::<0x88>(ab_high, cd_high),
             _mm512_shuffle_i32x4::<0xdd>(ab_high, cd_high),
         ]
+    }
+}
+
+/// Adds the lanes of four registers until four lanes of each are left, which become a 128-bit part of the result.
+///
+/// # Safety
+/// The conditions of the methods of [`Simd`] hold.
+#[inline(always)]
+unsafe fn four_sums(a: __m512, b: __m512, c: __m512, d: __m512) -> __m512 {
+    // SAFETY: only register arithmetic in the caller's tier.
+    unsafe {
+        let (ab_low, ab_high) = (_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xee>(a, b));
+        let (cd_low, cd_high) = (_mm512_shuffle_f32x4::<0x44>(c, d), _mm512_shuffle_f32x4::<0xee>(c, d));
+        let (ab, cd) = (_mm512_add_ps(ab_low, ab_high), _mm512_add_ps(cd_low, cd_high));
+        _mm512_add_ps(_mm512_shuffle_f32x4::<0x88>(ab, cd), _mm512_shuffle_f32x4::<0xdd>(ab, cd))
+    }
+}
+
+/// Adds the halves of each 128-bit part of two registers. Each part of the result has two lanes of the first and of the
+/// second one.
+///
+/// # Safety
+/// The conditions of the methods of [`Simd`] hold.
+#[inline(always)]
+unsafe fn two_lanes(a: __m512, b: __m512) -> __m512 {
+    // SAFETY: only register arithmetic in the caller's tier.
+    unsafe {
+        let (a, b) = (_mm512_castps_pd(a), _mm512_castps_pd(b));
+        let low = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
+        _mm512_add_ps(low, _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)))
     }
 }

@@ -2,16 +2,21 @@
 //!
 //! Invariant: as in [`super::attention`], a row's result has the same bits whatever rows share its call. A score is one
 //! sum over the columns in order, lane by lane and then over the lanes; blocks, weights and merging are those of
-//! [`super::attention`]. Each latent is read once for the scores of all rows of the call, and once for their values. Latents in 8 bits are stored here, and read by [`super::latent_bytes`].
+//! [`super::attention`]. Each latent is read once for the scores of all rows of the call, and once for their values.
+//! The tier that rounds to BF16 has the products and the order of [`super::latent_bf16`]. Latents in 8 bits are stored
+//! here, and read by [`super::latent_bytes`].
 
 // Loops over registers are written with indices, so that they stay in registers.
 #![allow(clippy::needless_range_loop)]
 
 use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 
 use super::Kernel;
 use super::attention::{BLOCK, QueryRow, softmax_weights};
+use super::attention_bf16::{gather_pairs, round_weights};
 use super::kv::{KvFormat, PAGE, scale, storable};
+use super::latent_bf16::{AtOnce, Workspace};
 use super::row_parts::row_parts;
 use super::rows::RowKernel;
 use super::simd::Simd;
@@ -110,6 +115,8 @@ pub(crate) struct AttendLatents<'a, Kv: KvFormat> {
 }
 
 impl<Kv: KvFormat> RowKernel for AttendLatents<'_, Kv> {
+    const USES_BF16_DOTS: bool = Self::ROUNDED;
+
     fn rows(&self) -> usize {
         self.rows.len()
     }
@@ -117,36 +124,62 @@ impl<Kv: KvFormat> RowKernel for AttendLatents<'_, Kv> {
     #[inline(always)]
     unsafe fn run_rows<S: Simd, const N: usize>(self) {
         // SAFETY: guaranteed by the caller.
-        unsafe { self.attend::<S, N>() }
+        unsafe {
+            // Constants of a type keep the compiler from generating the other cases.
+            if AtOnce::<S, Kv, N>::EIGHT {
+                self.attend::<S, N, 8>();
+            } else if AtOnce::<S, Kv, N>::FOUR {
+                self.attend::<S, N, 4>();
+            } else {
+                self.attend::<S, N, 2>();
+            }
+        }
     }
 }
 
 impl<Kv: KvFormat> AttendLatents<'_, Kv> {
-    /// Processes `N` rows.
+    /// If true, the tier with dot products of BF16 numbers rounds the operands.
+    pub(super) const ROUNDED: bool = size_of::<Kv::Element>() == 2;
+
+    /// Processes `N` rows, with many registers `T` tokens or registers of values at a time.
     ///
     /// # Safety
     /// There are `N` rows, their queries exist, and the pages cover `from..to`.
     #[inline(always)]
-    unsafe fn attend<S: Simd, const N: usize>(&self) {
+    unsafe fn attend<S: Simd, const N: usize, const T: usize>(&self) {
         let mut scores = [[0f32; BLOCK]; N];
+        let mut workspace = MaybeUninit::<Workspace<N>>::uninit();
+        let workspace = workspace.as_mut_ptr();
         let mut state = self.state;
         let mut at = self.from;
         // SAFETY: guaranteed by the caller.
         unsafe {
+            if Self::rounds::<S>() {
+                self.round_queries::<S, N>(workspace);
+            }
             while at < self.to {
                 let end = (at / BLOCK * BLOCK + BLOCK).min(self.to);
                 let pages = (end - at).div_ceil(PAGE);
                 for index in 0..pages {
                     let page = self.page_at(at / PAGE + index);
-                    self.score_page::<S, N>(page, index, &mut scores);
+                    if Self::rounds::<S>() {
+                        let ahead = self.page_at((at / PAGE + index + 1).min(self.pages.len() - 1));
+                        self.score_pairs::<S, N, T>(page, ahead, index, workspace, &mut scores);
+                    } else {
+                        self.score_page::<S, N>(page, index, &mut scores);
+                    }
                 }
                 let (mut largest, mut totals) = ([MASKED; LANES], [0f32; LANES]);
                 for r in 0..N {
                     let row = &mut scores[r][..pages * PAGE];
-                    (largest[r], totals[r]) = softmax_weights::<S>(row, at, &self.rows[r], false);
+                    (largest[r], totals[r]) =
+                        softmax_weights::<S>(row, at, &self.rows[r], Self::rounds::<S>());
                 }
                 if at == self.from || self.state_stride > 0 {
                     state.clear::<S>(N);
+                }
+                if Self::rounds::<S>() {
+                    round_weights::<S>(scores.as_flattened_mut(), pages);
                 }
                 let factors = state.merge_totals::<S>(largest.as_ptr(), totals.as_ptr());
                 let block = ValueBlock { weights: &scores, first_page: at / PAGE, pages, state, factors };
@@ -163,7 +196,7 @@ impl<Kv: KvFormat> AttendLatents<'_, Kv> {
                         }
                     }};
                 }
-                row_parts!(S, N, 2, gather);
+                row_parts!(S, N, T, gather);
                 state = state.after(self.state_stride);
                 at = end;
             }
@@ -268,6 +301,10 @@ impl<Kv: KvFormat> AttendLatents<'_, Kv> {
             for p in 0..block.pages {
                 let page = self.page_at(block.first_page + p);
                 let values = page.cast::<Kv::Element>().add(column);
+                if Self::rounds::<S>() {
+                    gather_pairs::<S, Kv, R, C>(weights, p, values, self.page.latent, &mut sums);
+                    continue;
+                }
                 for token in 0..PAGE {
                     let mut loaded = [S::zero(); C];
                     for c in 0..C {

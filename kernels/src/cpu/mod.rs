@@ -9,6 +9,7 @@ pub(crate) mod float_tiles;
 pub(crate) mod integer_tiles;
 pub(crate) mod kv;
 pub(crate) mod latent;
+pub(crate) mod latent_bf16;
 pub(crate) mod latent_bytes;
 pub(crate) mod pack;
 mod portable;

@@ -70,6 +70,18 @@ pub(crate) unsafe trait Simd: Copy {
     }
     /// Adds the lanes in a fixed order that depends on the tier.
     unsafe fn sum(a: Self::F) -> f32;
+    /// Adds the lanes of each register in the order of [`Self::sum`]: lane `i` of the result is the sum of register `i`.
+    #[inline(always)]
+    unsafe fn sum_each(registers: [Self::F; 16]) -> Self::F {
+        let mut sums = [0f32; 16];
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            for (sum, register) in sums.iter_mut().zip(registers) {
+                *sum = Self::sum(register);
+            }
+            Self::load(sums.as_ptr())
+        }
+    }
     unsafe fn max_lane(a: Self::F) -> f32;
     /// Rounds to nearest and stores 16 bytes. Lanes must be in -127..=127.
     unsafe fn store_i8(to: *mut i8, value: Self::F);

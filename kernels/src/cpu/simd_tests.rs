@@ -134,6 +134,40 @@ fn every_tier_computes_the_same_integers_and_conversions() {
     }
 }
 
+/// Adds the lanes of 16 registers at once, and those of each register alone.
+struct Sums<'a>(&'a [[f32; 16]; 16]);
+
+impl Kernel for Sums<'_> {
+    type Output = [[u32; 16]; 2];
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) -> Self::Output {
+        // SAFETY: each array is a register.
+        unsafe {
+            let mut registers = [S::zero(); 16];
+            let mut alone = [0; 16];
+            for (at, lanes) in self.0.iter().enumerate() {
+                registers[at] = S::load(lanes.as_ptr());
+                alone[at] = S::sum(registers[at]).to_bits();
+            }
+            [bits::<S>(S::sum_each(registers)), alone]
+        }
+    }
+}
+
+#[test]
+fn sums_of_several_registers_are_those_of_each_register() {
+    let mut random = Random::fresh();
+    for isa in Isa::ALL.into_iter().filter(|isa| isa.supported()) {
+        for _ in 0..50 {
+            let lanes: [[f32; 16]; 16] = std::array::from_fn(|_| std::array::from_fn(|_| random.signed()));
+            // SAFETY: the kernel reads only its array.
+            let [together, alone] = unsafe { dispatch(isa, Sums(&lanes)) };
+            assert_eq!(together, alone, "{isa}");
+        }
+    }
+}
+
 /// Rounds 32 numbers to BF16, in order and in pairs, and adds to 1 the products of the pairs with the first pair.
 struct Rounded<'a>(&'a [f32; 32]);
 
