@@ -199,7 +199,7 @@ pub(crate) unsafe fn exp_for_bf16<S: Simd>(x: S::F) -> S::F {
         let n = S::round(x);
         let r = S::fma(n, S::splat(-1.0), x);
         let mut p = S::splat(0.055_008_94);
-        for c in [0.242_211, 0.693_282_93, 1.0] {
+        for c in [0.242_211, 0.693_282_9, 1.0] {
             p = S::fma(p, r, S::splat(c));
         }
         S::mul_exp2(p, n)
