@@ -252,6 +252,7 @@ impl RowUse {
             prompt: sequence.prompt(),
             output: &output[..known + drawn.after],
             seen: sequence.seen(),
+            occurrences: None,
             top_logprobs: sequence.request.top_logprobs,
         });
         self.scores.iter().copied().map(LogitRow::Score).chain(drawn.map(LogitRow::Sample)).collect()

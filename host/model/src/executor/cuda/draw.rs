@@ -164,6 +164,7 @@ mod tests {
             prompt: &[1],
             output: &[7, 7],
             seen: None,
+            occurrences: None,
             top_logprobs: None,
         };
         let with_logprobs = SampleRow { top_logprobs: Some(1), ..row.clone() };

@@ -219,6 +219,7 @@ fn tokens_are_drawn_as_on_the_cpu() {
                     prompt: &ids[..10],
                     output: &ids[10..20],
                     seen: None,
+                    occurrences: None,
                     top_logprobs: None,
                 })
             })
