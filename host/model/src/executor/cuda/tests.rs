@@ -17,6 +17,8 @@ use crate::executor::fixture::{expected, folder, options, relative_error, sequen
 use crate::executor::{CpuExecutor, ExecutorOptions, KvDtype, Ordinals};
 use crate::sampling::{SampleRow, Sampling, ScoreRow};
 
+#[path = "adjustment_tests.rs"]
+mod adjustments;
 #[path = "processor_tests.rs"]
 mod beside_processor;
 #[path = "deterministic_tests.rs"]
