@@ -216,6 +216,7 @@ impl RowUse {
         };
         if matches!(next, Next::Draw(_)) {
             sequence.mark_seen();
+            sequence.count_output();
         }
         RowUse { id, tokens, scores, next, draft, drafted_output }
     }
@@ -252,6 +253,7 @@ impl RowUse {
             prompt: sequence.prompt(),
             output: &output[..known + drawn.after],
             seen: sequence.seen(),
+            occurrences: sequence.occurrences(),
             top_logprobs: sequence.request.top_logprobs,
         });
         self.scores.iter().copied().map(LogitRow::Score).chain(drawn.map(LogitRow::Sample)).collect()

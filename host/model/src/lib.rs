@@ -27,6 +27,7 @@ mod layers;
 pub mod loaded;
 pub mod memory_plan;
 mod models;
+mod occurrences;
 pub mod planner;
 mod rank_times;
 pub mod sampling;
@@ -57,6 +58,7 @@ pub use executor::{
 pub use expert_load::{ExpertLoad, LayerLoad};
 pub use gguf::reads_weights;
 pub use loaded::LoadedModel;
+pub use occurrences::Occurrences;
 pub use rank_times::{RankTime, RankTimes};
 pub use sampling::{LogitRow, RowOutput, SampleRow, Sampling, ScoreRow};
 pub use seen_tokens::SeenTokens;

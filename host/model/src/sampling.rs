@@ -6,13 +6,13 @@
 
 use std::borrow::Cow;
 use std::cmp::Ordering;
-use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 use skep_kernels::Isa;
 use skep_kernels::softmax::log_sum_exp;
 
 use crate::error::ModelError;
+use crate::occurrences::Occurrences;
 use crate::seen_tokens::SeenTokens;
 use crate::token_set::TokenSet;
 
@@ -50,6 +50,11 @@ impl Default for Sampling {
 }
 
 impl Sampling {
+    /// Returns whether a penalty depends on the number of times that the output contains a token.
+    pub fn counts_occurrences(&self) -> bool {
+        [self.frequency_penalty, self.presence_penalty] != [0.0; 2]
+    }
+
     /// Checks the settings. The error names the first setting that is out of range.
     pub fn validate(&self) -> Result<(), String> {
         let ranges = [
@@ -113,6 +118,9 @@ pub struct SampleRow<'a> {
     /// The distinct tokens at the beginning of the prompt and the output, as many as the sequence has marked. A repetition
     /// penalty marks the others for this row, and all of them if this is `None`.
     pub seen: Option<&'a SeenTokens>,
+    /// The counts of the tokens at the beginning of the output, as many as the sequence has counted. Frequency and
+    /// presence penalties count the others for this row, and all of them if this is `None`.
+    pub occurrences: Option<&'a Occurrences>,
     /// Returns the log-probability and the `n` most likely tokens as well if this is `Some(n)`.
     pub top_logprobs: Option<u32>,
 }
@@ -130,16 +138,21 @@ impl<'a> SampleRow<'a> {
             prompt: &[],
             output: &[],
             seen: None,
+            occurrences: None,
             top_logprobs: None,
         }
     }
 
     /// Returns whether the row chooses from other logits than those of the step.
     fn adjusts(&self) -> bool {
-        let Sampling { frequency_penalty, presence_penalty, repetition_penalty, logit_bias, .. } =
-            self.sampling;
-        let penalizes = [*frequency_penalty, *presence_penalty] != [0.0; 2] || *repetition_penalty != 1.0;
+        let Sampling { repetition_penalty, logit_bias, .. } = self.sampling;
+        let penalizes = self.sampling.counts_occurrences() || *repetition_penalty != 1.0;
         penalizes || !logit_bias.is_empty() || self.mask.is_some() || !self.banned.is_empty()
+    }
+
+    /// Calls `take` with each distinct token of the output and the number of its occurrences.
+    pub(crate) fn each_occurrence(&self, take: impl FnMut(u32, u32)) {
+        Occurrences::each(self.occurrences, self.output, take);
     }
 
     /// Fills a set with the tokens of the prompt and the output that are below `vocabulary`.
@@ -260,14 +273,12 @@ fn adjust(logits: &[f32], row: &SampleRow<'_>) -> Vec<f32> {
             *logit = if *logit > 0.0 { *logit / repetition } else { *logit * repetition };
         }
     }
-    if sampling.frequency_penalty != 0.0 || sampling.presence_penalty != 0.0 {
-        let mut counts: HashMap<u32, f32> = HashMap::new();
-        row.output.iter().for_each(|token| *counts.entry(*token).or_default() += 1.0);
-        for (token, count) in counts {
+    if sampling.counts_occurrences() {
+        row.each_occurrence(|token, count| {
             if let Some(logit) = adjusted.get_mut(token as usize) {
-                *logit -= count * sampling.frequency_penalty + sampling.presence_penalty;
+                *logit -= count as f32 * sampling.frequency_penalty + sampling.presence_penalty;
             }
-        }
+        });
     }
     for (token, bias) in &sampling.logit_bias {
         if let Some(logit) = adjusted.get_mut(*token as usize) {

@@ -92,24 +92,45 @@ fn masks_bans_bias_and_penalties_decide() {
 }
 
 #[test]
-fn the_tokens_that_a_sequence_has_marked_change_no_logit() {
-    let sampling = Sampling { repetition_penalty: 1.7, frequency_penalty: 0.3, ..Sampling::default() };
+fn the_tokens_that_a_sequence_has_marked_and_counted_change_no_logit() {
+    let sampling = Sampling {
+        repetition_penalty: 1.7,
+        frequency_penalty: 0.3,
+        presence_penalty: 0.2,
+        ..Sampling::default()
+    };
     let logits: Vec<f32> = (0..100).map(|token| (token as f32 * 0.7).sin()).collect();
     let bits =
         |row: &SampleRow<'_>| -> Vec<u32> { adjust(&logits, row).into_iter().map(f32::to_bits).collect() };
     // Some tokens are outside the vocabulary.
     let tokens: Vec<u32> = (0..60).map(|at| at * at % 120).collect();
     for vocabulary in [100, 110] {
-        let mut seen = SeenTokens::new(vocabulary);
+        let (mut seen, mut occurrences) = (SeenTokens::new(vocabulary), Occurrences::default());
         for known in [8, 9, 40, 60] {
             seen.mark(&tokens[..known]);
+            occurrences.count(&tokens[8..known]);
             // The rows of a draft come after more tokens than are marked.
             for end in known..=tokens.len() {
                 let fresh = SampleRow { prompt: &tokens[..8], output: &tokens[8..end], ..row(&sampling, 0) };
-                let kept = SampleRow { seen: Some(&seen), ..fresh.clone() };
+                let kept = SampleRow { seen: Some(&seen), occurrences: Some(&occurrences), ..fresh.clone() };
                 assert_eq!(bits(&kept), bits(&fresh), "{known} of {end}, {vocabulary}");
             }
         }
+    }
+}
+
+#[test]
+fn counted_tokens_of_an_output_are_not_read_again() {
+    let sampling = Sampling { frequency_penalty: 0.3, presence_penalty: 0.2, ..Sampling::default() };
+    let logits: Vec<f32> = (0..100).map(|token| (token as f32 * 0.7).sin()).collect();
+    let tokens: Vec<u32> = (0..60).map(|at| at * at % 120).collect();
+    let others: Vec<u32> = [vec![5; 50], tokens[50..].to_vec()].concat();
+    let mut occurrences = Occurrences::default();
+    occurrences.count(&tokens[..50]);
+    for end in 50..=60 {
+        let fresh = SampleRow { output: &tokens[..end], ..row(&sampling, 0) };
+        let kept = SampleRow { output: &others[..end], occurrences: Some(&occurrences), ..fresh.clone() };
+        assert_eq!(adjust(&logits, &kept), adjust(&logits, &fresh), "{end}");
     }
 }
 

@@ -207,6 +207,25 @@ fn a_sequence_marks_each_token_once_for_its_repetition_penalty() {
 }
 
 #[test]
+fn a_sequence_counts_each_token_of_its_output_once_for_penalties() {
+    for (frequency_penalty, presence_penalty, expected) in
+        [(0.5, 0.0, [1; 4]), (0.0, -0.5, [1; 4]), (0.0, 0.0, [0; 4])]
+    {
+        let mut harness = Harness::new(64, 1, 64);
+        let mut request = greedy("once upon a time", 8);
+        request.sampling.frequency_penalty = frequency_penalty;
+        request.sampling.presence_penalty = presence_penalty;
+        let id = SequenceId(harness.submit(request));
+        let mut counted = Vec::new();
+        for _ in expected {
+            harness.step();
+            counted.push(harness.scheduler.sequence_mut(id).expect("it is running").count_output());
+        }
+        assert_eq!(counted, expected);
+    }
+}
+
+#[test]
 fn agents_and_their_sessions_take_turns() {
     let mut harness = Harness::new(8, 1, 16);
     for (agent, session) in [("a", "1"), ("a", "1"), ("a", "2"), ("a", "3"), ("b", "1")] {

@@ -244,8 +244,12 @@ impl Sequence {
         let Some((before, from, dropped)) = checked.rollback(position) else { return Ok(()) };
         self.counts.forced -= dropped.iter().filter(|held| held.token.forced).count();
         self.counts.accepted -= dropped.iter().filter(|held| held.accepted).count();
-        self.tokens.truncate(self.prompt_len + position);
-        self.seen.take_if(|seen| seen.marked() > self.tokens.len());
+        let kept = self.prompt_len + position;
+        self.seen.take_if(|seen| seen.marked() > kept);
+        if let Some(occurrences) = &mut self.occurrences {
+            occurrences.shorten(&self.tokens[self.prompt_len..], position);
+        }
+        self.tokens.truncate(kept);
         // The row that draws the next token belongs to the last known token.
         let known = self.tokens.len() - 1;
         self.computed.recompute_from = Some(self.computed.recompute_from.unwrap_or(usize::MAX).min(known));

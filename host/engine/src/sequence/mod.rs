@@ -5,6 +5,7 @@
 
 mod append;
 mod continuation;
+mod penalties;
 mod state;
 mod thinking;
 
@@ -12,7 +13,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use skep_model::{PAGE_TOKENS, PageId, RowOutput, SeenTokens, Tokenizer};
+use skep_model::{Occurrences, PAGE_TOKENS, PageId, RowOutput, SeenTokens, Tokenizer};
 
 use crate::constraint::OutputConstraint;
 use crate::detokenize::Detokenizer;
@@ -49,6 +50,8 @@ pub(crate) struct Sequence {
     pub tokens: Vec<u32>,
     /// The distinct ones among the first of these tokens, from the first draw with a repetition penalty on.
     seen: Option<SeenTokens>,
+    /// The counts of the output's first tokens, from the first draw with a frequency or presence penalty on.
+    occurrences: Option<Occurrences>,
     pub computed: Computed,
     pub seed: u64,
     context: Arc<SequenceContext>,
@@ -100,6 +103,7 @@ impl Sequence {
             prompt_len: tokens.len(),
             tokens,
             seen: None,
+            occurrences: None,
             computed: Computed::default(),
             seed: request.seed.unwrap_or_else(rand::random),
             context: context.clone(),
@@ -129,20 +133,6 @@ impl Sequence {
     /// Returns the tokens generated so far, reported or not.
     pub fn output(&self) -> &[u32] {
         &self.tokens[self.prompt_len..]
-    }
-
-    /// Marks the tokens that are not marked yet for the repetition penalty, if there is one, and returns their number.
-    pub fn mark_seen(&mut self) -> usize {
-        if self.request.sampling.repetition_penalty == 1.0 {
-            return 0;
-        }
-        let vocabulary = self.context.vocabulary_size;
-        self.seen.get_or_insert_with(|| SeenTokens::new(vocabulary)).mark(&self.tokens)
-    }
-
-    /// Returns the tokens that are marked.
-    pub fn seen(&self) -> Option<&SeenTokens> {
-        self.seen.as_ref()
     }
 
     /// Returns the number of tokens that are known but not computed.

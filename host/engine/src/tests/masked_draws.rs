@@ -34,6 +34,7 @@ fn masked_draws(request: &GenerateRequest) -> Vec<u32> {
             prompt: &request.prompt,
             output: &output,
             seen: None,
+            occurrences: None,
             top_logprobs: None,
         };
         let token = executor.sample(&[LogitRow::Sample(row)]).unwrap()[0].token;

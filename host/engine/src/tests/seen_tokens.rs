@@ -1,5 +1,5 @@
-//! Tests that draws with a repetition penalty are the same as if all tokens were marked for each row, and that only those of
-//! drafts are.
+//! Tests that draws with penalties are the same as if all tokens were marked and counted for each row, and that only
+//! those of drafts are.
 
 use std::sync::{Arc, Mutex};
 
@@ -11,7 +11,7 @@ use super::fixture::{generate, greedy, ids_together, model, together};
 use super::intercepted::{Intercepted, Interceptor};
 use crate::{Constraint, DraftLimits, Engine, EngineOptions, GenerateRequest, Speculation};
 
-/// Draws each row a second time, without the tokens that its sequence has marked, and counts the rows.
+/// Draws each row a second time, without the tokens that its sequence has marked and counted, and counts the rows.
 #[derive(Clone, Default)]
 struct Redraws(Arc<Mutex<RedrawCounts>>);
 
@@ -21,6 +21,8 @@ struct RedrawCounts {
     penalised_rows: usize,
     /// Tokens of penalised rows that their sequences had not marked.
     unmarked: usize,
+    /// Tokens of outputs of penalised rows that their sequences had not counted.
+    uncounted: usize,
 }
 
 impl Redraws {
@@ -39,9 +41,13 @@ impl Interceptor for Redraws {
         let (mut again, mut counts) = (rows.to_vec(), self.0.lock().unwrap());
         for row in &mut again {
             let LogitRow::Sample(row) = row else { continue };
-            let seen = row.seen.take();
+            let (seen, occurrences) = (row.seen.take(), row.occurrences.take());
             assert_eq!(seen.is_some(), row.sampling.repetition_penalty != 1.0);
+            assert_eq!(occurrences.is_some(), row.sampling.presence_penalty != 0.0);
             counts.rows += 1;
+            if let Some(occurrences) = occurrences {
+                counts.uncounted += row.output.len() - occurrences.counted();
+            }
             if let Some(seen) = seen {
                 counts.penalised_rows += 1;
                 counts.unmarked += row.prompt.len() + row.output.len() - seen.marked();
@@ -70,6 +76,8 @@ fn repetitive(seed: u64) -> GenerateRequest {
     let sampling = Sampling {
         top_k: 2,
         repetition_penalty: 1.05,
+        frequency_penalty: 0.02,
+        presence_penalty: 0.05,
         logit_bias: "abcd".bytes().map(|letter| (u32::from(letter), 4.0)).collect(),
         ..Sampling::default()
     };
@@ -82,6 +90,8 @@ fn unique(seed: u64) -> GenerateRequest {
                         "uniqueItems": true});
     let sampling = Sampling {
         repetition_penalty: 1.1,
+        frequency_penalty: 0.05,
+        presence_penalty: 0.1,
         logit_bias: vec![(9, -50.0), (10, -50.0), (13, -50.0), (32, -3.0)],
         ..Sampling::default()
     };
@@ -95,15 +105,16 @@ fn unique(seed: u64) -> GenerateRequest {
 }
 
 #[tokio::test]
-async fn without_drafts_a_row_marks_no_token() {
+async fn without_drafts_a_row_marks_and_counts_no_token() {
     let (engine, redraws) = engine(4096, Speculation::Off);
     together(&engine, &[repetitive(0), repetitive(1), greedy("a request without a penalty", 40)]).await;
     let counts = redraws.counts();
-    assert_eq!((counts.rows, counts.penalised_rows, counts.unmarked), (200, 160, 0));
+    assert_eq!((counts.rows, counts.penalised_rows), (200, 160));
+    assert_eq!((counts.unmarked, counts.uncounted), (0, 0));
 }
 
 #[tokio::test]
-async fn a_row_after_a_draft_marks_the_draft_alone() {
+async fn a_row_after_a_draft_marks_and_counts_the_draft_alone() {
     let (plain, _) = engine(4096, Speculation::Off);
     let (engine, redraws) = engine(4096, eager());
     for seed in 0..20 {
@@ -114,6 +125,7 @@ async fn a_row_after_a_draft_marks_the_draft_alone() {
     assert!(stats.accepted_tokens > 0 && stats.rejected_tokens > 0, "{stats:?}");
     let most = DraftLimits::default().max_tokens;
     assert!(counts.unmarked > 0 && counts.unmarked < counts.rows * most, "{counts:?}");
+    assert_eq!(counts.uncounted, counts.unmarked, "both are the tokens of drafts");
 }
 
 #[tokio::test]

@@ -32,7 +32,6 @@ use std::sync::Arc;
 
 use skep_kernels::Isa;
 use skep_kernels::cuda::device::{HostBuffer, Recording};
-use skep_kernels::cuda::operation::Sample;
 use skep_kernels::cuda::sample::NONE;
 
 use super::limits::check;
@@ -43,7 +42,7 @@ use crate::batch::{Batch, BatchSequence, PageId};
 use crate::error::{ModelError, RankFault};
 use crate::memory_plan::{MemoryPlan, RankMemory};
 use crate::sampling::{LogitRow, RowOutput, draw};
-use draw::Draw;
+use draw::{DrawBuffers, DrawnRows};
 #[cfg(feature = "emulated")]
 pub use emulated::emulated_executor;
 use launching::{Launchers, Stages};
@@ -93,14 +92,6 @@ struct StepInputs {
     /// Index of the buffer for the next step.
     next: usize,
     packed: Vec<u8>,
-}
-
-/// The host memory of draws.
-struct DrawBuffers {
-    input: HostBuffer,
-    output: HostBuffer,
-    /// Whether a draw has been started but not waited for.
-    is_pending: bool,
 }
 
 impl CudaExecutor {
@@ -237,58 +228,24 @@ impl CudaExecutor {
         rows: &[LogitRow<'_>],
         next: Option<&StepAhead>,
     ) -> Result<Vec<(usize, u32)>, ModelError> {
-        let vocabulary = self.limits.vocabulary_size;
         let next = next.filter(|next| can_follow(rows, next));
         let first = next.map_or(&[][..], |next| next.drawn.as_slice());
-        let mut packed = std::mem::take(&mut self.inputs.packed);
-        let draw = Draw::pack(rows, first, vocabulary, &mut packed);
-        let count = draw.rows.len();
-        if count > 0 {
-            if std::mem::replace(&mut self.draws.is_pending, true) {
-                self.leader().device.synchronize()?;
-            }
-            self.draws.input.bytes_mut()[..packed.len()].copy_from_slice(&packed);
-            let stage = self.stages.len() - 1;
-            let leader = &self.stages[stage][0];
-            for other in &self.stages[stage][1..] {
-                leader.device.wait(&other.done)?;
-            }
-            let [inputs, adjusted, states, tokens, logits] = leader.draw_workspace(packed.len(), count)?;
-            leader.device.upload(&self.draws.input, 0, inputs)?;
-            let sample = Sample {
-                logits,
-                rows: inputs.part(draw.row_bytes)?,
-                adjustments: inputs.part(draw.adjustments)?,
-                masks: inputs.part(draw.masks)?,
-                // No row depends on a token that the host does not know yet.
-                drawn: tokens,
-                adjusted,
-                states,
-                tokens,
-                row_count: weights::size(count)?,
-                choice: draw.choice,
-                vocabulary: weights::size(vocabulary)?,
-                logits_stride: weights::size(logits_stride(vocabulary))?,
-            };
-            leader.device.sample(&sample)?;
-            leader.device.download(tokens, &mut self.draws.output, 0)?;
-            leader.known.record()?;
+        let vocabulary = self.limits.vocabulary_size;
+        let mut drawn = DrawnRows::new(rows, first, vocabulary, self.draws.most_adjustments);
+        if drawn.order.is_empty() {
+            return Ok(Vec::new());
         }
-        self.inputs.packed = packed;
-        if let Some(next) = next.filter(|_| count > 0 && count == rows.len()) {
+        self.enqueue_draws(&mut drawn)?;
+        if let Some(next) = next.filter(|_| drawn.order.len() == rows.len()) {
             self.put_drawn(next)?;
             // The logits of the drawn step are overwritten.
             self.logit_rows = 0;
             self.ahead = Some(next.batch.clone());
         }
-        if count == 0 {
-            return Ok(Vec::new());
-        }
         self.leader().known.synchronize()?;
-        self.draws.is_pending = false;
         self.check_meetings()?;
         let tokens = self.draws.output.bytes().chunks_exact(4).map(word);
-        Ok(draw.rows.into_iter().zip(tokens).collect())
+        Ok(drawn.order.into_iter().zip(tokens).collect())
     }
 }
 

@@ -103,11 +103,12 @@ impl Rank {
         Ok(self.device.clear(self.failure()?)?)
     }
 
-    /// Returns the buffers of a draw: its inputs, the adjusted logits, the states of its rows, the tokens, and all logits.
+    /// Returns the buffers for drawing the tokens at these positions: the inputs, the adjusted logits, the states of
+    /// rows, the tokens, and all logits.
     pub(super) fn draw_workspace(
         &self,
         input_bytes: usize,
-        rows: usize,
+        tokens: Range<usize>,
     ) -> Result<[Slice<'_>; 5], ModelError> {
         let (Some(draw), Some(logits)) = (&self.offsets.draw, &self.logits) else {
             return Err(ModelError::Batch { problem: "this rank has no logits".to_owned() });
@@ -115,9 +116,9 @@ impl Rank {
         let vocabulary = self.shape.vocabulary;
         Ok([
             self.workspace_slice(&draw.inputs, input_bytes)?,
-            self.workspace_slice(&draw.adjusted, rows * vocabulary * 4)?,
+            self.workspace_slice(&draw.adjusted, tokens.len() * vocabulary * 4)?,
             self.workspace_slice(&draw.states, draw.states.len())?,
-            self.workspace_slice(&draw.tokens, rows * 4)?,
+            self.drawn_tokens(tokens.end)?.part(tokens.start * 4..tokens.end * 4)?,
             logits.slice(),
         ])
     }

@@ -13,6 +13,7 @@ use skep_kernels::cuda::blas::Blas;
 use skep_kernels::cuda::device::{Device, Loaded};
 use skep_kernels::{Isa, KernelError};
 
+use super::draw::DrawBuffers;
 use super::estimate::{
     STEP_TOKENS, attention, cuts, device_options, logits_bytes, page_format, spare, workspace_bytes,
     workspace_of_rank,
@@ -24,7 +25,7 @@ use super::room::{Room, Share};
 use super::shape::Shape;
 use super::weights::{DeviceWeights, size};
 use super::workspace::{Sizes, WorkspaceOffsets};
-use super::{CudaExecutor, DrawBuffers, Recordings, StepInputs, warm_up};
+use super::{CudaExecutor, Recordings, StepInputs, warm_up};
 use crate::batch::{Batch, PAGE_TOKENS};
 use crate::checkpoint::Checkpoint;
 use crate::error::ModelError;
@@ -218,13 +219,9 @@ impl<'a> CudaModel<'a> {
             (plan.graph_bytes / ranks as u64 / 2 / RECORDING_BYTES).clamp(8, MOST_RECORDINGS) as usize;
         let leader = &finished[last][0];
         let most_inputs = leader.offsets.inputs.len();
-        let draw = leader.offsets.draw.as_ref().map_or(0, |draw| draw.inputs.len());
         let buffers = [leader.device.host_buffer(most_inputs)?, leader.device.host_buffer(most_inputs)?];
-        let draws = DrawBuffers {
-            input: leader.device.host_buffer(draw)?,
-            output: leader.device.host_buffer(leader.sizes.logit_rows * 4)?,
-            is_pending: false,
-        };
+        let draw = leader.offsets.draw.as_ref();
+        let draws = DrawBuffers::new(&leader.device, draw, leader.sizes.logit_rows, limits.vocabulary_size)?;
         let copies = PageCopies::new(self.checkpoint.config(), &self.options, &finished)?;
         let mut executor = CudaExecutor {
             recordings: Recordings { made: HashMap::new(), launched: HashSet::new(), max_shapes },

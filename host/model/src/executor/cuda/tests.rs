@@ -17,6 +17,8 @@ use crate::executor::fixture::{expected, folder, options, relative_error, sequen
 use crate::executor::{CpuExecutor, ExecutorOptions, KvDtype, Ordinals};
 use crate::sampling::{SampleRow, Sampling, ScoreRow};
 
+#[path = "adjustment_tests.rs"]
+mod adjustments;
 #[path = "processor_tests.rs"]
 mod beside_processor;
 #[path = "deterministic_tests.rs"]
@@ -219,6 +221,7 @@ fn tokens_are_drawn_as_on_the_cpu() {
                     prompt: &ids[..10],
                     output: &ids[10..20],
                     seen: None,
+                    occurrences: None,
                     top_logprobs: None,
                 })
             })

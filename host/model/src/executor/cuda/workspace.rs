@@ -15,9 +15,9 @@ use crate::batch::PAGE_TOKENS;
 use crate::config::ModelConfig;
 
 const ALIGNMENT: usize = 256;
-/// Maximum number of penalized, biased or banned tokens in all rows of a draw. The host draws the rows beyond this
-/// limit.
-pub(super) const MOST_ADJUSTMENTS: usize = 64 << 10;
+/// Minimum number of penalized, biased or banned tokens for which a draw has space, whatever the vocabulary is. Rows
+/// that have more in all are drawn in several groups.
+const LEAST_ADJUSTMENTS: usize = 64 << 10;
 
 /// Maximum size of the weights that are converted to activations at a time. The products of more are computed in several launches,
 /// each of which is large enough to keep a device busy.
@@ -279,8 +279,14 @@ fn state_bytes(rows: usize, vocabulary: usize) -> usize {
     rows.min(most) * STATE_BYTES
 }
 
+/// Returns the number of adjustments for which a draw has space. One row never has more.
+pub(super) fn most_adjustments(vocabulary: usize) -> usize {
+    vocabulary.max(LEAST_ADJUSTMENTS)
+}
+
 /// Returns the size of the rows, adjustments and masks of a draw in bytes.
-fn draw_bytes(rows: usize, vocabulary: usize) -> usize {
+pub(super) fn draw_bytes(rows: usize, vocabulary: usize) -> usize {
     let masks = rows * vocabulary.div_ceil(32) * 4;
-    rows * size_of::<SampleRow>() + MOST_ADJUSTMENTS * size_of::<Adjustment>() + masks + 3 * ALIGNMENT
+    let adjustments = most_adjustments(vocabulary) * size_of::<Adjustment>();
+    rows * size_of::<SampleRow>() + adjustments + masks + 3 * ALIGNMENT
 }
