@@ -25,7 +25,7 @@ const RUN: usize = 32;
 /// Maximum number of runs of a latent and a rotated key.
 const MAX_RUNS: usize = 2 * MAX_LATENT / RUN;
 
-/// What a call with `N` rows reads again and again.
+/// The buffers that a call with `N` rows reads again and again.
 #[repr(align(64))]
 pub(super) struct Workspace<const N: usize> {
     /// The rounded queries: 16 pairs of columns for each run and row.
