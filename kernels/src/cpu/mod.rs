@@ -11,6 +11,7 @@ pub(crate) mod kv;
 pub(crate) mod latent;
 pub(crate) mod latent_bytes;
 pub(crate) mod pack;
+mod pack_words;
 mod portable;
 pub(crate) mod quantize;
 mod row_parts;
