@@ -42,13 +42,13 @@ impl PackedMatrix {
         let tiles = rows.div_ceil(TILE_ROWS);
         let mut bytes = arena.zeroed(product(OP, "the matrix", &[tiles, tile_bytes])?)?;
         if row_bytes > 0 {
-            let packed = SharedSlice::new(bytes.as_mut_slice());
+            let (packed, isa) = (SharedSlice::new(bytes.as_mut_slice()), Isa::detect());
             by_rows(pool, tiles, tile_bytes, |tile| {
                 let first = tile * TILE_ROWS;
                 let source = &data[first * row_bytes..rows.min(first + TILE_ROWS) * row_bytes];
                 let rows: Vec<&[u8]> = source.chunks_exact(row_bytes).collect();
                 // SAFETY: each tile belongs to one task.
-                pack_tile(dtype, &rows, unsafe { packed.part(tile * tile_bytes, tile_bytes) });
+                pack_tile(isa, dtype, &rows, unsafe { packed.part(tile * tile_bytes, tile_bytes) });
             });
         }
         Ok(PackedMatrix { dtype, rows, columns, tile_bytes, bytes })

@@ -12,6 +12,7 @@ pub(crate) mod latent;
 pub(crate) mod latent_bf16;
 pub(crate) mod latent_bytes;
 pub(crate) mod pack;
+mod pack_words;
 mod portable;
 pub(crate) mod quantize;
 mod row_parts;
