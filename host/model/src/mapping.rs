@@ -154,7 +154,11 @@ mod tests {
         let path = folder.path().join("weights");
         std::fs::write(&path, vec![7u8; 8 * MIB]).unwrap();
         let Bytes::File { mapped, .. } = Mapping::open(&path).unwrap().bytes else { panic!("a file") };
+        if READ_NOW.is_none_or(|read_now| mapped.advise_range(read_now, 0, 1).is_err()) {
+            return eprintln!("skipped: Linux reads and maps pages at once since version 5.14");
+        }
         let file = Mapping { path: path.clone(), bytes: Bytes::File { mapped, is_read_ahead: true } };
+        file.release(0..8 * MIB);
         assert_eq!(mapped_bytes(&path), 0);
         file.will_read(2 * MIB + 5..6 * MIB);
         assert!(mapped_bytes(&path) >= 4 * MIB, "{}", mapped_bytes(&path));

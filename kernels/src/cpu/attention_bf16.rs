@@ -1,7 +1,8 @@
 //! The products of attention in BF16, for tiers with dot products of BF16 numbers.
 //!
-//! Queries, keys, the weights of positions and values are rounded; scores, the softmax and all sums are in float32. A score is one
-//! chain of dot products of pairs of columns, and a value one of pairs of positions, both in order.
+//! Queries and the weights of positions are rounded here. Keys and values in 16 bits were rounded when they were stored, and those in
+//! other formats are rounded when they are read. Scores, the softmax and all sums are in float32. A score is one chain of dot products
+//! of pairs of columns, and a value one of pairs of positions, both in order.
 
 use super::attention::{AttendRows, BLOCK};
 use super::kv::{KvFormat, MAX_HEAD, PAGE};
