@@ -54,6 +54,13 @@ sums() (
     [ "$(wc -l < SHA256SUMS)" -eq "$(find . -mindepth 1 -not -name SHA256SUMS | wc -l)" ] || fail "SHA256SUMS does not list every file"
 )
 
+# tiny_model FOLDER: makes a model that is small enough to be tried anywhere.
+tiny_model() {
+    mkdir -p "$1"
+    cp tests/fixtures/tiny/llama-gqa/{config.json,model.safetensors} "$1/"
+    cp tests/fixtures/tokenizer/byte-level-chatml.json "$1/tokenizer.json"
+}
+
 # try_binary BINARY: serves an agent in an environment without anything else, not even a PATH or certificate authorities.
 try_binary() (
     folder=$(mktemp -d)
@@ -63,10 +70,7 @@ try_binary() (
         rm -rf "$folder"
     }
     trap finish EXIT
-    fixtures=tests/fixtures
-    mkdir "$folder/tiny"
-    cp "$fixtures"/tiny/llama-gqa/{config.json,model.safetensors} "$folder/tiny/"
-    cp "$fixtures/tokenizer/byte-level-chatml.json" "$folder/tiny/tokenizer.json"
+    tiny_model "$folder/tiny"
     : > "$folder/log"
     alone=(env -i "HOME=$folder" PATH=/nonexistent SSL_CERT_FILE=/nonexistent "$1")
     "${alone[@]}" up --listen 127.0.0.1:0 --model "$folder/tiny" --log-level error > "$folder/log" &
@@ -78,7 +82,7 @@ try_binary() (
         sleep 0.1
     done
     "${alone[@]}" health --url "$url"
-    "${alone[@]}" deploy "$fixtures/upgrade/0.1.0/hello.wasm" --manifest examples/hello/agent.toml --url "$url"
+    "${alone[@]}" deploy tests/fixtures/upgrade/0.1.0/hello.wasm --manifest examples/hello/agent.toml --url "$url"
     "${alone[@]}" invoke hello 'Hello.' --url "$url" > "$folder/answer"
     grep -aq '(visit 1)' "$folder/answer" || fail "$1 answers something else: $(cat "$folder/answer")"
     kill -TERM "$host"
