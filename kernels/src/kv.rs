@@ -57,7 +57,7 @@ impl KvFormat {
     /// Returns the format of as many bits that is the fastest for heads of that size in the tier.
     #[must_use]
     pub fn for_heads(self, isa: Isa, head_size: usize) -> Self {
-        let pairs = isa == Isa::Avx512Bf16 && head_size.is_multiple_of(2);
+        let pairs = KvFormat::Bf16.supported_by(isa) && head_size.is_multiple_of(2);
         if self == KvFormat::F16 && pairs { KvFormat::Bf16 } else { self }
     }
 

@@ -130,14 +130,21 @@ fn put_bytes(group: &mut [u8], at: usize, lanes: &[u32; 16], byte: usize) {
     group[at..][..TILE_ROWS].copy_from_slice(&bytes);
 }
 
-/// Writes the low or the high half of each lane.
+/// Writes the low halves of all lanes, and then the high ones.
+///
+/// # Safety
+/// Call inside a dispatched kernel.
 #[inline(always)]
-fn put_halves(group: &mut [u8], at: usize, lanes: &[u32; 16], half: usize) {
-    let mut halves = [[0u8; 2]; TILE_ROWS];
-    for lane in 0..TILE_ROWS {
-        halves[lane] = ((lanes[lane] >> (16 * half)) as u16).to_le_bytes();
+unsafe fn put_halves<S: Simd>(group: &mut [u8], at: usize, register: S::I) {
+    // SAFETY: guaranteed by the caller.
+    let lanes = unsafe { lanes::<S>(register) };
+    for half in 0..2 {
+        let mut halves = [[0u8; 2]; TILE_ROWS];
+        for lane in 0..TILE_ROWS {
+            halves[lane] = ((lanes[lane] >> (16 * half)) as u16).to_le_bytes();
+        }
+        group[at + half * HALF_ROW..][..HALF_ROW].copy_from_slice(halves.as_flattened());
     }
-    group[at..][..HALF_ROW].copy_from_slice(halves.as_flattened());
 }
 
 /// Stores words of every row side by side: F32, or pairs of BF16.
@@ -165,9 +172,7 @@ unsafe fn pack_halves<S: Simd>(rows: &Rows<'_>, at: usize, group: &mut [u8]) {
     unsafe {
         let words = turned::<S>(rows, at);
         for word in 0..16 {
-            let lanes = lanes::<S>(words[word]);
-            put_halves(group, word * REGISTER, &lanes, 0);
-            put_halves(group, word * REGISTER + HALF_ROW, &lanes, 1);
+            put_halves::<S>(group, word * REGISTER, words[word]);
         }
     }
 }
@@ -261,9 +266,7 @@ unsafe fn put_runs<S: Simd>(group: &mut [u8], at: usize, stride: usize, words: [
 unsafe fn put_scales<S: Simd>(group: &mut [u8], words: &[S::I; 16], stride: usize) {
     // SAFETY: guaranteed by the caller.
     unsafe {
-        let halves = lanes::<S>(words[0]);
-        put_halves(group, 0, &halves, 0);
-        put_halves(group, HALF_ROW, &halves, 1);
+        put_halves::<S>(group, 0, words[0]);
         let [two, four, six] = [S::splat_i8(0x03), S::splat_i8(0x0f), S::splat_i8(0x3f)];
         let above = S::splat_i8(0x30);
         // The first four scales and minimums keep the high bits of the other four above their own bits.
@@ -291,6 +294,38 @@ unsafe fn put_scales<S: Simd>(group: &mut [u8], words: &[S::I; 16], stride: usiz
     }
 }
 
+/// Writes 4 bits of each integer of a block of Q4_K or Q5_K, which are in 128 bytes of every row. The eight parts are `stride` bytes
+/// apart.
+///
+/// # Safety
+/// Every row has the bytes from `at`; call inside a dispatched kernel.
+#[inline(always)]
+unsafe fn put_low_bits<S: Simd>(rows: &Rows<'_>, at: usize, group: &mut [u8], stride: usize) {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        let words = [turned::<S>(rows, at), turned::<S>(rows, at + REGISTER)];
+        for part in 0..8 {
+            let quants = eight(&words[part / 4], part / 2 % 2 * 8);
+            put_nibbles::<S>(group, 2 * HALF_ROW + part * stride + SIX_BIT, quants, part % 2 == 1);
+        }
+    }
+}
+
+/// Writes 2 bits of each of four runs of 32 integers, whose planes are `stride` bytes apart.
+///
+/// # Safety
+/// Call inside a dispatched kernel.
+#[inline(always)]
+unsafe fn put_four_runs<S: Simd>(group: &mut [u8], at: usize, stride: usize, words: [S::I; 8]) {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        put_two_bits::<S, 0>(group, at, words);
+        put_two_bits::<S, 2>(group, at + stride, words);
+        put_two_bits::<S, 4>(group, at + 2 * stride, words);
+        put_two_bits::<S, 6>(group, at + 3 * stride, words);
+    }
+}
+
 /// Packs a block of Q2_K.
 ///
 /// # Safety
@@ -306,14 +341,9 @@ unsafe fn pack_q2_k<S: Simd>(rows: &Rows<'_>, at: usize, group: &mut [u8]) {
         for half in 0..2 {
             let quants = eight(&words, 8 * half);
             let to = 2 * HALF_ROW + 4 * half * STRIDE + 2 * TILE_ROWS;
-            put_two_bits::<S, 0>(group, to, quants);
-            put_two_bits::<S, 2>(group, to + STRIDE, quants);
-            put_two_bits::<S, 4>(group, to + 2 * STRIDE, quants);
-            put_two_bits::<S, 6>(group, to + 3 * STRIDE, quants);
+            put_four_runs::<S>(group, to, STRIDE, quants);
         }
-        let halves = lanes::<S>(turned::<S>(rows, at + 20)[15]);
-        put_halves(group, 0, &halves, 0);
-        put_halves(group, HALF_ROW, &halves, 1);
+        put_halves::<S>(group, 0, turned::<S>(rows, at + 20)[15]);
     }
 }
 
@@ -329,11 +359,7 @@ unsafe fn pack_q4_k<S: Simd>(rows: &Rows<'_>, at: usize, group: &mut [u8]) {
         let first = turned::<S>(rows, at);
         put_scales::<S>(group, &first, STRIDE);
         // The last 128 of the 144 bytes hold the integers.
-        let words = [turned::<S>(rows, at + 16), turned::<S>(rows, at + 80)];
-        for part in 0..8 {
-            let quants = eight(&words[part / 4], part / 2 % 2 * 8);
-            put_nibbles::<S>(group, 2 * HALF_ROW + part * STRIDE + SIX_BIT, quants, part % 2 == 1);
-        }
+        put_low_bits::<S>(rows, at + 16, group, STRIDE);
     }
 }
 
@@ -359,11 +385,7 @@ unsafe fn pack_q5_k<S: Simd>(rows: &Rows<'_>, at: usize, group: &mut [u8]) {
         put_bits::<S, 6>(group, plane + 6 * STRIDE, fifths);
         put_bits::<S, 7>(group, plane + 7 * STRIDE, fifths);
         // The last 128 of the 176 bytes hold the low bits.
-        let words = [turned::<S>(rows, at + 48), turned::<S>(rows, at + 112)];
-        for part in 0..8 {
-            let quants = eight(&words[part / 4], part / 2 % 2 * 8);
-            put_nibbles::<S>(group, 2 * HALF_ROW + part * STRIDE + SIX_BIT, quants, part % 2 == 1);
-        }
+        put_low_bits::<S>(rows, at + 48, group, STRIDE);
     }
 }
 
@@ -386,11 +408,7 @@ unsafe fn pack_q6_k<S: Simd>(rows: &Rows<'_>, at: usize, group: &mut [u8]) {
                 let low = eight(&low, run % 2 * 8);
                 put_nibbles::<S>(group, quants + run * STRIDE, low, run / 2 == 1);
             }
-            let bits = quants + NIBBLES;
-            put_two_bits::<S, 0>(group, bits, high);
-            put_two_bits::<S, 2>(group, bits + STRIDE, high);
-            put_two_bits::<S, 4>(group, bits + 2 * STRIDE, high);
-            put_two_bits::<S, 6>(group, bits + 3 * STRIDE, high);
+            put_four_runs::<S>(group, quants + NIBBLES, STRIDE, high);
         }
         // Bytes 192 to 207 hold the scales of 16 runs.
         put_runs::<S>(group, HALF_ROW, STRIDE, eight(&turned::<S>(rows, at + 144), 8), 4);
