@@ -5,13 +5,15 @@
 //! costs as much as the data. The matrices of a model therefore share large regions instead of being scattered on the
 //! heap.
 
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::KernelError;
 
 const ALIGN: usize = 64;
-const HUGE_PAGE: usize = 2 << 20;
+/// Size of a huge page, in which large buffers take memory where the system has them.
+pub const HUGE_PAGE: usize = 2 << 20;
 /// Address space that an arena reserves at a time. Only pages that are written take memory.
 const REGION: usize = 64 << 20;
 
@@ -50,10 +52,75 @@ impl AlignedBytes {
         unsafe { std::slice::from_raw_parts_mut(self.as_ptr().cast_mut(), self.len) }
     }
 
+    /// Returns the address range, for a thread that has memory put behind it before its owner writes to it.
+    pub fn backing(&self) -> Backing {
+        Backing { region: self.region.clone(), offset: self.offset, len: self.len }
+    }
+
     pub(crate) fn as_ptr(&self) -> *const u8 {
         // SAFETY: the offset is inside the region.
         unsafe { self.region.start.as_ptr().add(self.offset) }
     }
+}
+
+/// The address range of a buffer. Memory is put behind an address when it is first written to, which takes far longer than
+/// the write, above all in a virtual machine that has to get the memory from its host.
+pub struct Backing {
+    region: Arc<Region>,
+    offset: usize,
+    len: usize,
+}
+
+impl Backing {
+    /// Puts memory behind a range of the buffer, whose bytes stay what they are. Fails if the system has no such call or not
+    /// enough memory.
+    #[cfg(target_os = "linux")]
+    pub fn populate(&self, bytes: Range<usize>) -> std::io::Result<()> {
+        let Some((start, len)) = self.system_pages(bytes) else { return Ok(()) };
+        // SAFETY: the pages are inside the mapping, which this owner keeps, and the call changes none of their bytes.
+        match unsafe { libc::madvise(start.cast(), len, libc::MADV_POPULATE_WRITE) } {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        }
+    }
+
+    /// Fails, because this operating system has no such call.
+    #[cfg(not(target_os = "linux"))]
+    pub fn populate(&self, _bytes: Range<usize>) -> std::io::Result<()> {
+        Err(std::io::ErrorKind::Unsupported.into())
+    }
+
+    /// Returns the number of bytes of a range that are on pages of the system with memory behind them.
+    #[cfg(target_os = "linux")]
+    pub fn populated(&self, bytes: Range<usize>) -> std::io::Result<usize> {
+        let Some((start, len)) = self.system_pages(bytes) else { return Ok(0) };
+        let page = system_page();
+        let mut states = vec![0u8; len.div_ceil(page)];
+        // SAFETY: the pages are inside the mapping, and the call writes one byte for each of them.
+        match unsafe { libc::mincore(start.cast(), len, states.as_mut_ptr()) } {
+            0 => Ok(states.iter().filter(|state| **state & 1 == 1).count() * page),
+            _ => Err(std::io::Error::last_os_error()),
+        }
+    }
+
+    /// Returns the system's pages that hold a range of the buffer, which is cut to the buffer's length.
+    #[cfg(target_os = "linux")]
+    fn system_pages(&self, bytes: Range<usize>) -> Option<(*mut u8, usize)> {
+        let (start, end) = (bytes.start.min(self.len), bytes.end.min(self.len));
+        if start >= end {
+            return None;
+        }
+        // SAFETY: the offset is inside the region.
+        let start = unsafe { self.region.start.as_ptr().add(self.offset + start) };
+        let before = start as usize % system_page();
+        Some((start.wrapping_sub(before), end - bytes.start + before))
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn system_page() -> usize {
+    // SAFETY: the call has no operands in memory.
+    unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
 }
 
 /// Allocates buffers from large regions. A region is freed with its last buffer.
@@ -194,5 +261,25 @@ mod tests {
         for (value, buffer) in buffers.iter().enumerate() {
             assert!(buffer.as_slice().iter().all(|byte| *byte == value as u8 + 1));
         }
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn memory_is_put_behind_the_asked_range_and_changes_no_byte() {
+        let (begin, end, len) = (4 * HUGE_PAGE, 8 * HUGE_PAGE, 12 * HUGE_PAGE);
+        let mut buffer = AlignedBytes::zeroed(len + 100).unwrap();
+        buffer.as_mut_slice()[begin + 5] = 7;
+        let backing = buffer.backing();
+        assert_eq!(backing.populated(end..len).unwrap(), 0, "nothing was written there");
+        backing.populate(begin..end).unwrap();
+        assert_eq!(backing.populated(begin..end).unwrap(), end - begin);
+        assert_eq!(backing.populated(end..len).unwrap(), 0);
+        backing.populate(len + 50..usize::MAX).unwrap();
+        backing.populate(usize::MAX - 1..usize::MAX).unwrap();
+        assert!(backing.populated(len..len + 100).unwrap() > 0);
+        let nonzero: Vec<usize> = (0..len + 100).filter(|at| buffer.as_slice()[*at] != 0).collect();
+        assert_eq!(nonzero, [begin + 5]);
+        drop(buffer);
+        backing.populate(0..begin).unwrap();
     }
 }

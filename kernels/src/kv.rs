@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use crate::buffer::AlignedBytes;
+use crate::buffer::{AlignedBytes, Backing};
 use crate::cpu::dispatch;
 use crate::cpu::kv::{KvF16, KvF32, KvI8, MAX_HEAD, StoreHead, StorePairs};
 use crate::error::{expect_len, product};
@@ -142,6 +142,13 @@ impl KvLayer {
     /// Returns the number of bytes of one page: its keys, its values and their scales.
     pub fn page_bytes(&self) -> usize {
         Self::byte_len(self.format, 1, self.kv_heads, self.head_size).unwrap_or(0)
+    }
+
+    /// Returns the address ranges of the pool, each with the number of bytes that it has of a page.
+    pub fn backings(&self) -> impl Iterator<Item = (Backing, usize)> {
+        let parts = [&self.keys, &self.values, &self.key_scales, &self.value_scales];
+        let count = self.page_count.max(1);
+        parts.into_iter().map(move |part| (part.backing(), part.len() / count))
     }
 
     /// Copies a page to `out`, which has [`KvLayer::page_bytes`] bytes.

@@ -7,7 +7,7 @@
 use std::marker::PhantomData;
 
 use crate::attention::{AttentionBatch, AttentionSequence, Strides, run_plan};
-use crate::buffer::AlignedBytes;
+use crate::buffer::{AlignedBytes, Backing};
 use crate::cpu::dispatch;
 use crate::cpu::elementwise::{RmsNorm, Rotate};
 use crate::cpu::kv::{KvF16, KvF32, KvI8};
@@ -65,6 +65,11 @@ impl LatentLayer {
     /// Returns the number of bytes of one page.
     pub fn page_bytes(&self) -> usize {
         self.page.bytes()
+    }
+
+    /// Returns the address range of the pool.
+    pub fn backing(&self) -> Backing {
+        self.bytes.backing()
     }
 
     /// Copies a page to `out`, which has [`LatentLayer::page_bytes`] bytes.

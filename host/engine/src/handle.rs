@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use futures::future::join_all;
 use serde_json::Value;
 use skep_cache::{Digest, PageNamer};
-use skep_model::{ChatTemplate, LoadedModel, MemoryPlan, PAGE_TOKENS, PageForm, Tokenizer};
+use skep_model::{ChatTemplate, LoadedModel, MemoryPlan, PAGE_TOKENS, PageForm, SectionCache, Tokenizer};
 
 use crate::constraint::{CompileShares, ConstraintCompiler, SchemaNotes};
 use crate::draft::GrammarDrafter;
@@ -42,6 +42,7 @@ pub struct Engine {
 struct Shared {
     info: ModelInfo,
     tokenizer: Arc<Tokenizer>,
+    sections: SectionCache,
     template: Arc<ChatTemplate>,
     /// The form of pages outside of the executors; `None` if they cannot leave them.
     page_form: Option<PageForm>,
@@ -123,6 +124,7 @@ impl Engine {
             sequence_limit,
             info,
             tokenizer,
+            sections: SectionCache::default(),
             template,
             page_form,
             constraints,
@@ -271,6 +273,11 @@ impl Engine {
     /// Returns the tokenizer of the model.
     pub fn tokenizer(&self) -> &Arc<Tokenizer> {
         &self.shared.tokenizer
+    }
+
+    /// Returns the tokens of texts that tenants sent lately, by tenant.
+    pub(crate) fn sections(&self) -> &SectionCache {
+        &self.shared.sections
     }
 
     /// Returns the chat template of the model.

@@ -11,8 +11,8 @@ use futures::future::BoxFuture;
 use skep_model::{ModelDigest, Sampling};
 
 use crate::chat::{
-    ChatMessage, ChatOptions, ChatStream, Dialect, Input, Opening, RemoteAnswer, RemoteStream, Transcript,
-    chat, continue_text, encode_chat, estimated_tokens, fitting, observed, refuse_images, said,
+    ChatMessage, ChatOptions, ChatStream, Dialect, Input, Opening, RemoteAnswer, RemoteStream, Sender,
+    Transcript, chat, continue_text, encode_chat, estimated_tokens, fitting, observed, refuse_images, said,
 };
 use crate::{Abilities, Cancel, Engine, EngineError, Priority, PromptMessage};
 
@@ -250,7 +250,7 @@ impl Model {
         options.validate()?;
         fitting(messages, (self.sequence_limit(), options.max_tokens), |messages| match self {
             Model::Local(engine) => {
-                let tokens = encode_chat(engine, messages, options.opening(), true, &options.cancel)?;
+                let tokens = encode_chat(engine, messages, options.opening(), true, Sender::of(options))?;
                 Ok(tokens.len())
             }
             Model::Remote(_) => Ok(estimated_tokens(messages, options.opening())),

@@ -65,5 +65,5 @@ pub use seen_tokens::SeenTokens;
 pub use skep_kernels::cuda::Activation;
 pub use skep_kernels::cuda::nvml::DeviceFigures;
 pub use skep_kernels::{DType, Fault, Isa, KernelError};
-pub use tokenizer::{Before, SpecialTokens, TokenDecoder, Tokenizer, reads_pre_tokenizer};
+pub use tokenizer::{Before, SectionCache, SpecialTokens, TokenDecoder, Tokenizer, reads_pre_tokenizer};
 pub use verify::{Verification, VerifyOptions, verify};

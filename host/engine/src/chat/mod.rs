@@ -58,7 +58,7 @@ pub use markup::Markup;
 pub use message::{ChatMessage, Role, ToolCall, ToolChoice, ToolSpec};
 pub(crate) use observed::{observed, said};
 pub use options::{ChatOptions, Opening, Reasoning};
-pub use prompt::{encode_chat, encode_prompt, refuse_oversized};
+pub use prompt::{Sender, encode_chat, encode_prompt, refuse_oversized};
 pub(crate) use remote_answer::RemoteAnswer;
 pub use remote_answer::RemoteStream;
 pub use render::prompt_text;

@@ -4,7 +4,7 @@
 //! becomes one. The tokens are those of the whole text encoded at once, by a vocabulary that would not know the special
 //! tokens whose text the messages contain.
 
-use skep_model::{Before, SpecialTokens, Tokenizer};
+use skep_model::{Before, SectionCache, SpecialTokens, Tokenizer};
 
 use super::dialect::Dialect;
 use super::message::{ChatMessage, Role};
@@ -16,6 +16,22 @@ use crate::{Cancel, Engine, EngineError, PublicPart};
 const USUAL_TOKEN_BYTES: usize = 8;
 const PIECE_BYTES: usize = 16 << 10;
 const PIECE_SLACK_TOKENS: usize = 64;
+
+/// The sender of a text that is encoded.
+#[derive(Clone, Copy)]
+pub struct Sender<'a> {
+    /// The tenant. Sections that it sent lately are not encoded again; without it, all are.
+    pub tenant: Option<&'a str>,
+    /// Tells whether nobody waits for the tokens anymore.
+    pub cancel: &'a Cancel,
+}
+
+impl<'a> Sender<'a> {
+    /// Returns the sender of a chat.
+    pub fn of(options: &'a ChatOptions) -> Self {
+        Sender { tenant: Some(&options.affinity.tenant), cancel: &options.cancel }
+    }
+}
 
 #[derive(Clone, Debug)]
 pub(super) struct Prompt {
@@ -36,11 +52,11 @@ pub(super) enum BegunPart {
 pub(super) fn render_and_encode(
     engine: &Engine,
     messages: &[ChatMessage],
-    opening: Opening<'_>,
-    cancel: &Cancel,
+    options: &ChatOptions,
 ) -> Result<Prompt, EngineError> {
-    let rendering = Renderer::of(engine, &Dialect::of_engine(engine)).render(messages, opening, "")?;
-    let tokens = encode_whole(engine, &rendering, cancel)?;
+    let rendering =
+        Renderer::of(engine, &Dialect::of_engine(engine)).render(messages, options.opening(), "")?;
+    let tokens = encode_whole(engine, &rendering, Sender::of(options))?;
     Ok(Prompt { text: rendering.text, tokens, begun: None })
 }
 
@@ -48,8 +64,7 @@ pub(super) fn render_and_encode(
 pub(super) fn render_and_continue(
     engine: &Engine,
     messages: &[ChatMessage],
-    opening: Opening<'_>,
-    cancel: &Cancel,
+    options: &ChatOptions,
 ) -> Result<Prompt, EngineError> {
     let dialect = Dialect::of_engine(engine);
     let refused = |message: &str| {
@@ -66,10 +81,10 @@ pub(super) fn render_and_continue(
             "this model writes its answers in channels, which cannot be continued; ask it to continue",
         );
     }
-    let mut rendering = Renderer::of(engine, &dialect).render(before, opening, "")?;
+    let mut rendering = Renderer::of(engine, &dialect).render(before, options.opening(), "")?;
     let reasoning = last.reasoning.as_deref().unwrap_or_default();
     let begun = dialect.write_begun(&mut rendering, reasoning, &last.content);
-    let tokens = encode_whole(engine, &rendering, cancel)?;
+    let tokens = encode_whole(engine, &rendering, Sender::of(options))?;
     Ok(Prompt { text: rendering.text, tokens, begun })
 }
 
@@ -80,11 +95,11 @@ pub fn encode_chat(
     messages: &[ChatMessage],
     opening: Opening<'_>,
     opens_answer: bool,
-    cancel: &Cancel,
+    sender: Sender<'_>,
 ) -> Result<Vec<u32>, EngineError> {
     let dialect = Dialect::of_engine(engine);
     let renderer = Renderer { opens_answer, ..Renderer::of(engine, &dialect) };
-    encode_whole(engine, &renderer.render(messages, opening, "")?, cancel)
+    encode_whole(engine, &renderer.render(messages, opening, "")?, sender)
 }
 
 /// Returns which part of a prompt is public: if the system message is, the tokens that the prompt has in common with one that has
@@ -102,7 +117,7 @@ pub(super) fn public_part(
         return PublicPart::Nothing;
     }
     let opening = Opening { examples: &[], ..options.opening() };
-    let alone = encode_chat(engine, std::slice::from_ref(system), opening, false, &options.cancel);
+    let alone = encode_chat(engine, std::slice::from_ref(system), opening, false, Sender::of(options));
     let in_common =
         |alone: Vec<u32>| alone.iter().zip(prompt).take_while(|(one, other)| one == other).count();
     alone.map_or(PublicPart::Nothing, |alone| PublicPart::Tokens(in_common(alone)))
@@ -118,10 +133,11 @@ pub fn encode_prompt(engine: &Engine, text: &str, cancel: &Cancel) -> Result<Vec
 pub(super) fn encode_whole(
     engine: &Engine,
     rendering: &Rendering,
-    cancel: &Cancel,
+    sender: Sender<'_>,
 ) -> Result<Vec<u32>, EngineError> {
-    refuse_oversized(engine, &rendering.text, cancel)?;
-    Ok(with_bos(engine, encode_onto(engine.tokenizer(), Vec::new(), rendering, 0)?))
+    refuse_oversized(engine, &rendering.text, sender.cancel)?;
+    let known = sender.tenant.map(|tenant| (engine.sections(), tenant));
+    Ok(with_bos(engine, encode_rest(engine.tokenizer(), Vec::new(), rendering, 0, known)?))
 }
 
 /// Encodes a text that begins like that of `known` tokens: these are taken over up to the last special token before the
@@ -130,7 +146,7 @@ pub(super) fn encode_after(
     engine: &Engine,
     rendering: &Rendering,
     known: &[u32],
-    cancel: &Cancel,
+    sender: Sender<'_>,
 ) -> Result<Vec<u32>, EngineError> {
     let tokenizer = engine.tokenizer();
     let (mut at, mut kept, mut kept_bytes) = (0, 0, 0);
@@ -149,9 +165,9 @@ pub(super) fn encode_after(
         }
     }
     if kept_bytes == 0 {
-        return encode_whole(engine, rendering, cancel);
+        return encode_whole(engine, rendering, sender);
     }
-    refuse_oversized(engine, &rendering.text[kept_bytes..], cancel)?;
+    refuse_oversized(engine, &rendering.text[kept_bytes..], sender.cancel)?;
     encode_onto(tokenizer, known[..kept].to_vec(), rendering, kept_bytes)
 }
 
@@ -189,9 +205,20 @@ pub fn refuse_oversized(engine: &Engine, text: &str, cancel: &Cancel) -> Result<
 /// Returns the `known` tokens, which are those of the text before the byte offset `start`, and the tokens of the rest.
 pub(super) fn encode_onto(
     tokenizer: &Tokenizer,
+    known: Vec<u32>,
+    rendering: &Rendering,
+    start: usize,
+) -> Result<Vec<u32>, EngineError> {
+    encode_rest(tokenizer, known, rendering, start, None)
+}
+
+/// Does what [`encode_onto`] does. Sections that a scope of the cache has are not encoded again.
+fn encode_rest(
+    tokenizer: &Tokenizer,
     mut known: Vec<u32>,
     rendering: &Rendering,
     start: usize,
+    cache: Option<(&SectionCache, &str)>,
 ) -> Result<Vec<u32>, EngineError> {
     let before = match known.last() {
         None => Before::Nothing,
@@ -201,7 +228,11 @@ pub(super) fn encode_onto(
     let literals = rendering.literals.iter().filter(|literal| literal.end > start);
     let literals: Vec<_> =
         literals.map(|literal| literal.start.max(start) - start..literal.end - start).collect();
-    known.extend(tokenizer.encode_sections(&rendering.text[start..], &literals, before)?);
+    let text = &rendering.text[start..];
+    known.extend(match cache {
+        Some(cache) => tokenizer.encode_known_sections(text, &literals, before, cache)?,
+        None => tokenizer.encode_sections(text, &literals, before)?,
+    });
     Ok(known)
 }
 
@@ -216,7 +247,7 @@ mod tests {
     fn public_text(engine: &Engine, part: PublicPart, messages: &[ChatMessage]) -> String {
         let mut options = ChatOptions::default();
         options.affinity.public = part;
-        let prompt = render_and_encode(engine, messages, options.opening(), &options.cancel).unwrap();
+        let prompt = render_and_encode(engine, messages, &options).unwrap();
         match public_part(engine, messages, &options, &prompt.tokens) {
             PublicPart::Tokens(tokens) => engine.tokenizer().decode(&prompt.tokens[..tokens], false),
             _ => String::new(),

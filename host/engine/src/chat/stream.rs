@@ -30,7 +30,7 @@ pub fn chat(
         true => prompt::render_and_continue,
         false => prompt::render_and_encode,
     };
-    let prompt = render(engine, messages, options.opening(), &options.cancel)?;
+    let prompt = render(engine, messages, &options)?;
     options.affinity.public = prompt::public_part(engine, messages, &options, &prompt.tokens);
     Ok(ChatStream::local(LocalAnswer::start(engine, prompt, options)?))
 }

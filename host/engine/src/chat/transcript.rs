@@ -14,7 +14,7 @@ use super::dialect::Dialect;
 use super::local_answer::LocalAnswer;
 use super::message::{ChatMessage, Role, json_bytes};
 use super::options::{ChatOptions, Opening};
-use super::prompt::{self, Prompt};
+use super::prompt::{self, Prompt, Sender};
 use super::render::Renderer;
 use super::stream::ChatStream;
 use super::usage_sum::UsageSum;
@@ -115,7 +115,7 @@ impl Transcript {
         opening: Opening<'_>,
         cancel: &Cancel,
     ) -> Result<usize, EngineError> {
-        Ok(self.prompt(engine, opening, cancel)?.tokens.len())
+        Ok(self.prompt(engine, opening, Sender { tenant: None, cancel })?.tokens.len())
     }
 
     /// Returns the tokens that the model saw and produced up to the last committed answer.
@@ -179,7 +179,7 @@ impl Transcript {
     pub fn generate(&self, engine: &Engine, mut options: ChatOptions) -> Result<ChatStream, EngineError> {
         options.validate()?;
         self.check_tool_results()?;
-        let prompt = self.prompt(engine, options.opening(), &options.cancel)?;
+        let prompt = self.prompt(engine, options.opening(), Sender::of(&options))?;
         options.affinity.public = prompt::public_part(engine, &self.messages, &options, &prompt.tokens);
         Ok(ChatStream::local(LocalAnswer::start(engine, prompt, options)?))
     }
@@ -232,7 +232,13 @@ impl Transcript {
         messages
     }
 
-    fn prompt(&self, engine: &Engine, opening: Opening<'_>, cancel: &Cancel) -> Result<Prompt, EngineError> {
+    fn prompt(
+        &self,
+        engine: &Engine,
+        opening: Opening<'_>,
+        sender: Sender<'_>,
+    ) -> Result<Prompt, EngineError> {
+        let cancel = sender.cancel;
         cancel.check()?;
         let messages = self.messages_for_model();
         let dialect = Dialect::of_engine(engine);
@@ -254,8 +260,8 @@ impl Transcript {
                 );
             }
             match dialect.keeps_common_tokens() && known {
-                true => prompt::encode_after(engine, &rendering, &self.tokens, cancel)?,
-                false => prompt::encode_whole(engine, &rendering, cancel)?,
+                true => prompt::encode_after(engine, &rendering, &self.tokens, sender)?,
+                false => prompt::encode_whole(engine, &rendering, sender)?,
             }
         };
         Ok(Prompt { text: rendering.text, tokens, begun: None })

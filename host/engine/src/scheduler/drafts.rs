@@ -19,7 +19,8 @@ impl Scheduler {
         let mut rows_left = self.limits.logit_rows.saturating_sub(self.logit_rows(plan));
         let drawing =
             plan.iter().filter(|planned| self.sequence(planned.id).is_some_and(|s| draws(s, planned)));
-        let mut load = Load { rows: planned, tokens: drawing.count() as f64 };
+        let prompts = plan.iter().filter(|planned| planned.tokens > 1).map(|planned| planned.tokens).sum();
+        let mut load = Load { rows: planned, prompt_rows: prompts, tokens: drawing.count() as f64 };
         for planned in plan {
             let Some(sequence) = self.running.iter_mut().find(|sequence| sequence.id == planned.id) else {
                 continue;

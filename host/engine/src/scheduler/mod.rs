@@ -356,12 +356,16 @@ impl Scheduler {
     }
 
     fn plan_prefills(&mut self, plan: &mut Vec<PlannedSequence>, background: usize) {
-        let mut budget = self.pace.prefill_tokens(plan.len(), self.limits.tokens - plan.len());
+        let room = self.limits.tokens - plan.len();
+        let mut budget = self.pace.prefill_tokens(plan.len(), room);
+        // The tokens that the step may have if they complete a prompt.
+        let mut completing = self.pace.completing_tokens(budget, room);
         // Each running sequence has one row for its next token; scored rows come from what is left.
         let mut score_rows = self.limits.logit_rows - self.running.len();
         for class in [Priority::Interactive, Priority::Background] {
             if class == Priority::Background {
                 budget = budget.min(background);
+                completing = budget;
             }
             let mut prefills = self.prefills(class);
             // Sequences that want less than their share come first and leave the rest of it to the others.
@@ -371,7 +375,10 @@ impl Scheduler {
             for Prefill { at, pending, share } in prefills {
                 others -= 1;
                 let part = (budget as f64 * share / unserved + ROUNDING) as usize;
-                let most = budget.saturating_sub(others).max(1).min(budget);
+                let completes = pending <= self.pace.completing_tokens(part, completing);
+                let part = if completes { pending } else { part };
+                let most = if completes { completing } else { budget };
+                let most = most.saturating_sub(others).max(1).min(most);
                 unserved -= share;
                 let head_start = self.head_start_step(self.running[at].id).unwrap_or(pending);
                 let sequence = &mut self.running[at];
@@ -390,7 +397,8 @@ impl Scheduler {
                 {
                     continue;
                 }
-                budget -= tokens;
+                completing -= tokens;
+                budget = budget.saturating_sub(tokens).max(others.min(completing));
                 score_rows -= if scoring { tokens - 1 } else { 0 };
                 plan.push(PlannedSequence::new(sequence.id, tokens));
             }

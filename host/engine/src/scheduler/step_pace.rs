@@ -13,6 +13,9 @@ const DECODE_STEPS: f64 = 4.0;
 /// Lower bound of the derived target: below it nobody sees a difference, and small chunks compute at lower
 /// rates.
 const LEAST_TARGET_S: f64 = 0.03;
+/// Number by which the prompt tokens of a step may exceed its derived target, as a fraction of them, if that completes a
+/// prompt: a small rest would cost another step.
+const COMPLETION_SHARE: f64 = 0.5;
 /// The fraction of the decodes' duration by which background work may lengthen a step with interactive work.
 const BACKGROUND_SHARE: f64 = 0.25;
 /// Weight of the newest step in the moving averages.
@@ -55,6 +58,15 @@ impl StepPace {
         let target_s = self.target_s.unwrap_or_else(|| LEAST_TARGET_S.max(DECODE_STEPS * decode_s));
         let affordable = ((target_s - decode_s) / token_s).round() as usize;
         affordable.max(MIN_CHUNK_TOKENS).min(room)
+    }
+
+    /// Returns the maximum number of prompt tokens for a step that completes a prompt with them, where `tokens` are in
+    /// time and there is room for `room`. An operator's target is not exceeded.
+    pub fn completing_tokens(&self, tokens: usize, room: usize) -> usize {
+        match self.target_s {
+            Some(_) => tokens,
+            None => (tokens + (tokens as f64 * COMPLETION_SHARE) as usize).min(room),
+        }
     }
 
     /// Returns the number of tokens for background work in a step with interactive work. It is at least one, so
@@ -121,6 +133,13 @@ mod tests {
     fn the_default_target_follows_the_decodes() {
         assert_eq!(measured(None, 5).prefill_tokens(4, 256), 25);
         assert_eq!(measured(None, 20).prefill_tokens(4, 256), 60);
+    }
+
+    #[test]
+    fn only_a_derived_target_is_exceeded_to_complete_a_prompt() {
+        assert_eq!(measured(None, 20).completing_tokens(60, 256), 90);
+        assert_eq!(measured(None, 20).completing_tokens(60, 70), 70);
+        assert_eq!(measured(Some(ms(50)), 10).completing_tokens(40, 256), 40);
     }
 
     #[test]

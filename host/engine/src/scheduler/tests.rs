@@ -391,6 +391,36 @@ fn a_long_prompt_keeps_the_steps_of_decodes_short() {
 }
 
 #[test]
+fn a_prompt_completes_in_a_step_that_would_leave_a_small_rest_of_it() {
+    let mut harness = Harness::new(400, 8, 256);
+    harness.scheduler.pace = StepPace::new(None);
+    for own in b'1'..=b'4' {
+        harness.submit(greedy(&prompt(0, own), 200));
+    }
+    while harness.step().iter().any(|(_, tokens)| *tokens > 1) {}
+    // 24 tokens beside the decodes keep the derived target of 30 ms.
+    let mut own = 'A'..;
+    let mut chunks_of = |lengths: &[usize]| {
+        let prompts = lengths.iter().zip(&mut own).map(|(length, own)| own.to_string().repeat(*length));
+        let ids: Vec<u64> = prompts.map(|prompt| harness.submit(greedy(&prompt, 1))).collect();
+        let mut chunks = Vec::new();
+        while !ids.iter().all(|id| harness.finished.contains(id)) {
+            let planned = harness.step();
+            let own = planned.into_iter().filter(|(id, _)| ids.contains(id));
+            chunks.push(own.map(|(_, tokens)| tokens).collect::<Vec<_>>());
+        }
+        chunks
+    };
+    assert_eq!(chunks_of(&[36]), [[36]]);
+    assert_eq!(chunks_of(&[37]), [[24], [13]]);
+    assert_eq!(
+        chunks_of(&[24, 18]),
+        [vec![18, 6], vec![18]],
+        "the first to complete leaves the rest to the other"
+    );
+}
+
+#[test]
 fn background_work_beside_interactive_work_gets_few_tokens_in_turns() {
     let mut harness = Harness::new(400, 8, 256);
     let backgrounds: Vec<u64> =

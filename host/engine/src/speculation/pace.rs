@@ -28,10 +28,9 @@ const PRIOR_TOKENS: f64 = 4.0;
 /// Assumed acceptance of drafts that have not been tried yet: a grammar's drafts are mostly right, drafts from
 /// earlier text half of the time.
 const FIRST_ACCEPTANCE: [f64; Source::ALL.len()] = [0.9, 0.5];
-/// A step with this many rows is bound by arithmetic, where a further row costs less than a step of its own
-/// would.
+/// A step with this many rows is bound by arithmetic, where a further row costs a third of a decode's share of a step.
 const LONG_STEP_ROWS: usize = 32;
-/// Minimum probability of a grammar's draft in a long step.
+/// Minimum probability of a draft in a long step. It is above what the row costs, because a prompt in the step waits for it.
 const LONG_STEP_ACCEPTANCE: f64 = 0.5;
 /// Number of tokens that are drafted when drafting is tried again.
 const PROBE_TOKENS: usize = 4;
@@ -44,6 +43,8 @@ const LAST_PROBE_AFTER: u32 = 512;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Load {
     pub rows: usize,
+    /// Number of the rows that belong to prompts. The durations of steps with prompts are not measured.
+    pub prompt_rows: usize,
     /// Number of tokens that the step is expected to produce.
     pub tokens: f64,
 }
@@ -97,7 +98,8 @@ impl Pace {
 
     /// Returns the number of the draft's tokens that gives the most tokens per second in a step of that load.
     pub fn best_length(&mut self, draft: &Draft, history: &History, load: &Load) -> usize {
-        if load.rows >= LONG_STEP_ROWS && self.step_s(load.rows).is_none_or(|_| load.rows > MAX_ROWS) {
+        let is_measured = load.prompt_rows == 0 && load.rows <= MAX_ROWS && self.step_s(load.rows).is_some();
+        if load.rows >= LONG_STEP_ROWS && !is_measured {
             return best_length_in_long_step(draft, history);
         }
         let rate = |count: usize| {
@@ -161,13 +163,12 @@ impl Pace {
     }
 }
 
-/// Returns the number of leading tokens that are the grammar's and likely. Drafts from earlier text are not
-/// worth a long step's row.
+/// Returns the number of leading tokens that are likely.
 fn best_length_in_long_step(draft: &Draft, history: &History) -> usize {
     let mut expected = 1.0;
     let likely = draft.tokens.iter().take_while(|token| {
         expected *= if token.forced { 1.0 } else { history.acceptance(token.source) };
-        token.source == Source::Grammar && expected >= LONG_STEP_ACCEPTANCE
+        expected >= LONG_STEP_ACCEPTANCE
     });
     let likely = likely.count();
     (0..=likely).rev().find(|count| draft.draws_after(*count)).unwrap_or(0)
@@ -241,7 +242,11 @@ mod tests {
             let (mut run, end) = (Run::default(), self.position + tokens);
             while self.position < end {
                 let draft = Draft { tokens: vec![token(false); 15] };
-                let drafted = self.pace.best_length(&draft, &self.history, &Load { rows: 1, tokens: 1.0 });
+                let drafted = self.pace.best_length(
+                    &draft,
+                    &self.history,
+                    &Load { rows: 1, prompt_rows: 0, tokens: 1.0 },
+                );
                 let right =
                     (0..drafted).take_while(|n| !(self.position + n).is_multiple_of(self.period)).count();
                 let tried = |accepted| DraftOutcome { source: Source::Lookup, accepted };
@@ -338,7 +343,7 @@ mod tests {
         let mut pace = Pace::default();
         let draft = Draft { tokens: vec![token(false); 4] };
         let history = pace.new_history();
-        assert_eq!(pace.best_length(&draft, &history, &Load { rows: 1, tokens: 1.0 }), 0);
+        assert_eq!(pace.best_length(&draft, &history, &Load { rows: 1, prompt_rows: 0, tokens: 1.0 }), 0);
     }
 
     #[test]
@@ -350,18 +355,25 @@ mod tests {
         (4..=MAX_ROWS).for_each(|rows| pace.record_step(rows, Duration::from_millis(50)));
         let draft = Draft { tokens: [false, false, true, true, false].map(token).to_vec() };
         let history = pace.new_history();
-        assert_eq!(pace.best_length(&draft, &history, &Load { rows: 1, tokens: 1.0 }), 1);
+        assert_eq!(pace.best_length(&draft, &history, &Load { rows: 1, prompt_rows: 0, tokens: 1.0 }), 1);
     }
 
     #[test]
-    fn a_long_step_takes_grammar_drafts_until_they_are_rejected_too_often() {
+    fn a_long_step_takes_likely_drafts() {
         let mut pace = Pace::default();
+        (1..=MAX_ROWS).for_each(|rows| pace.record_step(rows, Duration::from_millis(5)));
         let mut history = pace.new_history();
         let grammar = DraftToken { source: Source::Grammar, ..token(false) };
-        let draft = Draft { tokens: [vec![grammar; 3], vec![token(false)]].concat() };
-        let load = Load { rows: 300, tokens: 1.0 };
-        assert_eq!(pace.best_length(&draft, &history, &load), 3);
-        history.record(&[DraftOutcome { source: Source::Grammar, accepted: false }; 6]);
-        assert_eq!(pace.best_length(&draft, &history, &load), 0);
+        let draft = Draft { tokens: [vec![grammar; 3], vec![token(false); 3]].concat() };
+        let [decodes, prompt, many] =
+            [(40, 0), (40, 39), (300, 0)].map(|(rows, prompt_rows)| Load { rows, prompt_rows, tokens: 1.0 });
+        assert_eq!(pace.best_length(&draft, &history, &decodes), 6, "rows cost nothing as measured");
+        assert_eq!(pace.best_length(&draft, &history, &prompt), 3);
+        assert_eq!(pace.best_length(&draft, &history, &many), 3);
+        history.record(&[DraftOutcome { source: Source::Lookup, accepted: true }; 60]);
+        history.record(&[DraftOutcome { source: Source::Grammar, accepted: true }; 60]);
+        assert_eq!(pace.best_length(&draft, &history, &prompt), 6);
+        history.record(&[DraftOutcome { source: Source::Grammar, accepted: false }; 20]);
+        assert_eq!(pace.best_length(&draft, &history, &prompt), 0);
     }
 }

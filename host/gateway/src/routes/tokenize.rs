@@ -21,7 +21,7 @@ use axum::{
 use skep_api::{Detokenize, Detokenized, Tokens};
 use skep_engine::{
     Cancel, Engine, Model, SpecialTokens,
-    chat::{Opening, encode_chat, encode_prompt, refuse_images, refuse_oversized},
+    chat::{Opening, Sender, encode_chat, encode_prompt, refuse_images, refuse_oversized},
 };
 use utoipa::ToSchema;
 
@@ -98,7 +98,7 @@ impl TokenizeBody {
                 let opening =
                     Opening { tools: &tools, examples: &[], reasoning: Some(&self.reasoning.wanted) };
                 let opens = self.add_generation_prompt.unwrap_or(true);
-                Ok(encode_chat(engine, &messages, opening, opens, cancel)?)
+                Ok(encode_chat(engine, &messages, opening, opens, Sender { tenant: None, cancel })?)
             }
         }
     }

@@ -15,6 +15,7 @@ mod model_weights;
 #[cfg(test)]
 mod not_numbers_tests;
 mod page_form;
+mod pages_ahead;
 mod pipeline;
 mod placed;
 mod rank;

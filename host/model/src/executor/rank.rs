@@ -7,6 +7,7 @@ use skep_kernels::attention::AttentionLimits;
 use skep_kernels::kv::KvFormat;
 use skep_kernels::matmul::Activations;
 
+use super::pages_ahead::PagesAhead;
 use super::windows::{WindowPages, window_page_count};
 use super::{CpuAffinity, ExecutorLimits, ExecutorOptions, KvDtype, option};
 use crate::batch::{Batch, PageId, WindowChange, WindowLimits};
@@ -23,6 +24,7 @@ pub(super) struct Rank<C> {
     pub(super) workspace: Workspace,
     pub(super) compute: Compute,
     caches: Vec<LayerCache>,
+    ahead: PagesAhead,
     /// The pages of layers with a window, if they have fewer than other layers.
     windows: Option<WindowPages>,
     pub(super) links: Links<C>,
@@ -52,15 +54,17 @@ impl<C: Communicator> Rank<C> {
         let format = kv.format()?;
         let caches = model.caches().zip(model.windowed());
         let caches = caches.map(|(cache, has_window)| cache.pages(format, isa, pages(has_window)));
-        let caches = caches.collect::<Result<_, _>>()?;
+        let caches = caches.collect::<Result<Vec<_>, _>>()?;
+        let ahead = PagesAhead::start(&caches, page_count);
         let windows = windows.map(|windows| WindowPages::new(windows, page_count));
         let compute = Compute { pool: affinity.pool(threads)?, isa, activations: Activations::default() };
-        Ok(Rank { model, workspace: Workspace::default(), compute, caches, windows, links })
+        Ok(Rank { model, workspace: Workspace::default(), compute, caches, ahead, windows, links })
     }
 
     /// Runs the rank's part of a step. `logits` is given on the rank that receives the logits.
     pub(super) fn step(&mut self, batch: &Batch, logits: Option<&mut [f32]>) -> Result<(), ModelError> {
-        let Rank { model, workspace, compute, caches, windows, links } = self;
+        let Rank { model, workspace, compute, caches, ahead, windows, links } = self;
+        ahead.record(batch);
         let windowed = windows.as_mut().map(|windows| windows.of_batch(batch)).transpose()?;
         model.forward(compute, workspace, caches, links, (batch, windowed), logits)
     }
@@ -97,6 +101,7 @@ impl<C: Communicator> Rank<C> {
 
     /// Replaces pages with those that [`Rank::read_pages`] copied.
     pub(super) fn write_pages(&mut self, pages: &[PageId], mut bytes: &[u8]) -> Result<(), ModelError> {
+        self.ahead.record_pages(pages);
         for page in pages {
             for cache in &mut self.caches {
                 let own = bytes.split_off(..cache.page_bytes()).ok_or_else(truncated)?;

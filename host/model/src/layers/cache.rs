@@ -2,6 +2,7 @@
 //!
 //! Invariant: a page number means the same tokens in every layer; the kinds differ only in the bytes of a page.
 
+use skep_kernels::buffer::Backing;
 use skep_kernels::kv::{KvFormat, KvLayer};
 use skep_kernels::latent::LatentLayer;
 use skep_kernels::{Isa, KernelError};
@@ -53,6 +54,14 @@ impl LayerCache {
         match self {
             LayerCache::Grouped(layer) => layer.page_bytes(),
             LayerCache::Latent(layer) => layer.page_bytes(),
+        }
+    }
+
+    /// Returns the address ranges of the layer's pages, each with the number of bytes that it has of a page.
+    pub(crate) fn backings(&self) -> Vec<(Backing, usize)> {
+        match self {
+            LayerCache::Grouped(layer) => layer.backings().collect(),
+            LayerCache::Latent(layer) => vec![(layer.backing(), layer.page_bytes())],
         }
     }
 

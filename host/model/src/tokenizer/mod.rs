@@ -6,6 +6,7 @@
 mod decoder;
 mod gguf;
 mod reads;
+mod section_cache;
 mod sections;
 mod tiktoken;
 mod words;
@@ -23,6 +24,7 @@ use tokenizers::models::bpe::BPE;
 pub use decoder::TokenDecoder;
 pub(crate) use gguf::from_gguf;
 pub use reads::reads_pre_tokenizer;
+pub use section_cache::SectionCache;
 pub use sections::Before;
 
 use crate::error::ModelError;

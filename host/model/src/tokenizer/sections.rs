@@ -14,7 +14,7 @@ use tokenizers::{
     PreTokenizedString, PreTokenizer, PreTokenizerWrapper,
 };
 
-use super::{Tokenizer, broken};
+use super::{SectionCache, Tokenizer, broken};
 use crate::error::ModelError;
 
 /// The part before a text, which decides whether the text gets the space that some vocabularies put before texts.
@@ -49,6 +49,33 @@ impl WithoutSpace {
     }
 }
 
+/// One section of a text.
+struct Section<'a> {
+    tokenizer: &'a Tokenizer,
+    text: &'a str,
+    /// The byte offset in the text that has the literals.
+    start: usize,
+    literals: &'a [Range<usize>],
+    before: Before,
+}
+
+impl Section<'_> {
+    fn encode(&self) -> Result<Vec<u32>, ModelError> {
+        self.tokenizer.encode_section(self).map_err(|error| broken(error.to_string()))
+    }
+
+    /// Returns whether a literal overlaps the section.
+    fn has_literals(&self) -> bool {
+        self.is_literal(self.start..self.start + self.text.len())
+    }
+
+    /// Returns whether a literal overlaps a range of the text.
+    fn is_literal(&self, range: Range<usize>) -> bool {
+        let next = self.literals.partition_point(|literal| literal.end <= range.start);
+        self.literals.get(next).is_some_and(|literal| literal.start < range.end)
+    }
+}
+
 /// A part of a section, and its token if it is one.
 type Part = (NormalizedString, Option<Vec<tokenizers::Token>>);
 
@@ -61,10 +88,39 @@ impl Tokenizer {
         literals: &[Range<usize>],
         before: Before,
     ) -> Result<Vec<u32>, ModelError> {
+        self.encode_each_section(text, literals, before, |section| section.encode())
+    }
+
+    /// Returns the token ids of a text as [`Tokenizer::encode_sections`] does. Sections that the same scope had encoded lately
+    /// are taken from the cache.
+    pub fn encode_known_sections(
+        &self,
+        text: &str,
+        literals: &[Range<usize>],
+        before: Before,
+        (cache, scope): (&SectionCache, &str),
+    ) -> Result<Vec<u32>, ModelError> {
+        self.encode_each_section(text, literals, before, |section| {
+            // The tokens of other sections depend on more than their text.
+            if section.before != Before::SpecialToken || section.has_literals() {
+                return section.encode();
+            }
+            let tokens = cache.get_or_encode(scope, section.text, || section.encode())?;
+            Ok(tokens.to_vec())
+        })
+    }
+
+    fn encode_each_section(
+        &self,
+        text: &str,
+        literals: &[Range<usize>],
+        before: Before,
+        encode: impl Fn(Section<'_>) -> Result<Vec<u32>, ModelError>,
+    ) -> Result<Vec<u32>, ModelError> {
         let (mut ids, mut at, mut before) = (Vec::new(), 0, before);
-        let encode = |section: Range<usize>, before: Before| {
-            let encoded = self.encode_section(&text[section.clone()], section.start, literals, before);
-            encoded.map_err(|error| broken(error.to_string()))
+        let encode = |range: Range<usize>, before: Before| {
+            let text = &text[range.clone()];
+            encode(Section { tokenizer: self, text, start: range.start, literals, before })
         };
         for (range, id) in self.added_tokens_outside(text, literals) {
             ids.extend(encode(at..range.start, before)?);
@@ -81,15 +137,9 @@ impl Tokenizer {
         self.encode_sections(text, std::slice::from_ref(&(0..text.len())), Before::Text)
     }
 
-    /// Encodes one section, which begins at the byte offset `start` of the text that has the literals.
-    fn encode_section(
-        &self,
-        section: &str,
-        start: usize,
-        literals: &[Range<usize>],
-        before: Before,
-    ) -> tokenizers::Result<Vec<u32>> {
-        if section.is_empty() {
+    fn encode_section(&self, section: &Section<'_>) -> tokenizers::Result<Vec<u32>> {
+        let Section { text, start, before, .. } = *section;
+        if text.is_empty() {
             return Ok(Vec::new());
         }
         let bare = &self.without_space;
@@ -98,14 +148,11 @@ impl Tokenizer {
             Before::SpecialToken => (None, bare.after_special_token.as_ref()),
             Before::Text => (bare.normalizer.as_ref(), bare.after_text.as_ref()),
         };
-        let mut normalized = NormalizedString::from(section);
+        let mut normalized = NormalizedString::from(text);
         if let Some(normalizer) = normalizer.or(self.inner.get_normalizer()) {
             normalizer.normalize(&mut normalized)?;
         }
-        let is_literal = |range: Range<usize>| {
-            let next = literals.partition_point(|literal| literal.end <= start + range.start);
-            literals.get(next).is_some_and(|literal| literal.start < start + range.end)
-        };
+        let is_literal = |range: Range<usize>| section.is_literal(start + range.start..start + range.end);
         let mut pieces = PreTokenizedString::from(normalized);
         pieces.split(|_, piece| self.split_at_normalized_tokens(piece, is_literal))?;
         if let Some(pre_tokenizer) = pre_tokenizer.or(self.inner.get_pre_tokenizer()) {

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::Before;
 use crate::tokenizer::SpecialTokens::{Literal, Parse};
-use crate::tokenizer::Tokenizer;
+use crate::tokenizer::{SectionCache, Tokenizer};
 
 const MARK: &str = "</s>";
 
@@ -81,6 +81,23 @@ fn a_literal_has_the_tokens_of_text_that_is_not_special() {
             for text in texts() {
                 let found = all.encode_sections(&text, &literals(&text), Before::Nothing).unwrap();
                 assert_eq!(found, without.encode(&text, Parse).unwrap(), "{name}, {normalized}: {text:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_section_from_the_cache_has_the_tokens_of_the_section() {
+    for kind in kinds() {
+        let all = tokenizer(&kind, &["<s>", MARK], false);
+        let cache = SectionCache::new(1, 1 << 20);
+        for text in texts() {
+            for literals in [literals(&text), Vec::new()] {
+                for before in [Before::Nothing, Before::SpecialToken, Before::Text] {
+                    let found = all.encode_known_sections(&text, &literals, before, (&cache, "t")).unwrap();
+                    let encoded = all.encode_sections(&text, &literals, before).unwrap();
+                    assert_eq!(found, encoded, "{}, {literals:?}, {before:?}: {text:?}", kind.0);
+                }
             }
         }
     }
