@@ -386,9 +386,8 @@ unsafe fn factors(weights: *const u8) -> [__m512; 2] {
         let largest = _mm512_max_epu16(largest[0], largest[1]);
         let high = _mm512_extracti64x4_epi64::<1>(largest);
         let largest = _mm256_max_epu16(_mm512_castsi512_si256(largest), high);
-        // Subnormal numbers have the grid of the smallest exponent.
+        // Subnormal numbers, whose exponent is 0, have one bit less, and become integers of 13 bits as well.
         let exponents = _mm512_srli_epi32::<11>(_mm512_cvtepu16_epi32(largest));
-        let exponents = _mm512_max_epi32(exponents, _mm512_set1_epi32(1));
         let up = _mm512_slli_epi32::<23>(_mm512_sub_epi32(_mm512_set1_epi32(UP), exponents));
         let down = _mm512_slli_epi32::<23>(_mm512_add_epi32(_mm512_set1_epi32(DOWN), exponents));
         let unknown = _mm512_cmpeq_epi32_mask(exponents, _mm512_set1_epi32(LAST));
