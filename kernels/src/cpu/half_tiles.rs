@@ -32,17 +32,17 @@ pub(crate) struct IntegerGroup {
 }
 
 impl IntegerGroup {
-    /// Returns the group from a block on.
+    /// Returns the group without its first blocks.
     ///
     /// # Safety
-    /// The group has the block.
+    /// The group has the blocks.
     #[inline(always)]
-    unsafe fn from_block(self, block: usize) -> Self {
+    unsafe fn after(self, blocks: usize) -> Self {
         // SAFETY: guaranteed by the caller.
         unsafe {
             IntegerGroup {
-                pairs: self.pairs.add(block * PAIRS * self.tokens),
-                scales: self.scales.add(block * self.tokens),
+                pairs: self.pairs.add(blocks * PAIRS * self.tokens),
+                scales: self.scales.add(blocks * self.tokens),
                 tokens: self.tokens,
             }
         }
@@ -124,11 +124,11 @@ impl HalfRange<'_> {
             for block in 0..whole {
                 let weights = tile.add(block * BLOCK_BYTES);
                 prefetch(weights.wrapping_add(AHEAD));
-                add_block(&mut sums, weights, group.from_block(block));
+                add_block(&mut sums, weights, group.after(block));
             }
             if self.columns > whole * 2 * PAIRS {
                 let last = self.last_block(tile);
-                add_block(&mut sums, last.as_ptr().cast(), group.from_block(whole));
+                add_block(&mut sums, last.as_ptr().cast(), group.after(whole));
             }
             let mask = self.mask(first);
             for token in 0..T {
@@ -162,7 +162,7 @@ impl HalfRange<'_> {
                     }
                     for group in groups {
                         let part = Part { range: self, panel: &panel, first, token, from, count };
-                        let group = group.from_block(from);
+                        let group = group.after(from);
                         if tiles == 2 {
                             part.group::<2>(group);
                         } else {
@@ -307,8 +307,7 @@ impl Part<'_> {
 #[target_feature(enable = "avx512f")]
 fn prefetch(block: *const u8) {
     for pair in 0..PAIRS {
-        // SAFETY: a prefetch has no effect but on the caches.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(block.wrapping_add(pair * PAIR_BYTES).cast()) }
+        _mm_prefetch::<_MM_HINT_T0>(block.wrapping_add(pair * PAIR_BYTES).cast());
     }
 }
 
