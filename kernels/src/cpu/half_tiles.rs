@@ -1,7 +1,8 @@
 //! Products of F16 weight tiles with activations, both rounded to integers in blocks of 32 columns.
 //!
-//! Invariant: an integer has at most 13 bits and a sign, so that the products of a block are added in 32 bits without rounding. An
-//! output adds its blocks in order. The number of tokens in a group and of tiles beside each other does not affect the result.
+//! Invariant: an integer has at most 13 bits and a sign, so that the products of a block are added in 32 bits without
+//! rounding. An output adds its blocks in order. The number of tokens in a group and of tiles beside each other does not
+//! affect the result.
 
 // Loops over registers are written with indices, so that they stay in registers.
 #![allow(clippy::needless_range_loop)]
@@ -17,8 +18,8 @@ const PAIR_BYTES: usize = 4 * TILE_ROWS;
 const BLOCK_BYTES: usize = PAIRS * PAIR_BYTES;
 /// Number of blocks of a tile that are converted at once. With two tiles and eight tokens, they fill half of an L1 cache.
 const PANEL_BLOCKS: usize = 8;
-/// How far ahead weights are prefetched, which is a panel. Measured with one token, two threads and weights from memory: 58 GB/s with
-/// 2 KiB, 71 with 4 KiB, 87 with 8 KiB.
+/// How far ahead weights are prefetched, which is a panel. Measured with one token, two threads and weights from memory:
+/// 58 GB/s with 2 KiB, 71 with 4 KiB, 87 with 8 KiB.
 const AHEAD: usize = PANEL_BLOCKS * BLOCK_BYTES;
 
 /// A group of up to 8 tokens whose activations are integers.
@@ -360,8 +361,9 @@ fn add_scaled(sum: __m512, dots: __m512i, weights: __m512, x: __m512) -> __m512 
     _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots), _mm512_mul_ps(weights, x), sum)
 }
 
-/// Returns the powers of 2 that make integers of each row's weights in a block, and weights of the integers. The largest weight of a
-/// row becomes an integer of 13 bits, whose lowest two are 0. If a row has a weight that is not finite, the second factor is NaN.
+/// Returns the powers of 2 that make integers of each row's weights in a block, and weights of the integers. The largest
+/// weight of a row becomes an integer of 13 bits, whose lowest two are 0. If a row has a weight that is not finite, the
+/// second factor is NaN.
 ///
 /// # Safety
 /// `weights` is valid for a block.

@@ -205,11 +205,12 @@ impl Kernel for RoundRow<'_> {
 
 /// Number of pairs of columns in a block of integers of 14 bits.
 pub(crate) const PAIRS: usize = 16;
-/// The integer of the largest activation of a block. Its products with 32 integers up to 8,188 have a sum below 2 to the power of 31.
+/// The integer of the largest activation of a block. Its products with 32 integers up to 8,188 have a sum below 2 to the
+/// power of 31.
 const LARGEST: f32 = 8191.0;
 
-/// Rounds one token's row to integers of 13 bits and a sign, with a scale for each 32 columns, and writes it into its group. Columns
-/// that complete the last block are 0.
+/// Rounds one token's row to integers of 13 bits and a sign, with a scale for each 32 columns, and writes it into its
+/// group. Columns that complete the last block are 0.
 pub(crate) struct RoundBlocks<'a> {
     pub row: &'a [f32],
     /// Number of tokens in the group. `token` is the index of this one.
