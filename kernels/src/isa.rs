@@ -14,7 +14,8 @@ pub enum Isa {
     /// AVX-512 F, BW, VL and VNNI.
     Avx512,
     /// The same with BF16: what BF16 weights are multiplied with, and the products of attention with keys and values in
-    /// less than 32 bits, or with latents in 16 bits, are rounded to BF16.
+    /// less than 32 bits, or with latents in 16 bits, are rounded to BF16. F16 weights and their activations are rounded to 14
+    /// bits per block of 32.
     Avx512Bf16,
 }
 

@@ -2,7 +2,8 @@
 //!
 //! Invariant: each output depends only on its row of weights and its token, and its sums have one fixed order. Quantized
 //! integers are multiplied with activations rounded to 8 bits per block of 32; float weights, those of 8 bits included, with
-//! unrounded activations, except that [`Isa::Avx512Bf16`] multiplies weights in BF16 with activations rounded to BF16.
+//! unrounded activations, except that [`Isa::Avx512Bf16`] multiplies weights in BF16 with activations rounded to BF16, and
+//! rounds weights in F16 and their activations to 14 bits per block of 32.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -11,8 +12,10 @@ use std::ops::Range;
 use crate::cpu::bf16_tiles::{Bf16Range, PairGroup};
 use crate::cpu::elementwise::Add;
 use crate::cpu::float_tiles::{self, FloatRange};
+#[cfg(target_arch = "x86_64")]
+use crate::cpu::half_tiles::{HalfRange, IntegerGroup};
 use crate::cpu::integer_tiles::TileRange;
-use crate::cpu::quantize::{GroupView, QuantizeGroup, RoundRow};
+use crate::cpu::quantize::{GroupView, PAIRS, QuantizeGroup, RoundBlocks, RoundRow};
 use crate::cpu::tile_format::{TILE_ROWS, with_tile_format};
 use crate::cpu::{dispatch, group_tokens};
 use crate::error::{expect_len, product};
@@ -30,6 +33,9 @@ const TASKS_PER_THREAD: usize = 4;
 pub struct Activations {
     /// Activations rounded to BF16, in pairs.
     pairs: Vec<u32>,
+    /// Activations rounded to 14 bits in pairs, and the scales of their blocks.
+    integers: Vec<u32>,
+    integer_scales: Vec<f32>,
     bytes: Vec<i8>,
     scales: Vec<f32>,
     sums: Vec<f32>,
@@ -42,14 +48,16 @@ impl Activations {
     /// Returns the size in bytes of the scratch memory for `tokens` rows of `columns` values.
     pub fn byte_len(tokens: usize, columns: usize) -> usize {
         let quantized = columns.saturating_add(columns / 32 * 20);
-        tokens.saturating_mul(quantized.saturating_add(4 * columns.div_ceil(2)))
+        let integers = columns.div_ceil(2 * PAIRS).saturating_mul(4 * (PAIRS + 1));
+        tokens.saturating_mul(quantized.saturating_add(4 * columns.div_ceil(2)).saturating_add(integers))
     }
 
     /// Returns the size in bytes of the memory that is allocated.
     pub fn allocated_bytes(&self) -> usize {
         let floats = self.scales.capacity() + self.sums.capacity() + self.low_sums.capacity();
         let integers = self.totals.capacity() + self.low_totals.capacity();
-        self.bytes.capacity() + 4 * (floats + integers + self.pairs.capacity())
+        let rounded = self.pairs.capacity() + self.integers.capacity() + self.integer_scales.capacity();
+        self.bytes.capacity() + 4 * (floats + integers + rounded)
     }
 
     /// Rounds the input to BF16.
@@ -64,6 +72,26 @@ impl Activations {
                 unsafe {
                     let pairs = pairs.as_mut_ptr().add(first * row_pairs);
                     dispatch(isa, RoundRow { row, group: count, token, pairs });
+                }
+            }
+        });
+    }
+
+    /// Rounds the input to 14 bits per block.
+    fn round_blocks(&mut self, pool: &WorkerPool, isa: Isa, input: &[f32], groups: &[Group], columns: usize) {
+        let (blocks, tokens) = (columns.div_ceil(2 * PAIRS), end_of(groups));
+        resize(&mut self.integers, tokens * blocks * PAIRS);
+        resize(&mut self.integer_scales, tokens * blocks);
+        let pairs = SharedSlice::new(&mut self.integers);
+        let scales = SharedSlice::new(&mut self.integer_scales);
+        for_each_group(pool, groups, columns, |first, count| {
+            for token in 0..count {
+                let row = &input[(first + token) * columns..][..columns];
+                // SAFETY: each group writes a disjoint part of the arrays, which were sized above.
+                unsafe {
+                    let pairs = pairs.as_mut_ptr().add(first * blocks * PAIRS);
+                    let scales = scales.as_mut_ptr().add(first * blocks);
+                    dispatch(isa, RoundBlocks { row, group: count, token, pairs, scales });
                 }
             }
         });
@@ -132,6 +160,19 @@ impl Activations {
             .map(|at| PairGroup { pairs: pairs(at), tokens: group.min(first + tokens - at) })
             .collect()
     }
+
+    /// Returns the groups of integers of the `tokens` tokens from `first`, which must start a group.
+    fn integer_groups(&self, isa: Isa, first: usize, tokens: usize, columns: usize) -> Vec<IntegerGroup> {
+        let (group, blocks) = (group_tokens(isa), columns.div_ceil(2 * PAIRS));
+        (first..first + tokens)
+            .step_by(group)
+            .map(|at| IntegerGroup {
+                pairs: self.integers[at * blocks * PAIRS..].as_ptr(),
+                scales: self.integer_scales[at * blocks..].as_ptr(),
+                tokens: group.min(first + tokens - at),
+            })
+            .collect()
+    }
 }
 
 /// Makes an array at least this long.
@@ -190,8 +231,14 @@ impl Activations {
         if matrices.clone().any(|matrix| matrix.dtype.rounds_activations()) {
             self.quantize(pool, isa, input, groups, columns);
         }
-        if isa == Isa::Avx512Bf16 && matrices.any(|matrix| matrix.dtype == DType::BF16) {
+        if isa != Isa::Avx512Bf16 {
+            return;
+        }
+        if matrices.clone().any(|matrix| matrix.dtype == DType::BF16) {
             self.round(pool, isa, input, groups, columns);
+        }
+        if matrices.any(|matrix| matrix.dtype == DType::F16) {
+            self.round_blocks(pool, isa, input, groups, columns);
         }
     }
 }
@@ -383,6 +430,17 @@ fn run_task(
         }
         match matrix.dtype {
             DType::F32 => floats!(float_tiles::F32),
+            #[cfg(target_arch = "x86_64")]
+            DType::F16 if isa == Isa::Avx512Bf16 && isa.supported() => HalfRange {
+                tiles,
+                tile_bytes: matrix.tile_bytes,
+                columns: matrix.columns,
+                rows,
+                groups: &scratch.integer_groups(isa, task.first_token, task.tokens, matrix.columns),
+                out,
+                stride,
+            }
+            .run(),
             DType::F16 => floats!(float_tiles::F16),
             DType::F8E4M3 => floats!(float_tiles::F8),
             #[cfg(target_arch = "x86_64")]

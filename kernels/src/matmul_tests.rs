@@ -51,23 +51,37 @@ pub(crate) fn random_weights(random: &mut Random, dtype: DType, rows: usize, col
     bytes
 }
 
-/// Returns the activations as the kernels round them.
-fn rounded(dtype: DType, isa: Isa, input: &[f32]) -> Vec<f64> {
-    if (dtype, isa) == (DType::BF16, Isa::Avx512Bf16) {
-        return input.iter().map(|x| half::bf16::from_f32(*x).to_f64()).collect();
-    }
-    if !dtype.rounds_activations() {
-        return input.iter().map(|x| f64::from(*x)).collect();
-    }
-    input
-        .chunks(32)
+/// Returns rows of activations as the kernels round them.
+fn rounded(dtype: DType, isa: Isa, input: &[f32], columns: usize) -> Vec<f64> {
+    let most = match (dtype, isa) {
+        (DType::BF16, Isa::Avx512Bf16) => {
+            return input.iter().map(|x| half::bf16::from_f32(*x).to_f64()).collect();
+        }
+        (DType::F16, Isa::Avx512Bf16) => 8191.0,
+        _ if dtype.rounds_activations() => 127.0,
+        _ => return input.iter().map(|x| f64::from(*x)).collect(),
+    };
+    let blocks = input.chunks(columns).flat_map(|row| row.chunks(32));
+    blocks
         .flat_map(|block| {
             let largest = block.iter().fold(0f32, |all, x| all.max(x.abs()));
             block.iter().map(move |x| {
-                f64::from((x * (127.0 / largest)).round_ties_even()) * f64::from(largest) / 127.0
+                f64::from((x * (most / largest)).round_ties_even()) * f64::from(largest) / f64::from(most)
             })
         })
         .collect()
+}
+
+/// Rounds rows of weights as the kernels do: the integer of the largest one of a block has 13 bits.
+fn round_weights(dtype: DType, isa: Isa, weights: &mut [f32], columns: usize) {
+    if (dtype, isa) != (DType::F16, Isa::Avx512Bf16) {
+        return;
+    }
+    for block in weights.chunks_mut(columns).flat_map(|row| row.chunks_mut(32)) {
+        let largest = block.iter().fold(0f32, |all, weight| all.max(weight.abs()));
+        let step = 2f32.powi((largest.log2().floor() as i32).max(-14) - 12);
+        block.iter_mut().for_each(|weight| *weight = (*weight / step).round_ties_even() * step);
+    }
 }
 
 #[test]
@@ -96,7 +110,8 @@ fn every_format_and_tier_agrees_with_double_precision() {
                 let (first, second) = weights.split_at_mut(rows * columns);
                 dequantize(dtype, &data, first).unwrap();
                 dequantize(dtype, &other, second).unwrap();
-                let input = rounded(dtype, isa, &input);
+                let input = rounded(dtype, isa, &input, columns);
+                round_weights(dtype, isa, &mut weights, columns);
                 for token in 0..tokens {
                     for row in 0..stride {
                         let pairs = weights[row * columns..][..columns]
@@ -185,11 +200,13 @@ fn any_number_of_columns_of_floats_is_multiplied() {
                 let projection = Projection { matrices: &[&matrix], bias: &[] };
                 matmul(&pool, isa, projection, &input, tokens, &mut out, &mut Activations::default())
                     .unwrap();
-                let input = rounded(dtype, isa, &input);
+                let input = rounded(dtype, isa, &input, columns);
+                let mut rounded = weights.clone();
+                round_weights(dtype, isa, &mut rounded, columns);
                 for (index, found) in out.iter().enumerate() {
                     let (token, row) = (index / rows, index % rows);
                     let sum: f64 = (0..columns)
-                        .map(|k| f64::from(weights[row * columns + k]) * input[token * columns + k])
+                        .map(|k| f64::from(rounded[row * columns + k]) * input[token * columns + k])
                         .sum();
                     let found = f64::from(*found);
                     assert!(

@@ -29,6 +29,8 @@ mod avx2_dots;
 mod avx512;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod bf16_tiles;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod half_tiles;
 
 use crate::Isa;
 use simd::Simd;

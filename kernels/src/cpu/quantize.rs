@@ -1,7 +1,7 @@
-//! Quantizes activations to 8 bits per block of 32, or rounds them to BF16, in the order in which the kernels read them.
+//! Quantizes activations to 8 or 14 bits per block of 32, or rounds them to BF16, in the order in which the kernels read them.
 //!
 //! Invariant: tokens are stored in groups; inside a group, block `b` (or pair `b` of columns) of its `n` tokens is
-//! contiguous. A block that is all zero or not finite has scale 0.
+//! contiguous. A block that is all zero has scale 0. One that is not finite has scale 0 with 8 bits, and scale NaN with 14.
 
 use super::Kernel;
 use super::simd::Simd;
@@ -198,6 +198,63 @@ impl Kernel for RoundRow<'_> {
             }
             if let [last] = last {
                 *to.add(pairs.len() * self.group) = bf16_bits(*last);
+            }
+        }
+    }
+}
+
+/// Number of pairs of columns in a block of integers of 14 bits.
+pub(crate) const PAIRS: usize = 16;
+/// The integer of the largest activation of a block. Its products with 32 integers up to 8,188 have a sum below 2 to the
+/// power of 31.
+const LARGEST: f32 = 8191.0;
+
+/// Rounds one token's row to integers of 13 bits and a sign, with a scale for each 32 columns, and writes it into its
+/// group. Columns that complete the last block are 0.
+pub(crate) struct RoundBlocks<'a> {
+    pub row: &'a [f32],
+    /// Number of tokens in the group. `token` is the index of this one.
+    pub group: usize,
+    pub token: usize,
+    /// Pairs of integers, `[block][pair of columns][token]`.
+    pub pairs: *mut u32,
+    /// Scales, `[block][token]`.
+    pub scales: *mut f32,
+}
+
+impl Kernel for RoundBlocks<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        for (block, row) in self.row.chunks(2 * PAIRS).enumerate() {
+            let mut values = [0f32; 2 * PAIRS];
+            values[..row.len()].copy_from_slice(row);
+            // Without the sign, the bits are in the order of the magnitudes, and those of NaN are above all others.
+            let mut largest = 0;
+            for value in &values {
+                largest = largest.max(value.to_bits() & 0x7fff_ffff);
+            }
+            let largest = f32::from_bits(largest);
+            let (scale, factor) = match largest {
+                largest if !largest.is_finite() => (f32::NAN, 0.0),
+                1e-30.. => (largest / LARGEST, LARGEST / largest),
+                _ => (0.0, 0.0),
+            };
+            let mut integers = [0i16; 2 * PAIRS];
+            // SAFETY: the group has room for every block of the row.
+            unsafe {
+                if factor > 0.0 {
+                    let factor = S::splat(factor);
+                    let (low, high) = (S::load(values.as_ptr()), S::load(values.as_ptr().add(16)));
+                    S::store_i16(integers.as_mut_ptr(), S::mul(low, factor));
+                    S::store_i16(integers.as_mut_ptr().add(16), S::mul(high, factor));
+                }
+                let to = self.pairs.add(block * PAIRS * self.group + self.token);
+                for (pair, [first, second]) in integers.as_chunks::<2>().0.iter().enumerate() {
+                    *to.add(pair * self.group) = u32::from(*first as u16) | u32::from(*second as u16) << 16;
+                }
+                *self.scales.add(block * self.group + self.token) = scale;
             }
         }
     }

@@ -13,7 +13,7 @@ use crate::config::ModelConfig;
 use crate::error::ModelError;
 
 /// The version of the order of a page's bytes and of the sums that they come from. A change of it makes all stored pages useless.
-const ORDER_VERSION: u32 = 3;
+const ORDER_VERSION: u32 = 4;
 
 /// The form of an executor's pages.
 #[derive(Clone, Debug, PartialEq, Eq)]

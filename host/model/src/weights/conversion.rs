@@ -226,19 +226,21 @@ mod tests {
     fn matrices_in_f16_become_bf16_only_where_that_changes_nothing() {
         let pool = WorkerPool::new(1).unwrap();
         let checkpoint = Checkpoint::synthetic(ModelConfig::shape("tiny").unwrap(), DType::F16).unwrap();
-        let format = |narrows, [first, rest]: [f32; 2]| {
+        let format = |exact, narrows, [first, rest]: [f32; 2]| {
             let mut numbers = vec![f16::from_f32(rest); 40 * 32];
             numbers[0] = f16::from_f32(first);
             let numbers: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
             let mut loader = WeightLoader::new(&pool, &checkpoint, Shard { rank: 0, ranks: 1 });
-            loader = loader.narrowing_f16(narrows);
+            loader = loader.with_format(exact, WeightConversion::Keep).narrowing_f16(narrows);
             let matrix = loader.packed("m", DType::F16, [40, 32], || Ok(Cow::Owned(numbers))).unwrap();
-            assert_eq!(loader.bytes(), PackedMatrix::packed_len(DType::F16, 40, 32).unwrap() as u64);
+            let format = if exact { DType::F32 } else { DType::F16 };
+            assert_eq!(loader.bytes(), PackedMatrix::packed_len(format, 40, 32).unwrap() as u64);
             matrix.dtype()
         };
-        assert_eq!(format(true, [0.75, -3.0]), DType::BF16);
-        assert_eq!(format(true, [1.001, -3.0]), DType::F16);
-        assert_eq!(format(false, [0.75, -3.0]), DType::F16);
+        assert_eq!(format(false, true, [0.75, -3.0]), DType::BF16);
+        assert_eq!(format(false, true, [1.001, -3.0]), DType::F16);
+        assert_eq!(format(false, false, [0.75, -3.0]), DType::F16);
+        assert_eq!(format(true, false, [1.001, -3.0]), DType::F32);
     }
 
     #[test]

@@ -233,7 +233,8 @@ impl<'a> WeightLoader<'a> {
         [rows, columns]: [usize; 2],
         data: impl FnOnce() -> Result<Cow<'d, [u8]>, ModelError>,
     ) -> Result<PackedMatrix, ModelError> {
-        let form = match self.exact && dtype.rounds_activations() {
+        // One of the instruction tiers rounds activations beside F16.
+        let form = match self.exact && (dtype.rounds_activations() || dtype == DType::F16) {
             true => DType::F32,
             false => self.conversion.format_of(dtype, columns),
         };

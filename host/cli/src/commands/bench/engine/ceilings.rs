@@ -43,16 +43,16 @@ impl Ceilings {
     }
 
     /// Measures reads of a buffer far larger than the caches, and multiplications of values that stay in
-    /// registers. Quantized weights are multiplied as 8-bit integers. The rate of BF16 is that of float32 where the processor does
-    /// not multiply BF16.
+    /// registers. Quantized weights are multiplied as 8-bit integers, and F16 weights as BF16 or, in blocks, as integers of 16 bits,
+    /// two at a time like BF16. The rate of BF16 is that of float32 where the processor does not multiply BF16.
     fn of_processor(isa: Isa, threads: usize, weights: DType, kv: KvDtype) -> Self {
         let rate = arithmetic::measure(isa, threads);
         Ceilings {
             read_gb_per_s: bandwidth::measure_read_gb_per_s(threads),
             products: Some(Products {
                 weight_ops_per_s: match weights {
-                    DType::F32 | DType::F16 => rate.f32_per_s,
-                    DType::BF16 => rate.bf16_per_s,
+                    DType::F32 => rate.f32_per_s,
+                    DType::F16 | DType::BF16 => rate.bf16_per_s,
                     _ => rate.int8_per_s,
                 },
                 attention_ops_per_s: if kv == KvDtype::F32 { rate.f32_per_s } else { rate.bf16_per_s },
