@@ -130,7 +130,7 @@ fn prefill_decode_windows_and_long_ranges_agree_with_double_precision() {
         Case { heads: 3, kv_heads: 1, head_size: 32, window: None, sequences: vec![(1030, 1), (700, 2)] },
     ];
     for isa in Isa::ALL.into_iter().filter(|isa| isa.supported()) {
-        for format in KvFormat::ALL.into_iter().filter(|format| format.supported_by(isa)) {
+        for format in KvFormat::of_tier(isa) {
             for case in &cases {
                 check_case(&mut random, isa, format, case);
             }
@@ -165,7 +165,7 @@ fn sequences_that_share_pages_get_the_bits_that_they_get_alone() {
         &[("aaaaaaaaaaaaaaaay", 1), ("aaaaaaaaaaaaaaaaz", 1)],
     ];
     for (heads, kv_heads, head_size) in [(9, 3, 64), (4, 2, 24), (8, 8, 80), (6, 1, 32)] {
-        for format in KvFormat::ALL.into_iter().filter(|format| format.supported_by(Isa::detect())) {
+        for format in KvFormat::of_tier(Isa::detect()) {
             let kv = KvLayer::new(format, 26 * BLOCK_PAGES, kv_heads, head_size).unwrap();
             for page in 0..26 * BLOCK_PAGES as u32 {
                 for slot in 0..PAGE_TOKENS {
