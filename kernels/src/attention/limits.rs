@@ -69,15 +69,22 @@ impl AttentionLimits {
     /// Returns a bound of the bytes of the lists of a plan.
     pub(super) fn list_bytes(&self) -> usize {
         let groups = self.groups();
-        let parts = groups.saturating_add(self.members().saturating_mul(self.kv_heads));
+        // For each KV head, sequences have fewer ranges than there are sequences. A window that begins in a range cuts it once
+        // more. A sequence may read a part alone before what it shares, and one sequence before each range.
+        let members = self.members().saturating_mul(self.kv_heads);
+        let ranges = members.saturating_mul(2);
+        let parts = groups.saturating_add(members.saturating_mul(2)).saturating_add(ranges);
         let rereads = self.positions.div_ceil(BLOCK).div_ceil(REREAD_BLOCKS).saturating_mul(self.divided());
         let tasks =
             parts.saturating_add(self.threads.saturating_mul(TASKS_PER_THREAD)).saturating_add(rereads);
         let rows = MAX_ROWS * size_of::<QueryRow>();
-        // A list that grows has at most twice the memory that it needs. Each group has a part or two.
-        let group = rows + 2 * size_of::<Group>() + 4 * size_of::<(usize, usize)>();
-        let part = rows + 2 * size_of::<Part>() + size_of::<usize>() * MAX_ROWS;
+        // A list that grows has at most twice the memory that it needs, or room for four.
+        let (index, pair) = (size_of::<usize>(), size_of::<(usize, usize)>());
+        let group = rows + 2 * size_of::<Group>() + 4 * pair;
+        let part = rows + 2 * size_of::<Part>() + index + 2 * pair;
+        let range = MAX_ROWS * (2 * index + 2 * pair);
         let lists = groups.saturating_mul(group).saturating_add(parts.saturating_mul(part));
+        let lists = lists.saturating_add(ranges.saturating_mul(range));
         let pages = self.members().saturating_mul(self.positions.div_ceil(PAGE_TOKENS) * size_of::<u32>());
         lists.saturating_add(tasks.saturating_mul(2 * size_of::<Task>())).saturating_add(pages)
     }
@@ -166,7 +173,7 @@ mod tests {
                 positions: [300, 1000, 5000][random.below(3)],
             };
             let batch = batch(&limits, &mut random);
-            let window = (round % 5 == 0).then_some(200);
+            let window = (round % 2 == 0).then(|| 1 + random.below(limits.positions));
             let shape = PlanShape { threads: limits.threads, strides: strides(&limits), window };
             let plan = Plan::new(&shape, &batch);
             let (found, bound) = (plan.state_len, limits.state_len());
