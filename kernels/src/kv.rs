@@ -49,6 +49,11 @@ impl KvFormat {
     /// All formats.
     pub const ALL: [KvFormat; 4] = [KvFormat::F32, KvFormat::F16, KvFormat::Bf16, KvFormat::I8];
 
+    /// Returns the formats for whose pages the tier has kernels.
+    pub fn of_tier(isa: Isa) -> impl Iterator<Item = KvFormat> {
+        KvFormat::ALL.into_iter().filter(move |format| format.supported_by(isa))
+    }
+
     /// Returns whether the tier has kernels for pages of the format.
     pub fn supported_by(self, isa: Isa) -> bool {
         self != KvFormat::Bf16 || isa == Isa::Avx512Bf16 && isa.supported()
@@ -286,7 +291,7 @@ mod tests {
     #[test]
     fn a_copied_page_has_all_bytes_of_the_page_and_changes_no_other() {
         let isa = Isa::detect();
-        for format in KvFormat::ALL.into_iter().filter(|format| format.supported_by(isa)) {
+        for format in KvFormat::of_tier(isa) {
             let from = KvLayer::new(format, 3, 2, 24).unwrap();
             let mut to = KvLayer::new(format, 5, 2, 24).unwrap();
             let keys: Vec<f32> = (0..48).map(|at| at as f32 - 20.0).collect();

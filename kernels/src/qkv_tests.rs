@@ -159,7 +159,7 @@ fn heads_are_normalized_rotated_and_stored_in_every_tier_and_format() {
         Case { heads: 2, kv_heads: 1, head_size: 128, normed: true, sequences: vec![(16, 70), (7, 40)] },
     ];
     for isa in Isa::ALL.into_iter().filter(|isa| isa.supported()) {
-        for format in KvFormat::ALL.into_iter().filter(|format| format.supported_by(isa)) {
+        for format in KvFormat::of_tier(isa) {
             for pairing in [Pairing::Halves, Pairing::Interleaved] {
                 cases.iter().for_each(|case| check_case(&mut random, isa, format, pairing, case));
             }
@@ -171,7 +171,7 @@ fn heads_are_normalized_rotated_and_stored_in_every_tier_and_format() {
 fn other_slots_are_untouched_and_nonfinite_values_are_not_stored() {
     let pool = WorkerPool::new(1).unwrap();
     for isa in Isa::ALL.into_iter().filter(|isa| isa.supported()) {
-        for format in KvFormat::ALL.into_iter().filter(|format| format.supported_by(isa)) {
+        for format in KvFormat::of_tier(isa) {
             let mut kv = KvLayer::new(format, 1, 1, 20).unwrap();
             let mut put = |start: usize, value: f32| {
                 let params = HeadParams { heads: 1, rotated: 20, pairing: Pairing::Halves, norms: None };

@@ -3,7 +3,7 @@
 //! Sequences that begin with the same pages form a tree. Each of its edges is a range that some of the sequences share;
 //! their queries read the keys and values of the range together. Invariant: ranges are whole blocks before the first
 //! query of each member, and together with the rest of each sequence they cover every position once, in order. A range
-//! follows those that its members share before it.
+//! follows those that its members share before it. With windows, ranges are parts that the windows of all members cover.
 
 use std::cmp::Ordering;
 
@@ -50,6 +50,34 @@ pub(crate) fn shared_ranges(readers: &[Reader<'_>], rules: Rules) -> Vec<SharedR
         search.search(&order, 0);
     }
     search.found
+}
+
+/// Returns the parts of ranges that members read together if the queries of each sequence all see only the positions from
+/// `seen_from` on. The positions of a range may be divided among several parts, each with more members than the one before.
+///
+/// The first part of a sequence follows positions that it reads alone, and so may a part that no other sequence sees before.
+pub(crate) fn seen_ranges(ranges: &[SharedRange], seen_from: &[usize], rules: Rules) -> Vec<SharedRange> {
+    let block = rules.block_pages * PAGE_TOKENS;
+    let mut found = Vec::new();
+    for range in ranges {
+        let start = |member: usize| seen_from[member].next_multiple_of(block).max(range.from);
+        let mut members = range.members.clone();
+        members.sort_by_key(|member| start(*member));
+        let (mut to, before) = (range.to, found.len());
+        while let [_, .., last] = members[..] {
+            let from = start(last);
+            // A part that continues with another one is worth a task even if it is short: each member has one block less to
+            // read alone.
+            let least = if to == range.to { rules.min_blocks * block } else { block };
+            if from + least <= to {
+                found.push(SharedRange { members: members.clone(), from, to });
+                to = from;
+            }
+            members.pop();
+        }
+        found[before..].reverse();
+    }
+    found
 }
 
 struct Search<'a> {

@@ -189,6 +189,15 @@ pub fn client() -> reqwest::Client {
     reqwest::Client::builder().timeout(std::time::Duration::from_secs(300)).build().unwrap()
 }
 
+/// Returns the sum of a metric in the text of `/metrics` over the series with these labels.
+pub fn metric(metrics: &str, name: &str, labels: &[&str]) -> f64 {
+    let series = metrics.lines().filter(|line| {
+        line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']))
+            && labels.iter().all(|label| line.contains(label))
+    });
+    series.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
+}
+
 /// Returns the path of the default model. The first call downloads it.
 pub fn model_path() -> &'static Path {
     static PATH: OnceLock<PathBuf> = OnceLock::new();

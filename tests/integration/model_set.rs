@@ -2,7 +2,7 @@
 
 use crate::{
     durability::tiny_model,
-    harness::{MODEL, client, content, model_path, repository},
+    harness::{MODEL, client, content, metric, model_path, repository},
 };
 use serde_json::{Value, json};
 use std::{
@@ -158,14 +158,6 @@ async fn two_models_are_served_and_one_is_loaded_and_unloaded_while_the_host_run
 /// Returns the number of tokens of an answer's prompt that were cached.
 fn cached(answer: &Value) -> u64 {
     answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or_else(|| panic!("{answer}"))
-}
-
-/// Returns the sum of a metric over the lines with these labels.
-fn metric(metrics: &str, name: &str, labels: &[&str]) -> f64 {
-    let lines =
-        metrics.lines().filter(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{')));
-    let lines = lines.filter(|line| labels.iter().all(|label| line.contains(label)));
-    lines.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
 }
 
 #[tokio::test]

@@ -125,6 +125,24 @@ fn gated_missing_and_offline_models_have_different_errors() {
 }
 
 #[test]
+fn a_hub_with_plain_http_needs_no_certificate_authorities() {
+    let hub = ModelHub::start();
+    hub.put("a/b/m.gguf", content(MIB, 8));
+    let mut cache = Cache::of(&hub);
+    let pull = |cache: &Cache| {
+        let mut command = cache.command(&["model", "pull", "hf:a/b:m.gguf"]);
+        // A container may have none.
+        command.env("SSL_CERT_FILE", "/nonexistent").env_remove("SSL_CERT_DIR").output().unwrap()
+    };
+    let pulled = pull(&cache);
+    assert!(pulled.status.success(), "{}", text(&pulled.stderr));
+    cache.endpoint = "https://127.0.0.1:9".to_owned();
+    let error = failed(&pull(&cache));
+    assert!(error.contains("https://127.0.0.1:9/ needs HTTPS"), "{error}");
+    assert!(error.contains("hint: install ca-certificates"), "{error}");
+}
+
+#[test]
 fn all_parts_and_shards_are_pulled_with_one_progress() {
     let hub = ModelHub::start();
     for part in 1..=3 {

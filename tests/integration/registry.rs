@@ -226,6 +226,17 @@ async fn a_registry_login_is_sent_or_the_error_asks_for_it() {
 }
 
 #[tokio::test]
+async fn without_certificate_authorities_the_error_says_what_to_install() {
+    let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_skep"));
+    command.args(["pull", "oci://127.0.0.1:9/agents/it:1"]).stdin(Stdio::null());
+    command.env("SSL_CERT_FILE", "/nonexistent").env_remove("SSL_CERT_DIR");
+    let refused = command.output().await.unwrap();
+    let said = said(&refused);
+    assert!(!refused.status.success() && said.contains("needs certificate authorities"), "{said}");
+    assert!(said.contains("hint: install ca-certificates"), "{said}");
+}
+
+#[tokio::test]
 async fn content_that_differs_from_its_manifest_is_never_deployed() {
     let registry = Registry::default();
     let address = registry.start().await;

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 pub mod agent_source;
+mod authorities;
 pub mod backup;
 pub mod catalog;
 pub mod client;

@@ -28,13 +28,17 @@ pub struct AttentionLimits {
     pub sequences: usize,
     /// Maximum number of positions of a sequence.
     pub positions: usize,
+    /// Number of plans that a step needs: one for each kind of layer, by its heads and its window, and at least two if layers with a
+    /// window have pages of their own.
+    pub plans: usize,
 }
 
 impl AttentionLimits {
     /// Returns a bound of the bytes that the states of blocks, the plans of a step and the buffers of all threads take.
     pub fn workspace_bytes(&self) -> usize {
         let states = WorkerPool::scratch_bytes_of(self.state_len());
-        let lists = self.list_bytes().saturating_mul(KEPT_PLANS);
+        let lists = self.list_bytes().saturating_add(self.page_list_bytes());
+        let lists = lists.saturating_mul(self.plans.clamp(1, 2 * KEPT_PLANS));
         states.saturating_add(lists).saturating_add(self.threads.saturating_mul(THREAD_BYTES))
     }
 
@@ -69,17 +73,28 @@ impl AttentionLimits {
     /// Returns a bound of the bytes of the lists of a plan.
     pub(super) fn list_bytes(&self) -> usize {
         let groups = self.groups();
-        let parts = groups.saturating_add(self.members().saturating_mul(self.kv_heads));
+        // For each KV head, sequences have fewer ranges than there are sequences. A window that begins in a range cuts it once
+        // more. A sequence may read a part alone before what it shares, and one sequence before each range.
+        let members = self.members().saturating_mul(self.kv_heads);
+        let ranges = members.saturating_mul(2);
+        let parts = groups.saturating_add(members.saturating_mul(2)).saturating_add(ranges);
         let rereads = self.positions.div_ceil(BLOCK).div_ceil(REREAD_BLOCKS).saturating_mul(self.divided());
         let tasks =
             parts.saturating_add(self.threads.saturating_mul(TASKS_PER_THREAD)).saturating_add(rereads);
         let rows = MAX_ROWS * size_of::<QueryRow>();
-        // A list that grows has at most twice the memory that it needs. Each group has a part or two.
-        let group = rows + 2 * size_of::<Group>() + 4 * size_of::<(usize, usize)>();
-        let part = rows + 2 * size_of::<Part>() + size_of::<usize>() * MAX_ROWS;
+        // A list that grows has at most twice the memory that it needs, or room for four.
+        let (index, pair) = (size_of::<usize>(), size_of::<(usize, usize)>());
+        let group = rows + 2 * size_of::<Group>() + 4 * pair;
+        let part = rows + 2 * size_of::<Part>() + index + 2 * pair;
+        let range = MAX_ROWS * (2 * index + 2 * pair);
         let lists = groups.saturating_mul(group).saturating_add(parts.saturating_mul(part));
-        let pages = self.members().saturating_mul(self.positions.div_ceil(PAGE_TOKENS) * size_of::<u32>());
-        lists.saturating_add(tasks.saturating_mul(2 * size_of::<Task>())).saturating_add(pages)
+        let lists = lists.saturating_add(ranges.saturating_mul(range));
+        lists.saturating_add(tasks.saturating_mul(2 * size_of::<Task>()))
+    }
+
+    /// Returns a bound of the bytes of the lists of pages of a step's sequences.
+    fn page_list_bytes(&self) -> usize {
+        self.members().saturating_mul(self.positions.div_ceil(PAGE_TOKENS)).saturating_mul(size_of::<u32>())
     }
 
     fn queries_per_token(&self) -> usize {
@@ -164,9 +179,10 @@ mod tests {
                 tokens: [1, 3, 40, 300][random.below(4)],
                 sequences: [1, 2, 9][random.below(3)],
                 positions: [300, 1000, 5000][random.below(3)],
+                plans: 1,
             };
             let batch = batch(&limits, &mut random);
-            let window = (round % 5 == 0).then_some(200);
+            let window = (round % 2 == 0).then(|| 1 + random.below(limits.positions));
             let shape = PlanShape { threads: limits.threads, strides: strides(&limits), window };
             let plan = Plan::new(&shape, &batch);
             let (found, bound) = (plan.state_len, limits.state_len());
@@ -190,6 +206,7 @@ mod tests {
             tokens: 512,
             sequences: 64,
             positions: 262_144,
+            plans: 1,
         };
         assert_eq!(one.state_len(), 0, "a token of latent attention has too many queries to share a read");
         let few = AttentionLimits { heads: 6, ..one };
@@ -202,5 +219,33 @@ mod tests {
         assert!(two.workspace_bytes() > 4 * two.state_len());
         let absurd = AttentionLimits { tokens: usize::MAX, positions: usize::MAX, ..few };
         assert!(absurd.workspace_bytes() >= 4 * MAX_STATES);
+    }
+
+    #[test]
+    fn lists_count_once_for_each_kind_of_layer() {
+        let limits = AttentionLimits {
+            threads: 2,
+            heads: 8,
+            kv_heads: 2,
+            value_size: 64,
+            tokens: 40,
+            sequences: 9,
+            positions: 5000,
+            plans: 1,
+        };
+        let batch = batch(&limits, &mut Random::fresh());
+        let pages = batch.sequences().iter().map(|sequence| sequence.pages.len() * size_of::<u32>());
+        let pages: usize = pages.sum();
+        let (mut found, mut planned) = (pages, Vec::new());
+        for (count, window) in [None, Some(700)].into_iter().enumerate() {
+            let plan = Plan::new(&PlanShape { threads: 2, strides: strides(&limits), window }, &batch);
+            found += plan.list_bytes();
+            let bytes = AttentionLimits { plans: count + 1, ..limits }.workspace_bytes();
+            let lists =
+                bytes - WorkerPool::scratch_bytes_of(limits.state_len()) - limits.threads * THREAD_BYTES;
+            assert!(found <= lists, "{found} bytes of lists, but {lists} were planned for {window:?}");
+            planned.push(lists);
+        }
+        assert_eq!(planned, [1, 2].map(|plans| plans * (limits.list_bytes() + limits.page_list_bytes())));
     }
 }

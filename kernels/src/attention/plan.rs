@@ -114,10 +114,9 @@ impl Plan {
 
     fn form_groups(&mut self, strides: &Strides, window: Option<usize>, batch: &AttentionBatch) {
         let share = strides.heads / strides.kv_heads;
-        // A window may begin inside a shared range, where the rows of the members do not see the same positions.
-        let ranges = if window.is_none() { batch.ranges(share) } else { &[] };
-        let sequences = batch.sequences();
-        let ranges = if shared_states(strides, sequences, ranges) <= MAX_STATES { ranges } else { &[] };
+        let (sequences, ranges) = (batch.sequences(), batch.ranges(share, window));
+        let states = shared_states(strides, window, sequences, &ranges);
+        let ranges = if states <= MAX_STATES { &*ranges } else { &[] };
         for kv_head in 0..strides.kv_heads {
             let mut first_groups = Vec::with_capacity(sequences.len());
             for sequence in sequences {
@@ -134,18 +133,30 @@ impl Plan {
             let groups_of = |sequence: usize| first_groups[sequence]..first_groups[sequence + 1];
             let mut covered = vec![0; sequences.len()];
             for range in ranges {
+                for member in &range.members {
+                    for group in groups_of(*member) {
+                        self.add_own(kv_head, *member, covered[*member]..range.from, group);
+                    }
+                    covered[*member] = range.to;
+                }
                 let groups: Vec<usize> = range.members.iter().flat_map(|member| groups_of(*member)).collect();
-                range.members.iter().for_each(|member| covered[*member] = range.to);
                 self.add(kv_head, range.members[0], range.from..range.to, groups);
             }
             for (index, covered) in covered.into_iter().enumerate() {
                 for group in groups_of(index) {
-                    let rows = &self.groups[group].rows;
-                    let low = rows.iter().map(|row| row.first).min().unwrap_or(0) / PAGE_TOKENS * PAGE_TOKENS;
-                    let to = rows.iter().map(|row| row.end).max().unwrap_or(0);
-                    self.add(kv_head, index, low.max(covered)..to, vec![group]);
+                    let to = self.groups[group].rows.iter().map(|row| row.end).max().unwrap_or(0);
+                    self.add_own(kv_head, index, covered..to, group);
                 }
             }
+        }
+    }
+
+    /// Adds the part of a range that a group of a sequence sees and reads alone, if there is one.
+    fn add_own(&mut self, kv_head: usize, sequence: usize, range: Range<usize>, group: usize) {
+        let rows = &self.groups[group].rows;
+        let low = rows.iter().map(|row| row.first).min().unwrap_or(0) / PAGE_TOKENS * PAGE_TOKENS;
+        if low.max(range.start) < range.end {
+            self.add(kv_head, sequence, low.max(range.start)..range.end, vec![group]);
         }
     }
 
@@ -212,19 +223,33 @@ impl Plan {
 }
 
 /// Returns a bound on the number of values of the states of sequences that share ranges, which are kept for all of their blocks.
-fn shared_states(strides: &Strides, sequences: &[AttentionSequence], ranges: &[SharedRange]) -> usize {
-    let mut covered = vec![0; sequences.len()];
+fn shared_states(
+    strides: &Strides,
+    window: Option<usize>,
+    sequences: &[AttentionSequence],
+    ranges: &[SharedRange],
+) -> usize {
+    let mut shared = vec![0; sequences.len()];
     let mut blocks = 0;
     for range in ranges {
-        range.members.iter().for_each(|member| covered[*member] = range.to);
-        blocks += (range.to - range.from).div_ceil(BLOCK);
+        let count = (range.to - range.from).div_ceil(BLOCK);
+        range.members.iter().for_each(|member| shared[*member] += count);
+        blocks += count;
     }
-    let rest = |(sequence, covered): (&AttentionSequence, usize)| match covered {
+    let own = |(sequence, shared): (&AttentionSequence, usize)| match shared {
         0 => 0,
-        covered => (sequence.start + sequence.tokens - covered).div_ceil(BLOCK),
+        shared => {
+            let first = first_seen(window, sequence.start + 1) / BLOCK;
+            (sequence.start + sequence.tokens).div_ceil(BLOCK) - first - shared
+        }
     };
-    blocks += sequences.iter().zip(covered).map(rest).sum::<usize>();
+    blocks += sequences.iter().zip(shared).map(own).sum::<usize>();
     blocks.saturating_mul(strides.kv_heads).saturating_mul(State::len(MAX_ROWS, strides.value_stride))
+}
+
+/// Returns the first position that the query before position `end` sees.
+fn first_seen(window: Option<usize>, end: usize) -> usize {
+    window.map_or(0, |window| end.saturating_sub(window))
 }
 
 fn query_row(
@@ -240,7 +265,7 @@ fn query_row(
     QueryRow {
         offset: at(strides.query),
         output: at(strides.output),
-        first: window.map_or(0, |window| end.saturating_sub(window)),
+        first: first_seen(window, end),
         end,
         head,
     }
@@ -305,6 +330,49 @@ mod tests {
                 parts.map(|part| part.to - part.from).sum::<usize>()
             };
             assert!(plan.groups.iter().all(|group| positions(group) == POSITIONS), "{kv_heads}");
+        }
+    }
+
+    /// Sequences with a common beginning of 10 blocks, whose own parts have these lengths.
+    fn tails(lengths: &[usize]) -> AttentionBatch {
+        let sequence = |(row, tail): (usize, &usize)| {
+            let count = 80 + tail.div_ceil(PAGE_TOKENS) as u32;
+            let pages = (0..count).map(|page| if page < 80 { page } else { row as u32 * 1000 + page });
+            AttentionSequence { row, tokens: 1, start: 10 * BLOCK + tail - 1, pages: pages.collect() }
+        };
+        AttentionBatch::new(lengths.iter().enumerate().map(sequence).collect(), 2)
+    }
+
+    #[test]
+    fn windows_that_begin_in_a_common_prefix_read_the_rest_of_it_once() {
+        let lengths = [40, 200, 230, 700, 5000];
+        let batch = tails(&lengths);
+        for window in [300, 700, 1024, 2000, 10_000] {
+            let shape = PlanShape { threads: 2, strides: strides(4, 2, 64), window: Some(window) };
+            let plan = Plan::new(&shape, &batch);
+            let mut read = 0;
+            for group in &plan.groups {
+                let parts: Vec<&Part> = group.parts.iter().map(|(part, _)| &plan.parts[*part]).collect();
+                // The parts are what the window covers, in order.
+                assert_eq!(parts[0].from, group.rows[0].first / PAGE_TOKENS * PAGE_TOKENS, "{window}");
+                assert_eq!(parts[parts.len() - 1].to, group.rows[0].end, "{window}");
+                assert!(parts.windows(2).all(|pair| pair[0].to == pair[1].from), "{window}");
+                let shared = parts.iter().filter(|part| part.groups.len() > 1);
+                assert!(shared.clone().all(|part| part.from >= group.rows[0].first), "{window}");
+                read += group.rows[0].end - parts[0].from;
+            }
+            let once: usize = plan.parts.iter().map(|part| part.to - part.from).sum();
+            let saved = (read - once) / BLOCK / 2;
+            // Only the largest window of the last sequence covers the common beginning.
+            let expected = match window {
+                300 => 0,
+                // 700 - 40 positions of the prefix are 5 blocks, those of the next two are 3 each.
+                700 => 2 * 3,
+                1024 => 2 * 6 + 2,
+                2000 => 3 * 10,
+                _ => 4 * 10,
+            };
+            assert_eq!(saved, expected, "{window}");
         }
     }
 

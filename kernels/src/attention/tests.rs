@@ -130,7 +130,7 @@ fn prefill_decode_windows_and_long_ranges_agree_with_double_precision() {
         Case { heads: 3, kv_heads: 1, head_size: 32, window: None, sequences: vec![(1030, 1), (700, 2)] },
     ];
     for isa in Isa::ALL.into_iter().filter(|isa| isa.supported()) {
-        for format in KvFormat::ALL.into_iter().filter(|format| format.supported_by(isa)) {
+        for format in KvFormat::of_tier(isa) {
             for case in &cases {
                 check_case(&mut random, isa, format, case);
             }
@@ -154,64 +154,115 @@ fn pages_and_positions_out_of_range_are_errors() {
     assert!(run(2, 0, &[0]).is_err());
 }
 
+/// Sequences that share pages, as the letters of each one's blocks of 128 positions and its tokens. Queries are in the last
+/// block.
+type Shared = [(&'static str, usize)];
+
+/// Computes sequences together and alone, on several numbers of threads and all tiers, and compares the bits. Returns the number
+/// of ranges that were shared.
+fn check_shared(
+    random: &mut Random,
+    kv: &KvLayer,
+    heads: usize,
+    cases: &[(&Shared, Option<usize>)],
+) -> usize {
+    let mut ranges = 0;
+    for ((case, window), threads) in cases.iter().flat_map(|case| [(case, 1), (case, 2), (case, 3)]) {
+        let mut row = 0;
+        let sequence = |(blocks, tokens): &(&str, usize)| {
+            let first = |letter: u8| u32::from(letter - b'a') * BLOCK_PAGES as u32;
+            let pages: Vec<u32> = blocks
+                .bytes()
+                .flat_map(|b| (0..BLOCK_PAGES as u32).map(move |page| first(b) + page))
+                .collect();
+            row += tokens;
+            let start = pages.len() * PAGE_TOKENS - tokens - 20;
+            AttentionSequence { row: row - tokens, tokens: *tokens, start, pages }
+        };
+        let sequences: Vec<AttentionSequence> = case.iter().map(sequence).collect();
+        let stride = heads * kv.head_size();
+        let query: Vec<f32> = random.floats(row * stride).iter().map(|x| x * 3.0).collect();
+        let params = AttentionParams { heads, query_stride: stride, scale: 0.3, window: *window, sinks: &[] };
+        let pool = WorkerPool::new(threads).unwrap();
+        let share = heads / kv.kv_heads();
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.supported() && kv.format.supported_by(*isa)) {
+            let run = |batch: &AttentionBatch| {
+                let mut out = vec![f32::NAN; row * stride];
+                attention(&pool, isa, params, kv, &query, batch, &mut out).unwrap();
+                out
+            };
+            let batch = AttentionBatch::new(sequences.clone(), share);
+            ranges += batch.ranges(share, *window).len();
+            let together = run(&batch);
+            // Pages before a window have any number if layers with a window keep fewer pages.
+            let places = sequences.iter().map(|sequence| {
+                let unseen = window.map_or(0, |window| (sequence.start + 1).saturating_sub(window));
+                let mut pages = sequence.pages.clone();
+                pages[..unseen / PAGE_TOKENS].fill(FOREIGN_PAGE);
+                pages
+            });
+            let moved = run(&batch.with_pages(places.collect()));
+            for sequence in &sequences {
+                let alone = run(&AttentionBatch::new(vec![sequence.clone()], share));
+                let own = sequence.row * stride..(sequence.row + sequence.tokens) * stride;
+                let bits = |out: &[f32]| out[own.clone()].iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+                let what = format!("{isa} {:?} {heads}/{} {window:?} {case:?}", kv.format, kv.kv_heads());
+                assert!(bits(&together) == bits(&alone), "{what}");
+                assert!(bits(&moved) == bits(&alone), "other places: {what}");
+            }
+        }
+    }
+    ranges
+}
+
+/// A page that no sequence has.
+const FOREIGN_PAGE: u32 = 26 * BLOCK_PAGES as u32;
+
+/// Returns pages for each letter's block, and one page more.
+fn letters(random: &mut Random, format: KvFormat, kv_heads: usize, head_size: usize) -> KvLayer {
+    let kv = KvLayer::new(format, FOREIGN_PAGE as usize + 1, kv_heads, head_size).unwrap();
+    let width = kv_heads * head_size;
+    for page in 0..=FOREIGN_PAGE {
+        for slot in 0..PAGE_TOKENS {
+            let (key, value) = (random.floats(width), random.floats(width));
+            // SAFETY: nothing else uses the layer, and the rows have its width.
+            unsafe { kv.store(Isa::detect(), page, slot, &key, &value) };
+        }
+    }
+    kv
+}
+
 #[test]
 fn sequences_that_share_pages_get_the_bits_that_they_get_alone() {
     let mut random = Random::fresh();
-    // The letters of each sequence's blocks of 128 positions, and its tokens; a query is in the last block.
-    let cases: [&[(&str, usize)]; 4] = [
-        &[("abcw", 1), ("abcx", 1), ("abcy", 2), ("abcz", 1)],
-        &[("abcdew", 1), ("abcdex", 1), ("abcy", 1), ("z", 3), ("abcdeffgu", 1), ("abcdeffgv", 1)],
-        &[("abw", 1), ("abx", 1), ("aby", 1), ("abz", 1), ("abu", 1), ("abv", 40)],
-        &[("aaaaaaaaaaaaaaaay", 1), ("aaaaaaaaaaaaaaaaz", 1)],
+    let cases: [(&Shared, Option<usize>); 4] = [
+        (&[("abcw", 1), ("abcx", 1), ("abcy", 2), ("abcz", 1)], None),
+        (&[("abcdew", 1), ("abcdex", 1), ("abcy", 1), ("z", 3), ("abcdeffgu", 1), ("abcdeffgv", 1)], None),
+        (&[("abw", 1), ("abx", 1), ("aby", 1), ("abz", 1), ("abu", 1), ("abv", 40)], None),
+        (&[("aaaaaaaaaaaaaaaay", 1), ("aaaaaaaaaaaaaaaaz", 1)], None),
     ];
     for (heads, kv_heads, head_size) in [(9, 3, 64), (4, 2, 24), (8, 8, 80), (6, 1, 32)] {
-        for format in KvFormat::ALL.into_iter().filter(|format| format.supported_by(Isa::detect())) {
-            let kv = KvLayer::new(format, 26 * BLOCK_PAGES, kv_heads, head_size).unwrap();
-            for page in 0..26 * BLOCK_PAGES as u32 {
-                for slot in 0..PAGE_TOKENS {
-                    let (key, value) =
-                        (random.floats(kv_heads * head_size), random.floats(kv_heads * head_size));
-                    // SAFETY: nothing else uses the layer, and the rows have its width.
-                    unsafe { kv.store(Isa::detect(), page, slot, &key, &value) };
-                }
-            }
-            for (case, threads) in cases.iter().flat_map(|case| [(case, 1), (case, 2), (case, 3)]) {
-                let mut row = 0;
-                let sequence = |(blocks, tokens): &(&str, usize)| {
-                    let first = |letter: u8| u32::from(letter - b'a') * BLOCK_PAGES as u32;
-                    let pages: Vec<u32> = blocks
-                        .bytes()
-                        .flat_map(|b| (0..BLOCK_PAGES as u32).map(move |page| first(b) + page))
-                        .collect();
-                    row += tokens;
-                    let start = pages.len() * PAGE_TOKENS - tokens - 20;
-                    AttentionSequence { row: row - tokens, tokens: *tokens, start, pages }
-                };
-                let sequences: Vec<AttentionSequence> = case.iter().map(sequence).collect();
-                let stride = heads * head_size;
-                let query: Vec<f32> = random.floats(row * stride).iter().map(|x| x * 3.0).collect();
-                let params =
-                    AttentionParams { heads, query_stride: stride, scale: 0.3, window: None, sinks: &[] };
-                let pool = WorkerPool::new(threads).unwrap();
-                for isa in Isa::ALL.into_iter().filter(|isa| isa.supported() && format.supported_by(*isa)) {
-                    let run = |sequences: Vec<AttentionSequence>| {
-                        let mut out = vec![f32::NAN; row * stride];
-                        let batch = AttentionBatch::new(sequences, heads / kv_heads);
-                        attention(&pool, isa, params, &kv, &query, &batch, &mut out).unwrap();
-                        out
-                    };
-                    let together = run(sequences.clone());
-                    for sequence in &sequences {
-                        let alone = run(vec![sequence.clone()]);
-                        let own = sequence.row * stride..(sequence.row + sequence.tokens) * stride;
-                        let bits =
-                            |out: &[f32]| out[own.clone()].iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-                        assert!(
-                            bits(&together) == bits(&alone),
-                            "{isa} {format:?} {heads}/{kv_heads} {case:?}"
-                        );
-                    }
-                }
+        for format in KvFormat::of_tier(Isa::detect()) {
+            let kv = letters(&mut random, format, kv_heads, head_size);
+            assert!(check_shared(&mut random, &kv, heads, &cases) > 0);
+        }
+    }
+}
+
+#[test]
+fn windows_that_begin_in_shared_pages_change_no_bits() {
+    let mut random = Random::fresh();
+    // Windows begin in different blocks, inside of pages and between them.
+    let ends: &Shared = &[("abcdefw", 1), ("abcdefxx", 1), ("abcdefyyy", 2), ("abcdefzz", 3), ("abcdu", 1)];
+    let branches: &Shared =
+        &[("abcdefghw", 1), ("abcdefghijkx", 2), ("abcdy", 1), ("abcdefghv", 40), ("zz", 1)];
+    let cases = [(ends, 700), (ends, 600), (branches, 896), (branches, 3000)];
+    let cases = cases.map(|(case, window)| (case, Some(window)));
+    for (heads, kv_heads, head_size) in [(2, 2, 64), (4, 2, 24), (3, 1, 80)] {
+        for format in KvFormat::of_tier(Isa::detect()) {
+            let kv = letters(&mut random, format, kv_heads, head_size);
+            for case in cases {
+                assert!(check_shared(&mut random, &kv, heads, &[case]) > 0, "{case:?} shares nothing");
             }
         }
     }

@@ -292,6 +292,12 @@ impl<Format: TileFormat> TileProduct<Format> {
 /// The format has a zero, and `total` is valid; call inside a dispatched kernel.
 #[inline(always)]
 unsafe fn starting_dot<S: Simd, Format: TileFormat>(total: *const i32) -> S::I {
+    const {
+        assert!(
+            matches!(Format::ZERO, None | Some(8 | 16 | 32 | 128)),
+            "no shift turns -8 times the sum of the activations into -ZERO times the sum"
+        );
+    }
     // SAFETY: guaranteed by the caller.
     unsafe {
         let eight = S::splat_4(total.cast());

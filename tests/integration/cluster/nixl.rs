@@ -227,7 +227,7 @@ async fn pages_that_a_prefill_host_computes_are_read_in_its_memory_and_over_http
     let theirs = prefill.process_with("kv-agent").expect("the helper runs");
     signal(theirs, "-STOP");
     let accepted =
-        async || prefill.metric("skep_cluster_prefills_served_total{", "outcome=\"accepted\"").await;
+        async || prefill.metric("skep_cluster_prefills_served_total", "outcome=\"accepted\"").await;
     let before = accepted().await;
     tokio::join!(ordered(1), async {
         until(async || accepted().await > before).await;

@@ -2,7 +2,7 @@
 
 use crate::{
     durability::tiny_model,
-    harness::{client, guest, parse_events},
+    harness::{client, guest, metric, parse_events},
     ports::unused_address,
     postgres_server::Server,
 };
@@ -184,12 +184,6 @@ pub struct Node {
     pub number: u64,
 }
 
-/// Returns the sum of a metric over the series with a label.
-fn sum_of(metrics: &str, name: &str, label: &str) -> u64 {
-    let series = metrics.lines().filter(|line| line.starts_with(name) && line.contains(label));
-    series.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum::<f64>() as u64
-}
-
 impl Node {
     fn start(mut command: Command, log: PathBuf, key: Option<String>) -> Node {
         let mut child = command.stdout(Stdio::piped()).stderr(File::create(&log).unwrap()).spawn().unwrap();
@@ -235,12 +229,12 @@ impl Node {
 
     /// Returns the sum of a metric over the series with this label.
     pub async fn metric(&self, name: &str, label: &str) -> u64 {
-        sum_of(&self.metrics().await, name, label)
+        metric(&self.metrics().await, name, &[label]) as u64
     }
 
     /// Returns the sum of a metric, or 0 if the host has ended.
     pub async fn metric_while_it_lives(&self, name: &str) -> u64 {
-        self.metrics_while_it_lives().await.map_or(0, |metrics| sum_of(&metrics, name, ""))
+        self.metrics_while_it_lives().await.map_or(0, |metrics| metric(&metrics, name, &[]) as u64)
     }
 
     /// Sends a request with a body, unless it is null, and returns the status, the body and the host that answered.

@@ -64,7 +64,7 @@ pub fn prompt_tokens(usage: &Value) -> (u64, u64, u64) {
 }
 
 pub async fn used(node: &Node) -> u64 {
-    node.metric("skep_cluster_prefills_total{", "outcome=\"used\"").await
+    node.metric("skep_cluster_prefills_total", "outcome=\"used\"").await
 }
 
 /// Waits until a host knows another one that has started.
@@ -123,7 +123,7 @@ async fn long_prompts_are_computed_by_a_prefill_host_with_the_same_tokens() {
     let (text, usage) = chat(&decode, 1).await;
     assert_eq!((text.as_str(), prompt_tokens(&usage).1), (expected[1].as_str(), 0), "{usage}");
     assert_eq!(used(&decode).await, before);
-    let served = prefill.metric("skep_cluster_prefills_served_total{", "outcome=\"accepted\"").await;
+    let served = prefill.metric("skep_cluster_prefills_served_total", "outcome=\"accepted\"").await;
     assert_eq!(
         (served, prefill.metric("skep_cluster_prefill_served_tokens_total", "").await > 1_000),
         (2, true)
@@ -156,7 +156,7 @@ async fn long_prompts_are_computed_by_a_prefill_host_with_the_same_tokens() {
     knows(&decode, &mismatched, "prefill").await;
     let (text, usage) = chat(&decode, 7).await;
     assert_eq!((text.as_str(), prompt_tokens(&usage).1), (expected[7].as_str(), 0), "{usage}");
-    assert_eq!(decode.metric("skep_cluster_prefills_total{", "outcome=\"refused\"").await, 1);
+    assert_eq!(decode.metric("skep_cluster_prefills_total", "outcome=\"refused\"").await, 1);
     assert_eq!(used(&decode).await, before);
 }
 

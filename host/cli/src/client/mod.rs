@@ -27,9 +27,9 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use reqwest::{Method, RequestBuilder, Response, Url, header};
 use serde::de::DeserializeOwned;
-use skep_outbound::tls::Tls;
 use skep_runtime::SessionId;
 
+use crate::authorities::tls_for;
 use crate::failure::{Refused, Unreachable, Usage};
 pub use ai::AiReader;
 pub use chat::{ChatAnswer, ChatClient, ChatReader, ChatUsage};
@@ -254,16 +254,9 @@ fn under(base: &Url, path: &[&str]) -> Result<Url> {
     Ok(url)
 }
 
-/// Returns the builder of an HTTP client that sends an API key with every request: the given one, or `$SKEP_API_KEY`. Plain HTTP
-/// needs no certificate authorities, which a container may lack.
+/// Returns the builder of an HTTP client that sends an API key with every request: the given one, or `$SKEP_API_KEY`.
 fn client_builder(base: &Url, key: Option<&str>) -> Result<reqwest::ClientBuilder> {
-    let tls = Tls::of_the_machine();
-    if let (Some(problem), "https") = (&tls.problem, base.scheme()) {
-        bail!(
-            "{base} needs HTTPS, and no certificate authority is trusted: {problem}\n  hint: install ca-certificates, or set \
-             SSL_CERT_FILE to a file of certificates"
-        );
-    }
+    let tls = tls_for(base)?;
     let from_environment = std::env::var(KEY_VARIABLE).ok().filter(|key| !key.is_empty());
     let mut headers = header::HeaderMap::new();
     if let Some(key) = key.map(str::to_owned).or(from_environment) {
@@ -275,7 +268,6 @@ fn client_builder(base: &Url, key: Option<&str>) -> Result<reqwest::ClientBuilde
         value.set_sensitive(true);
         headers.insert(header::AUTHORIZATION, value);
     }
-    skep_outbound::tls::install_provider();
     Ok(reqwest::Client::builder()
         .tls_backend_preconfigured(tls.config)
         .default_headers(headers)

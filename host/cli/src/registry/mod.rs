@@ -20,6 +20,7 @@ use oci_client::{Client, Reference};
 use serde_json::json;
 
 use crate::agent_source::AgentSource;
+use crate::authorities;
 use crate::progress::Progress;
 
 const ARTIFACT_TYPE: &str = "application/vnd.skep.agent.v1";
@@ -86,6 +87,8 @@ impl Registry {
     /// only if `plain_http` is set.
     pub fn new(name: ArtifactName, login: Login, plain_http: bool) -> Result<Self> {
         skep_outbound::tls::install_provider();
+        // The library also sets up a client with default settings, which loads them and is never used.
+        authorities::require_any("the client of registries")?;
         let registry = name.0.resolve_registry();
         let host = registry.rsplit_once(':').map_or(registry, |(host, _)| host);
         let is_local = matches!(host, "localhost" | "127.0.0.1" | "[::1]");

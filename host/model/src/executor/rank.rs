@@ -145,13 +145,26 @@ pub(super) fn memory_plan(
 
 /// Returns the size of what attention takes beside its operands, in the layer that takes the most. Layers reuse the memory.
 pub(super) fn attention_bytes(model: &Transformer, threads: usize, limits: &ExecutorLimits) -> u64 {
-    let layers = model.attention_shapes().map(|shape| attention_bytes_of(shape, threads, limits));
+    let mut kinds: Vec<AttentionShape> = Vec::new();
+    for shape in model.attention_shapes() {
+        if !kinds.contains(&shape) {
+            kinds.push(shape);
+        }
+    }
+    let has_windows = kinds.iter().any(|shape| shape.window.is_some());
+    let plans = kinds.len().max(1 + usize::from(has_windows));
+    let layers = kinds.into_iter().map(|shape| attention_bytes_of(shape, plans, threads, limits));
     layers.max().unwrap_or(0)
 }
 
-/// Returns the size of what attention of this shape takes beside its operands, in bytes.
-pub(super) fn attention_bytes_of(shape: AttentionShape, threads: usize, limits: &ExecutorLimits) -> u64 {
-    let AttentionShape { heads, kv_heads, value_size } = shape;
+/// Returns the size of what attention of this shape takes beside its operands if a step needs this number of plans, in bytes.
+pub(super) fn attention_bytes_of(
+    shape: AttentionShape,
+    plans: usize,
+    threads: usize,
+    limits: &ExecutorLimits,
+) -> u64 {
+    let AttentionShape { heads, kv_heads, value_size, .. } = shape;
     let limits = AttentionLimits {
         threads,
         heads,
@@ -160,6 +173,7 @@ pub(super) fn attention_bytes_of(shape: AttentionShape, threads: usize, limits: 
         tokens: limits.max_batch_tokens,
         sequences: limits.max_sequences,
         positions: limits.context_length,
+        plans,
     };
     limits.workspace_bytes() as u64
 }

@@ -90,3 +90,18 @@ fn no_step_takes_more_memory_than_the_plan() {
     }
     assert!(kept > 0, "no step divided a long range");
 }
+
+#[test]
+fn the_lists_of_plans_count_for_each_kind_of_layer() {
+    for (name, kinds) in [("llama-gqa", 1), ("deepseek-v3", 1), ("gemma3", 2), ("gpt-oss", 2)] {
+        let options = options(Isa::detect());
+        let weights = ModelWeights::load(&Checkpoint::open(&folder(name)).unwrap(), &options).unwrap();
+        let (model, limits) = (&weights.parts[0], limits(&weights.config, &options).unwrap());
+        let largest = |plans| {
+            let layers = model.attention_shapes();
+            layers.map(|shape| attention_bytes_of(shape, plans, 2, &limits)).max().unwrap()
+        };
+        assert!(largest(1) < largest(2), "{name}");
+        assert_eq!(attention_bytes(model, 2, &limits), largest(kinds), "{name}");
+    }
+}

@@ -1,11 +1,11 @@
 //! Models whose layers with a window have few pages, beside the same models with all pages.
 
 use super::super::fixture::{expected, load, options, relative_error};
-use super::super::{Executor as _, ExecutorOptions, ModelWeights};
+use super::super::{Executor, ExecutorOptions, ModelWeights};
 use super::*;
 use crate::batch::LogitsWanted;
 use crate::checkpoint::Checkpoint;
-use skep_kernels::Isa;
+use skep_kernels::{DType, Isa};
 
 /// Tokens of a step.
 const STEP: usize = 32;
@@ -121,4 +121,59 @@ fn too_few_pages_for_a_step_are_refused_and_models_without_windows_keep_all() {
     assert_eq!(load("llama-gqa", few_pages()).unwrap().windows(), None);
     let many = ExecutorOptions { window_tokens: Some(512), ..few_pages() };
     assert_eq!(load("gemma3", many).unwrap().windows(), None, "as many as other layers have");
+}
+
+/// Tokens of a prompt that sequences have in common.
+const PROMPT: usize = 640;
+
+/// Computes a step, and returns the bits of the logits of each sequence's last token.
+fn run(executor: &mut dyn Executor, sequences: Vec<BatchSequence>) -> Vec<Vec<u32>> {
+    let count = sequences.len();
+    executor.forward(&Batch { sequences }).unwrap();
+    let bits = |row| executor.logits(row).unwrap().iter().map(|logit| logit.to_bits()).collect();
+    (0..count).map(bits).collect()
+}
+
+#[test]
+fn sequences_whose_windows_begin_in_a_common_prompt_get_the_bits_that_they_get_alone() {
+    let config = ModelConfig { windows: vec![Some(600), None], ..ModelConfig::shape("tiny").unwrap() };
+    let options = ExecutorOptions {
+        window_tokens: Some(72 * PAGE_TOKENS),
+        kv_tokens: Some(128 * PAGE_TOKENS),
+        max_batch_tokens: 128,
+        ..options(Isa::detect())
+    };
+    let weights = ModelWeights::load(&Checkpoint::synthetic(config, DType::Q8_0).unwrap(), &options).unwrap();
+    let mut executor = weights.executor(options).unwrap();
+    // The tokens of each sequence after the prompt. Windows then begin in three different blocks of the prompt.
+    let tails = [20, 150, 290];
+    let rows = |own: usize, from: usize, to: usize| {
+        let of_prompt = (PROMPT / PAGE_TOKENS) as u32;
+        let page = |at: u32| {
+            if at < of_prompt { PageId(127 - at) } else { PageId(30 * own as u32 + at - of_prompt) }
+        };
+        BatchSequence {
+            tokens: (from..to).map(|at| (at * 7 + own * 31 + 3) as u32 % 1000).collect(),
+            start: from,
+            pages: (0..to.div_ceil(PAGE_TOKENS) as u32).map(page).collect(),
+            logits: LogitsWanted::Last,
+        }
+    };
+    for from in (0..PROMPT).step_by(128) {
+        run(&mut *executor, vec![rows(0, from, from + 128)]);
+    }
+    // No window covers these pages anymore, so they give theirs away.
+    let unseen = (PROMPT + 1 - 600) as u32 / PAGE_TOKENS as u32;
+    let released: Vec<_> = (0..unseen).map(|page| WindowChange::Release(PageId(127 - page))).collect();
+    executor.change_windows(&released).unwrap();
+    let mut alone = Vec::new();
+    for (own, tail) in tails.into_iter().enumerate() {
+        for from in (PROMPT..PROMPT + tail).step_by(100) {
+            run(&mut *executor, vec![rows(own, from, (from + 100).min(PROMPT + tail))]);
+        }
+        alone.extend(run(&mut *executor, vec![rows(own, PROMPT + tail, PROMPT + tail + 1)]));
+    }
+    let next = tails.iter().enumerate().map(|(own, tail)| rows(own, PROMPT + tail, PROMPT + tail + 1));
+    let together = run(&mut *executor, next.collect());
+    assert!(together == alone, "sequences that share reads have other logits");
 }

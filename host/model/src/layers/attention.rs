@@ -29,14 +29,15 @@ pub(crate) struct Attention {
     pub(crate) sinks: Vec<f32>,
 }
 
-/// The heads of a layer's attention, by which its memory beside its operands is planned.
-#[derive(Clone, Copy, Debug)]
+/// The heads and the window of a layer's attention, by which its memory beside its operands is planned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AttentionShape {
     pub(crate) heads: usize,
     /// 1 for latents, which all heads read.
     pub(crate) kv_heads: usize,
     /// Number of values of a head, or of a latent.
     pub(crate) value_size: usize,
+    pub(crate) window: Option<usize>,
 }
 
 /// How a layer rotates its heads.
@@ -95,7 +96,8 @@ impl Attention {
     }
 
     pub(crate) fn shape(&self) -> AttentionShape {
-        AttentionShape { heads: self.heads, kv_heads: self.kv_heads, value_size: self.head_size }
+        let Attention { heads, kv_heads, head_size, window, .. } = *self;
+        AttentionShape { heads, kv_heads, value_size: head_size, window }
     }
 
     pub(crate) fn cache(&self) -> CacheShape {

@@ -65,7 +65,7 @@ impl LatentAttention {
     }
 
     pub(crate) fn attention_shape(&self) -> AttentionShape {
-        AttentionShape { heads: self.heads(), kv_heads: 1, value_size: self.shape.rank }
+        AttentionShape { heads: self.heads(), kv_heads: 1, value_size: self.shape.rank, window: None }
     }
 
     pub(crate) fn cache(&self) -> CacheShape {

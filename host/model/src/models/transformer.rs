@@ -268,22 +268,16 @@ impl Transformer {
     pub(super) fn layout(&self, batch: &Batch, windowed: Option<Vec<Vec<u32>>>) -> StepLayout {
         let mut positions = Vec::new();
         let mut sequences = Vec::with_capacity(batch.sequences.len());
-        let mut windowed_sequences = Vec::new();
-        let mut windowed_pages = windowed.map(Vec::into_iter);
         for sequence in &batch.sequences {
             let (row, tokens, start) = (positions.len(), sequence.tokens.len(), sequence.start);
             let pages = sequence.pages.iter().map(|page| page.0).collect();
             sequences.push(AttentionSequence { row, tokens, start, pages });
-            if let Some(pages) = windowed_pages.as_mut().and_then(Iterator::next) {
-                windowed_sequences.push(AttentionSequence { row, tokens, start, pages });
-            }
             positions.extend(start..start + tokens);
         }
-        // Sequences share no reads in layers with a window, so no shared ranges are looked for.
-        let windowed = windowed_pages.map(|_| AttentionBatch::new(windowed_sequences, 0));
         let rotary_tables = self.rotations.iter().map(|rotation| rotation.table(&positions)).collect();
         let first = self.blocks.first().map(|block| &block.attention);
         let batch = AttentionBatch::new(sequences, first.map_or(1, LayerAttention::queries_per_token));
+        let windowed = windowed.map(|pages| batch.with_pages(pages));
         StepLayout { tokens: positions.len(), rotary_tables, batch, windowed }
     }
 }

@@ -15,6 +15,7 @@ use reqwest::{Client, Method, RequestBuilder, Response, Url};
 use serde::Deserialize;
 
 use self::answer::{checked, description};
+use crate::authorities::tls_for;
 
 pub(super) use self::answer::Description;
 pub(super) use self::download::resumable;
@@ -68,9 +69,10 @@ impl HubClient {
         if !endpoint.has_host() || !matches!(endpoint.scheme(), "http" | "https") {
             bail!(problem());
         }
-        skep_outbound::tls::install_provider();
+        let tls = tls_for(&endpoint)?;
         let client = |redirects: Policy| {
             Client::builder()
+                .tls_backend_preconfigured(tls.config.clone())
                 .user_agent(concat!("skep/", env!("CARGO_PKG_VERSION")))
                 .connect_timeout(Duration::from_secs(10))
                 .read_timeout(SILENCE)
