@@ -73,18 +73,18 @@ pub(crate) fn step_limits(
 }
 
 /// Returns the size of the buffers of a rank with this number of threads on the CPU, for rows of these widths and this number of
-/// kinds of attention. It is for models that have no layout yet.
+/// plans of attention. It is for models that have no layout yet.
 pub(crate) fn cpu_buffers_of_widths(
     widths: &Widths,
     kv_heads: usize,
-    kinds: usize,
+    plans: usize,
     threads: usize,
     limits: &ExecutorLimits,
 ) -> u64 {
     let kinds = [Attention::widths_of(widths.qkv, widths.attended), Mlp::widths_of(2 * widths.gated)];
     let rows = row_widths(widths.hidden, widths.head_size / 2, &kinds);
     let shape = AttentionShape { heads: widths.heads, kv_heads, value_size: widths.head_size, window: None };
-    let attention = attention_bytes_of(shape, kinds, threads, limits);
+    let attention = attention_bytes_of(shape, plans, threads, limits);
     activation_bytes(rows, 0, limits).saturating_add(attention).saturating_add(StepLogits::byte_len(limits))
 }
 

@@ -201,13 +201,13 @@ impl Description {
     fn estimate_on_cpu(&self, options: &ExecutorOptions, ranks: Ranks) -> Result<RankPlan, ModelError> {
         let limits: ExecutorLimits = step_limits(self.context_length, self.vocabulary_size, options)?;
         let (kv_heads, _) = self.kv_heads(ranks);
-        let kinds = 1 + usize::from(self.windowed_layers().is_some());
+        let plans = 1 + usize::from(self.windowed_layers().is_some());
         let threads = share_of(physical_cores(), 0, ranks.tensor * ranks.pipeline);
         let mut all = RankPlan::default();
         for stage in 0..ranks.pipeline {
             let each = ranks.tensor as u64;
             let weights = self.weight_bytes_of_rank(ranks, stage).saturating_mul(each);
-            let buffers = cpu_buffers_of_widths(&self.widths(ranks), kv_heads, kinds, threads, &limits)
+            let buffers = cpu_buffers_of_widths(&self.widths(ranks), kv_heads, plans, threads, &limits)
                 .saturating_mul(each);
             let pages = self.page_bytes_of_rank(ranks, stage, options.kv).saturating_mul(each);
             all.memory.weight_bytes = all.memory.weight_bytes.saturating_add(weights);
