@@ -1,7 +1,7 @@
 //! Compares tiny models with exact logits, however a sequence is split into steps and whatever shares its batch.
 
 use super::super::fixture::{
-    DENSE, MODELS, PACKED, WIDE, expected, folder, load, options, relative_error, sequence, supported,
+    DENSE, MODELS, PACKED, WIDE, exact, expected, folder, load, options, relative_error, sequence, supported,
 };
 use super::*;
 use crate::batch::{BatchSequence, LogitsWanted, PageId};
@@ -11,17 +11,17 @@ use crate::sampling::ScoreRow;
 #[test]
 fn every_architecture_tier_and_chunking_gives_the_exact_logits() {
     for name in MODELS {
-        let (ids, exact) = expected(name);
-        let width = exact.len() / ids.len();
+        let (ids, logits) = expected(name);
+        let width = logits.len() / ids.len();
         for isa in supported() {
-            let mut executor = load(name, options(isa)).unwrap();
+            let mut executor = load(name, exact(isa)).unwrap();
             for chunk in [ids.len(), 23, 1] {
                 for (index, tokens) in ids.chunks(chunk).enumerate() {
                     let start = index * chunk;
                     let rows = sequence(tokens, start, 9, LogitsWanted::All);
                     executor.forward(&Batch { sequences: vec![rows] }).unwrap();
                     for row in 0..tokens.len() {
-                        let exact = &exact[(start + row) * width..][..width];
+                        let exact = &logits[(start + row) * width..][..width];
                         let error = relative_error(executor.logits(row).unwrap(), exact);
                         assert!(
                             error < 1e-3,
@@ -108,10 +108,10 @@ fn packed_experts_stay_close_to_the_exact_logits_and_expanded_ones_are_exact() {
 #[test]
 fn a_sequence_gets_the_same_logits_in_any_batch() {
     for name in MODELS {
-        let (ids, exact) = expected(name);
-        let width = exact.len() / ids.len();
+        let (ids, logits) = expected(name);
+        let width = logits.len() / ids.len();
         for isa in supported() {
-            let mut executor = load(name, options(isa)).unwrap();
+            let mut executor = load(name, exact(isa)).unwrap();
             let reversed: Vec<u32> = ids.iter().rev().copied().collect();
             // A decode of one sequence between prefill chunks of two others.
             let first = vec![sequence(&ids[..50], 0, 9, LogitsWanted::None)];
@@ -122,7 +122,7 @@ fn a_sequence_gets_the_same_logits_in_any_batch() {
                 sequence(&reversed[..20], 0, 29, LogitsWanted::None),
             ];
             executor.forward(&Batch { sequences: mixed }).unwrap();
-            let error = relative_error(executor.logits(1).unwrap(), &exact[50 * width..][..width]);
+            let error = relative_error(executor.logits(1).unwrap(), &logits[50 * width..][..width]);
             assert!(error < 1e-3, "{name} {isa}: {error}");
             let rest = vec![
                 sequence(&reversed[33..60], 33, 19, LogitsWanted::All),
@@ -130,7 +130,7 @@ fn a_sequence_gets_the_same_logits_in_any_batch() {
             ];
             executor.forward(&Batch { sequences: rest }).unwrap();
             for (row, token) in (51..ids.len()).enumerate() {
-                let exact = &exact[token * width..][..width];
+                let exact = &logits[token * width..][..width];
                 let error = relative_error(executor.logits(27 + row).unwrap(), exact);
                 assert!(error < 1e-3, "{name} {isa} token {token}: {error}");
             }

@@ -50,6 +50,11 @@ pub(super) fn options(isa: Isa) -> ExecutorOptions {
     }
 }
 
+/// Returns options with which nothing rounds weights in F16, as one of the tiers does.
+pub(super) fn exact(isa: Isa) -> ExecutorOptions {
+    ExecutorOptions { exact_weights: true, ..options(isa) }
+}
+
 /// Returns the token ids and the exact logits of a fixture.
 pub(super) fn expected(name: &str) -> (Vec<u32>, Vec<f32>) {
     let bytes = std::fs::read(folder(name).join("expected.safetensors")).unwrap();
