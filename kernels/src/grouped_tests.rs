@@ -97,7 +97,7 @@ fn experts_with_exact_products_are_equal_in_every_tier() {
                 GroupedProduct { matrix, out_row: rows.start, rows, out_column: 0, bias: &[] }
             })
             .collect();
-        // One of the tiers rounds activations beside F16 to multiples of a number that is no power of two.
+        // One of the tiers rounds activations beside F16 to multiples of a number that is not a power of two.
         let is_exact = |isa: &Isa| (dtype, *isa) != (DType::F16, Isa::Avx512Bf16);
         for isa in Isa::ALL.into_iter().filter(|isa| isa.supported() && is_exact(isa)) {
             let (mut out, mut scratch) = (vec![f32::NAN; total * ROWS], Activations::default());

@@ -129,15 +129,15 @@ fn a_hub_with_plain_http_needs_no_certificate_authorities() {
     let hub = ModelHub::start();
     hub.put("a/b/m.gguf", content(MIB, 8));
     let mut cache = Cache::of(&hub);
-    let pull = |cache: &Cache| {
-        let mut command = cache.command(&["model", "pull", "hf:a/b:m.gguf"]);
+    let pull = |cache: &Cache, model: &str| {
+        let mut command = cache.command(&["model", "pull", model]);
         // A container may have none.
         command.env("SSL_CERT_FILE", "/nonexistent").env_remove("SSL_CERT_DIR").output().unwrap()
     };
-    let pulled = pull(&cache);
+    let pulled = pull(&cache, "hf:a/b:m.gguf");
     assert!(pulled.status.success(), "{}", text(&pulled.stderr));
     cache.endpoint = "https://127.0.0.1:9".to_owned();
-    let error = failed(&pull(&cache));
+    let error = failed(&pull(&cache, "hf:a/b:other.gguf"));
     assert!(error.contains("https://127.0.0.1:9/ needs HTTPS"), "{error}");
     assert!(error.contains("hint: install ca-certificates"), "{error}");
 }
