@@ -241,8 +241,11 @@ impl Engine {
     }
 
     /// Frees the cached pages that only these clients have, and forgets those that wait to be copied to the disk. Requests
-    /// of these clients that run leave no pages behind.
+    /// of these clients that run leave no pages behind. The tokens of texts are forgotten as well, of others of the tenant
+    /// or of all tenants, too.
     pub async fn forget_pages(&self, pages: &EraseScope) {
+        let tenant = if let EraseScope::Tenant(tenant) = pages { Some(tenant.as_str()) } else { None };
+        self.shared.sections.forget(tenant);
         join_all(self.shared.replicas.iter().map(|replica| replica.forget(pages))).await;
     }
 

@@ -239,6 +239,7 @@ fn encode_rest(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::EraseScope;
     use crate::chat::fixture;
     use crate::chat::render::render_unloaded;
     use skep_model::ChatTemplate;
@@ -266,6 +267,26 @@ mod tests {
         assert_eq!(said.trim_end(), public(PublicPart::SystemMessage, &other).trim_end());
         assert_eq!(public(PublicPart::Nothing, &conversation), "");
         assert_eq!(public(PublicPart::SystemMessage, &conversation[1..]), "");
+    }
+
+    #[tokio::test]
+    async fn the_tokens_of_messages_are_kept_until_pages_of_their_tenant_are_erased() {
+        let engine = fixture::engine(ChatTemplate::chatml_default(), &[]);
+        let messages = [ChatMessage::system("You greet guests. ".repeat(20)), ChatMessage::user("Hello")];
+        let encode = |tenant: &str| {
+            let mut options = ChatOptions::default();
+            options.affinity.tenant = tenant.to_owned();
+            let prompt = render_and_encode(&engine, &messages, &options).unwrap();
+            (prompt.tokens, engine.sections().bytes())
+        };
+        let (tokens, once) = encode("one");
+        assert!(once > 360, "{once}");
+        assert_eq!(encode("one"), (tokens.clone(), once));
+        assert_eq!(encode("other").0, tokens);
+        engine.forget_pages(&EraseScope::Tenant("other".into())).await;
+        assert_eq!(engine.sections().bytes(), once);
+        engine.forget_pages(&EraseScope::Agent("guests".into())).await;
+        assert_eq!(engine.sections().bytes(), 0);
     }
 
     #[test]

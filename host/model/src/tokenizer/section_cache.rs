@@ -72,8 +72,24 @@ impl SectionCache {
         Ok(tokens)
     }
 
+    /// Returns the size of the texts and the tokens that are kept, in bytes.
+    pub fn bytes(&self) -> usize {
+        let generations = self.lock();
+        generations.newest.bytes + generations.older.bytes
+    }
+
+    /// Forgets the sections of a scope, or all of them.
+    pub fn forget(&self, scope: Option<&str>) {
+        let mut generations = self.lock();
+        let Generations { newest, older } = &mut *generations;
+        match scope {
+            Some(scope) => [newest, older].map(|generation| generation.forget(scope)),
+            None => [newest, older].map(|generation| *generation = Generation::default()),
+        };
+    }
+
     fn keep(&self, scope: &str, section: &str, tokens: &Arc<[u32]>) {
-        let bytes = scope.len() + section.len() + size_of_val::<[u32]>(tokens);
+        let bytes = byte_len(scope, section, tokens);
         if bytes > self.capacity_bytes / MAX_SHARE {
             return;
         }
@@ -82,8 +98,11 @@ impl SectionCache {
             generations.older = take(&mut generations.newest);
         }
         let newest = &mut generations.newest;
-        newest.bytes += bytes;
-        newest.scopes.entry(scope.into()).or_default().insert(section.into(), tokens.clone());
+        let sections = newest.scopes.entry(scope.into()).or_default();
+        // Another request may have encoded the same section meanwhile.
+        if sections.insert(section.into(), tokens.clone()).is_none() {
+            newest.bytes += bytes;
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Generations> {
@@ -95,6 +114,17 @@ impl Generation {
     fn get(&self, scope: &str, section: &str) -> Option<Arc<[u32]>> {
         self.scopes.get(scope)?.get(section).cloned()
     }
+
+    fn forget(&mut self, scope: &str) {
+        let forgotten = self.scopes.remove(scope).unwrap_or_default();
+        self.bytes -=
+            forgotten.iter().map(|(section, tokens)| byte_len(scope, section, tokens)).sum::<usize>();
+    }
+}
+
+/// Returns the size of the texts and the tokens of a section, in bytes.
+fn byte_len(scope: &str, section: &str, tokens: &[u32]) -> usize {
+    scope.len() + section.len() + size_of_val(tokens)
 }
 
 #[cfg(test)]
@@ -126,11 +156,6 @@ mod tests {
             assert_eq!(*tokens, [section.len() as u32]);
             self.encoded.get() > before
         }
-
-        fn bytes(&self) -> usize {
-            let generations = self.cache.lock();
-            generations.newest.bytes + generations.older.bytes
-        }
     }
 
     #[test]
@@ -153,12 +178,30 @@ mod tests {
         for number in 0..1000 {
             assert!(cache.encodes("t", &text(number)));
             assert!(!cache.encodes("t", &system), "it was found a moment ago");
-            assert!(cache.bytes() <= capacity);
+            assert!(cache.cache.bytes() <= capacity);
         }
         assert!(cache.encodes("t", &text(0)), "it is forgotten");
         let huge = "h".repeat(capacity / MAX_SHARE);
         assert!(cache.encodes("t", &huge) && cache.encodes("t", &huge), "too long to be kept");
         assert!(!cache.encodes("t", &text(999)));
+    }
+
+    #[test]
+    fn a_scope_that_is_forgotten_is_encoded_again() {
+        let cache = Counted::new(4 << 10);
+        let section = |name: char| name.to_string().repeat(300);
+        for name in 'a'..='f' {
+            cache.encodes("one", &section(name));
+        }
+        cache.encodes("other", &section('a'));
+        assert!(cache.cache.lock().older.bytes > 0, "both generations have sections");
+        cache.cache.forget(Some("one"));
+        assert_eq!(cache.cache.bytes(), byte_len("other", &section('a'), &[0]));
+        assert!(!cache.encodes("other", &section('a')));
+        assert!(('a'..='f').all(|name| cache.encodes("one", &section(name))));
+        cache.cache.forget(None);
+        assert_eq!(cache.cache.bytes(), 0);
+        assert!(cache.encodes("other", &section('a')) && cache.encodes("one", &section('f')));
     }
 
     #[test]
