@@ -42,7 +42,7 @@ fn reference(weights: &[f16], input: &[f32]) -> Reference {
         let dot = dots.sum::<i64>();
         assert!(i32::try_from(dot).is_ok(), "{dot}");
         sum = (dot as f32).mul_add(step * scale, sum);
-        for (w, x) in weights.iter().map(|w| w.to_f64()).zip(x.iter().map(|x| f64::from(*x))) {
+        for (w, x) in weights.iter().map(|w| f64::from(w.to_f32())).zip(x.iter().map(|x| f64::from(*x))) {
             let (step, scale) = (f64::from(step), f64::from(scale));
             exact += w * x;
             bound += 0.5 * (step * x.abs() + scale * w.abs()) + 0.25 * step * scale + 1e-6 * (w * x).abs();

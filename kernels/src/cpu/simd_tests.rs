@@ -352,8 +352,7 @@ fn kernels_call_no_intrinsics() {
     // Searches for bytes in other crates, which are not optimized in tests, call these.
     let others = ["load", "or_si", "set1_epi8", "cmpeq_epi8", "movemask_epi8"];
     let is_call = |name: &&&str| {
-        // Tests convert numbers with a crate that is not optimized in tests either.
-        let is_intrinsic = name.contains("core_arch") && name.contains("_mm") && !name.ends_with("4half");
+        let is_intrinsic = name.contains("core_arch") && name.contains("_mm");
         is_intrinsic && !others.iter().any(|other| name.contains(other))
     };
     let calls: Vec<&&str> = names.iter().filter(is_call).collect();
