@@ -112,7 +112,7 @@ fn every_number_of_half_precision_is_exact_beside_smaller_ones() {
             if weight.is_finite() {
                 assert_eq!(*found, weight.to_f32());
             } else {
-                assert!(found.is_nan(), "{found} for {weight}");
+                assert!(found.is_nan(), "{found} for the bits {:x}", at as u16);
             }
         }
     }
