@@ -255,8 +255,8 @@ pub struct ExecutorOptions {
     /// CPU affinity of the threads. A model that is loaded for several executors gives each executor separate CPUs.
     pub affinity: CpuAffinity,
     pub kv: KvDtype,
-    /// Whether quantized weights and those in F16 are expanded to F32 when they are loaded on the CPU, so that activations are not
-    /// rounded beside them. It is for verification; a step reads up to eight times the bytes.
+    /// If true, quantized weights and weights in F16 are expanded to F32 when they are loaded on the CPU, and activations are not
+    /// rounded. It is for verification; a step reads up to eight times the bytes.
     pub exact_weights: bool,
     /// Format that matrices are converted to when they are loaded on the CPU.
     pub weights: WeightConversion,
