@@ -121,7 +121,11 @@ impl<const N: usize> Kernel for Dots<'_, N> {
                     }
                 }
             }
-            sums.into_iter().flatten().fold(0.0, |all, sum| all + S::sum(S::to_f32(sum)))
+            let mut total = 0.0;
+            for sum in sums.as_flattened() {
+                total += S::sum(S::to_f32(*sum));
+            }
+            total
         }
     }
 }
@@ -163,7 +167,11 @@ impl<const N: usize> Kernel for MultiplyAdds<'_, N> {
                     }
                 }
             }
-            sums.into_iter().flatten().fold(0.0, |all, sum| all + S::sum(sum))
+            let mut total = 0.0;
+            for sum in sums.as_flattened() {
+                total += S::sum(*sum);
+            }
+            total
         }
     }
 }

@@ -15,7 +15,7 @@ use std::ops::Range;
 use super::attention_bf16::{gather_pairs, round_weights};
 use super::kv::{KvFormat, MAX_HEAD, PAGE};
 use super::row_parts::row_parts;
-use super::rows::RowKernel;
+use super::rows::{RowKernel, count};
 use super::simd::{Simd, exp, exp_for_bf16};
 use super::softmax_state::{LANES, MASKED, State, ValueBlock};
 
@@ -104,18 +104,19 @@ impl<const N: usize> Rows<N> {
 struct Aligned<T>(T);
 
 impl<Kv: KvFormat> AttendRows<'_, Kv> {
-    /// Processes `R` rows, with many registers `P` pages or columns at a time: `R * P` independent sums hide the latency of the
+    /// Processes the rows, with many registers `P` pages or columns at a time: `R * P` independent sums hide the latency of the
     /// additions.
     ///
     /// # Safety
-    /// There are `R` rows, the pages cover `from..to`, and `head_size <= MAX_HEAD`.
+    /// The conditions of [`RowKernel::run_rows`] hold for `R` rows, the pages cover `from..to`, and `head_size <= MAX_HEAD`.
     #[inline(always)]
     unsafe fn attend<S: Simd, const R: usize, const P: usize>(self) {
+        let rows = count::<S, R>(self.rows);
         let mut queries = MaybeUninit::<Aligned<[[f32; MAX_HEAD]; R]>>::uninit();
         let queries = queries.as_mut_ptr().cast::<f32>();
         // SAFETY: the caller guarantees that offsets are inside the query; `head_size <= MAX_HEAD`.
         unsafe {
-            for (r, row) in self.rows[..R].iter().enumerate() {
+            for (r, row) in self.rows[..rows].iter().enumerate() {
                 let query = self.query.add(row.offset);
                 for d in 0..self.head_size {
                     queries.add(r * MAX_HEAD + d).write(self.scale * *query.add(d));
@@ -145,21 +146,21 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
                         }
                     }};
                 }
-                row_parts!(S, R, P, score);
+                row_parts!(S, rows, R, P, score);
                 let (mut largest, mut totals) = ([MASKED; LANES], [0f32; LANES]);
-                for r in 0..R {
+                for r in 0..rows {
                     let row = &mut scores[r][..pages * PAGE];
                     (largest[r], totals[r]) =
                         softmax_weights::<S>(row, at, &self.rows[r], Self::rounds::<S>());
                 }
                 if Kv::SCALED {
-                    self.scale_weights::<S, R>(scores, at / PAGE, pages);
+                    self.scale_weights::<S>(&mut scores[..rows], at / PAGE, pages);
                 }
                 if at == self.from || self.state_stride > 0 {
-                    state.clear::<S>(R);
+                    state.clear::<S>(rows);
                 }
                 if Self::rounds::<S>() {
-                    round_weights::<S>(scores[..R].as_flattened_mut(), pages);
+                    round_weights::<S>(scores[..rows].as_flattened_mut(), pages);
                 }
                 let factors = state.merge_totals::<S>(largest.as_ptr(), totals.as_ptr());
                 let block = ValueBlock { weights: scores, first_page: at / PAGE, pages, state, factors };
@@ -176,7 +177,7 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
                         }
                     }};
                 }
-                row_parts!(S, R, P, gather);
+                row_parts!(S, rows, R, P, gather);
                 state = state.after(self.state_stride);
                 at = end;
             }
@@ -257,12 +258,7 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
     /// # Safety
     /// The conditions of `attend` hold.
     #[inline(always)]
-    unsafe fn scale_weights<S: Simd, const R: usize>(
-        &self,
-        weights: &mut [[f32; BLOCK]; R],
-        first_page: usize,
-        pages: usize,
-    ) {
+    unsafe fn scale_weights<S: Simd>(&self, weights: &mut [[f32; BLOCK]], first_page: usize, pages: usize) {
         // SAFETY: guaranteed by the caller.
         unsafe {
             for p in 0..pages {

@@ -18,7 +18,7 @@ use super::attention_bf16::{gather_pairs, round_weights};
 use super::kv::{KvFormat, PAGE, scale, storable};
 use super::latent_bf16::{AtOnce, Workspace};
 use super::row_parts::row_parts;
-use super::rows::RowKernel;
+use super::rows::{RowKernel, count};
 use super::simd::Simd;
 use super::softmax_state::{LANES, MASKED, State, ValueBlock};
 
@@ -141,12 +141,13 @@ impl<Kv: KvFormat> AttendLatents<'_, Kv> {
     /// If true, the tier with dot products of BF16 numbers rounds the operands.
     pub(super) const ROUNDED: bool = size_of::<Kv::Element>() == 2;
 
-    /// Processes `N` rows, with many registers `T` tokens or registers of values at a time.
+    /// Processes the rows, with many registers `T` tokens or registers of values at a time.
     ///
     /// # Safety
-    /// There are `N` rows, their queries exist, and the pages cover `from..to`.
+    /// The conditions of [`RowKernel::run_rows`] hold for `N` rows, their queries exist, and the pages cover `from..to`.
     #[inline(always)]
     unsafe fn attend<S: Simd, const N: usize, const T: usize>(&self) {
+        let rows = count::<S, N>(self.rows);
         let mut scores = [[0f32; BLOCK]; N];
         let mut workspace = MaybeUninit::<Workspace<N>>::uninit();
         let workspace = workspace.as_mut_ptr();
@@ -166,17 +167,17 @@ impl<Kv: KvFormat> AttendLatents<'_, Kv> {
                         let ahead = self.page_at((at / PAGE + index + 1).min(self.pages.len() - 1));
                         self.score_pairs::<S, N, T>(page, ahead, index, workspace, &mut scores);
                     } else {
-                        self.score_page::<S, N>(page, index, &mut scores);
+                        self.score_page::<S, N>(page, index, rows, &mut scores);
                     }
                 }
                 let (mut largest, mut totals) = ([MASKED; LANES], [0f32; LANES]);
-                for r in 0..N {
+                for r in 0..rows {
                     let row = &mut scores[r][..pages * PAGE];
                     (largest[r], totals[r]) =
                         softmax_weights::<S>(row, at, &self.rows[r], Self::rounds::<S>());
                 }
                 if at == self.from || self.state_stride > 0 {
-                    state.clear::<S>(N);
+                    state.clear::<S>(rows);
                 }
                 if Self::rounds::<S>() {
                     round_weights::<S>(scores.as_flattened_mut(), pages);
@@ -196,7 +197,7 @@ impl<Kv: KvFormat> AttendLatents<'_, Kv> {
                         }
                     }};
                 }
-                row_parts!(S, N, T, gather);
+                row_parts!(S, rows, N, T, gather);
                 state = state.after(self.state_stride);
                 at = end;
             }
@@ -220,6 +221,7 @@ impl<Kv: KvFormat> AttendLatents<'_, Kv> {
         &self,
         page: *const u8,
         index: usize,
+        rows: usize,
         scores: &mut [[f32; BLOCK]; N],
     ) {
         // SAFETY: guaranteed by the caller.
@@ -229,7 +231,7 @@ impl<Kv: KvFormat> AttendLatents<'_, Kv> {
                     self.score_rows::<S, { $rows }, $tokens>(page, index, $first, scores)
                 };
             }
-            row_parts!(S, N, 2, part);
+            row_parts!(S, rows, N, 2, part);
         }
     }
 

@@ -12,7 +12,7 @@ use super::attention::{BLOCK, MAX_ROWS, QueryRow, softmax_weights};
 use super::kv::{KvF16, KvFormat, MAX_LATENT, PAGE};
 use super::latent::{LatentPage, SCALE_RUN};
 use super::row_parts::row_parts;
-use super::rows::RowKernel;
+use super::rows::{RowKernel, count};
 use super::simd::Simd;
 use super::softmax_state::{LANES, MASKED, State, ValueBlock};
 
@@ -80,12 +80,13 @@ impl RowKernel for AttendBytes<'_> {
 }
 
 impl AttendBytes<'_> {
-    /// Processes `N` rows.
+    /// Processes the rows.
     ///
     /// # Safety
-    /// There are `N` rows, their queries exist, and the pages cover `from..to`.
+    /// The conditions of [`RowKernel::run_rows`] hold for `N` rows, their queries exist, and the pages cover `from..to`.
     #[inline(always)]
     unsafe fn attend<S: Simd, const N: usize>(&self) {
+        let rows = count::<S, N>(self.rows);
         let mut queries = Queries {
             pairs: [0; MAX_LATENT / 2 * MAX_ROWS],
             steps: [0.0; MAX_RUNS * MAX_ROWS],
@@ -99,7 +100,7 @@ impl AttendBytes<'_> {
         let mut at = self.from;
         // SAFETY: guaranteed by the caller.
         unsafe {
-            self.round_queries::<S, N>(&mut queries);
+            self.round_queries::<S>(rows, &mut queries);
             while at < self.to {
                 let end = (at / BLOCK * BLOCK + BLOCK).min(self.to);
                 let pages = (end - at).div_ceil(PAGE);
@@ -119,20 +120,20 @@ impl AttendBytes<'_> {
                             )
                         };
                     }
-                    row_parts!(S, N, 2, score);
+                    row_parts!(S, rows, N, 2, score);
                 }
                 let (mut largest, mut totals) = ([MASKED; LANES], [0f32; LANES]);
-                for r in 0..N {
+                for r in 0..rows {
                     let row = &mut scores[r][..pages * PAGE];
                     (largest[r], totals[r]) = softmax_weights::<S>(row, at, &self.rows[r], false);
                 }
                 if at == self.from || self.state_stride > 0 {
-                    state.clear::<S>(N);
+                    state.clear::<S>(rows);
                 }
                 let factors = state.merge_totals::<S>(largest.as_ptr(), totals.as_ptr());
                 let block = ValueBlock { weights: &scores, first_page: at / PAGE, pages, state, factors };
                 for run in 0..self.page.scales() {
-                    round_weights::<S, N>(&scores, &scales, pages, run, &mut run_weights);
+                    round_weights::<S, N>(&scores[..rows], &scales, pages, run, &mut run_weights);
                     macro_rules! gather {
                         ($first:tt, $rows:tt, $columns:tt) => {{
                             let (mut column, last) = (run * SCALE_RUN, self.columns_of(run));
@@ -156,7 +157,7 @@ impl AttendBytes<'_> {
                             }
                         }};
                     }
-                    row_parts!(S, N, 2, gather);
+                    row_parts!(S, rows, N, 2, gather);
                 }
                 state = state.after(self.state_stride);
                 at = end;
@@ -183,9 +184,9 @@ impl AttendBytes<'_> {
     /// # Safety
     /// The conditions of `attend` hold.
     #[inline(always)]
-    unsafe fn round_queries<S: Simd, const N: usize>(&self, to: &mut Queries) {
+    unsafe fn round_queries<S: Simd>(&self, rows: usize, to: &mut Queries) {
         let LatentPage { latent, rotated, .. } = self.page;
-        for r in 0..N {
+        for r in 0..rows {
             // SAFETY: a query has as many values as a latent and a rotated key; runs are whole registers.
             unsafe {
                 let query = self.query.add(self.rows[r].offset);
@@ -367,7 +368,7 @@ impl AttendBytes<'_> {
 /// Call inside a dispatched kernel; there are at most [`BLOCK_PAGES`] pages.
 #[inline(always)]
 unsafe fn round_weights<S: Simd, const N: usize>(
-    weights: &[[f32; BLOCK]; N],
+    weights: &[[f32; BLOCK]],
     scales: &[f32; BLOCK_PAGES * MAX_RUNS * PAGE],
     pages: usize,
     run: usize,
@@ -375,7 +376,7 @@ unsafe fn round_weights<S: Simd, const N: usize>(
 ) {
     // SAFETY: accesses are within a block.
     unsafe {
-        for r in 0..N {
+        for r in 0..weights.len() {
             let mut peak = S::zero();
             for p in 0..pages {
                 peak = S::max(peak, scaled::<S>(&weights[r], scales, p, run));

@@ -43,6 +43,8 @@ pub(crate) trait Kernel {
     const USES_BF16_DOTS: bool = false;
     /// If true, the computation is compiled for no other tier, and no other tier may be asked for.
     const NEEDS_BF16_DOTS: bool = false;
+    /// If true, the computation is not compiled for the portable tier, which may not be asked for.
+    const NEEDS_VECTORS: bool = false;
 
     /// Runs the computation with the vectors of tier `S`.
     ///
@@ -66,6 +68,7 @@ pub(crate) unsafe fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
             Isa::Avx512 | Isa::Avx512Bf16 if isa.supported() => run_avx512(kernel),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 if isa.supported() => run_avx2(kernel),
+            _ if K::NEEDS_VECTORS => unreachable!("the tier was checked"),
             _ => kernel.run::<portable::Portable>(),
         }
     }

@@ -34,6 +34,7 @@ fn pair_of(first: i8, second: i8) -> u32 {
 // SAFETY: plain code; the caller guarantees that pointers are valid.
 #[allow(clippy::missing_safety_doc)]
 unsafe impl Simd for Portable {
+    const HAS_VECTORS: bool = false;
     const MANY_REGISTERS: bool = false;
     const CENTERED_DOTS: bool = false;
 

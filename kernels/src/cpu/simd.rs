@@ -26,6 +26,8 @@ pub(crate) trait Blocks {
 /// Methods may use instructions of the tier: call them only inside [`super::dispatch`]. Pointers must be valid for
 /// 16 values or 64 bytes.
 pub(crate) unsafe trait Simd: Copy {
+    /// Whether the tier has vector registers. Otherwise, vectors are arrays.
+    const HAS_VECTORS: bool = true;
     /// Whether there are enough registers for groups of 8 tokens; otherwise groups have 4.
     const MANY_REGISTERS: bool;
     /// Whether [`Self::dots`] subtracts 128 from the integers of blocks whose integers may exceed 127.
