@@ -62,7 +62,6 @@ mod telemetry;
 mod tests;
 mod timeline;
 mod unreported;
-mod validator;
 
 pub use abilities::Abilities;
 pub use cancel::Cancel;
@@ -100,8 +99,8 @@ pub use skep_model::{
     LayerLoad, MemoryPlan, ModelDigest, OfDevice, RankMemory, RankTime, Sampling, SpecialTokens,
     device_figures,
 };
+pub use skep_validator::{Dialect, Invalid, SchemaValidator};
 pub use stats::{AheadStats, EngineStats, EngineTimes, PageOwner};
 pub use stream::TokenStream;
 pub use timeline::{Phase, StepRecord, StepWork, Timeline};
 pub use unreported::{Unreported, UnreportedEntry, UnreportedUse};
-pub use validator::{Dialect, Invalid, SchemaValidator};

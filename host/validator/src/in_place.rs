@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use serde_json::{Map, Value};
 
-use crate::constraint::percent_decoded;
+use crate::percent_decoded;
 
 /// Schemas that are applied without a look at the value.
 const MAX_UNSEEN: usize = 100_000;

@@ -6,9 +6,12 @@
 //! the value, so that an ordinary schema never reaches it. The patterns of a schema are not interrupted: a single match takes
 //! time that is linear in the string, or [`PATTERN_STEPS`].
 
+#![forbid(unsafe_code)]
+
 mod in_place;
 mod metered;
 
+use std::borrow::Cow;
 use std::fmt;
 
 use jsonschema::{PatternOptions, ValidationError, Validator};
@@ -18,6 +21,12 @@ use metered::{Budget, Exhausted, Metered, Node, Rates, metered};
 
 /// Maximum number of steps of one match of a pattern with lookaround or backreferences, which may take exponentially many.
 const PATTERN_STEPS: usize = 100_000;
+
+/// Decodes the percent escapes of the fragment of a reference. A `%` without two digits stays, and so does a fragment that would not
+/// be UTF-8.
+pub fn percent_decoded(fragment: &str) -> Cow<'_, str> {
+    percent_encoding::percent_decode_str(fragment).decode_utf8().unwrap_or(Cow::Borrowed(fragment))
+}
 
 /// A compiled JSON Schema. Validation takes a number of steps that is bounded by the size of the value.
 #[derive(Debug)]

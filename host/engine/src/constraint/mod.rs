@@ -49,7 +49,6 @@ pub(crate) use compile_share::CompileShares;
 pub(crate) use compiler::ConstraintCompiler;
 use form::Ending;
 pub(crate) use form::text_without;
-pub(crate) use references::percent_decoded;
 pub use schema_check::{CheckedValue, SchemaNotes};
 pub(crate) use spelling::Spelling;
 pub(crate) use unenforced::{PathStep, UnenforcedValue};

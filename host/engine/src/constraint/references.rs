@@ -3,11 +3,10 @@
 //! Invariant: a target is always a location in the same document. A reference out of the document is an error
 //! that says so, because nothing is fetched.
 
-use std::borrow::Cow;
 use std::collections::HashMap;
 
-use percent_encoding::percent_decode_str;
 use serde_json::Value;
+use skep_validator::percent_decoded;
 
 use super::drafts::Draft;
 
@@ -112,11 +111,6 @@ fn join(base: &str, reference: &str) -> String {
         Some(slash) => format!("{}{reference}", &base[..=authority_end + slash]),
         None => format!("{base}/{reference}"),
     }
-}
-
-/// Decodes the percent escapes of a fragment. A `%` without two digits stays, and so does a fragment that would not be UTF-8.
-pub(crate) fn percent_decoded(fragment: &str) -> Cow<'_, str> {
-    percent_decode_str(fragment).decode_utf8().unwrap_or(Cow::Borrowed(fragment))
 }
 
 #[cfg(test)]
