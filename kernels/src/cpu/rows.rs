@@ -1,8 +1,8 @@
 //! Runs kernels that are compiled for each number of query rows.
 //!
 //! Each number of rows is a function of its own, in each tier with vector registers. A function for all numbers would keep the compiler
-//! busy for minutes, on one core, and was a quarter slower with AVX2. The portable tier gains nothing from constants, so it has one
-//! function for all numbers.
+//! busy for minutes, on one core, and with AVX2 took up to a third more time. The portable tier gains nothing from constants, so it
+//! has one function for all numbers.
 
 use super::attention::{MAX_ROWS, QueryRow};
 use super::simd::Simd;
