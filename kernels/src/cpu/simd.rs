@@ -26,7 +26,7 @@ pub(crate) trait Blocks {
 /// Methods may use instructions of the tier: call them only inside [`super::dispatch`]. Pointers must be valid for
 /// 16 values or 64 bytes.
 pub(crate) unsafe trait Simd: Copy {
-    /// Whether the tier has vector registers. Otherwise, vectors are arrays.
+    /// If false, the tier has no vector registers, and its vectors are arrays in memory.
     const HAS_VECTORS: bool = true;
     /// Whether there are enough registers for groups of 8 tokens; otherwise groups have 4.
     const MANY_REGISTERS: bool;
